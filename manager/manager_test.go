@@ -182,7 +182,7 @@ func TestKeepTrust(t *testing.T) {
 	require.True(t, strings.HasPrefix(string(w.certificates.Mesh.Bundle()), string(before)), "the old one signs")
 	require.True(t, w.Triggered("bundles"))
 
-	// It waits for the bundles, and they tell it.
+	// It waits until the bundles notify it.
 	ca := func() *corev1.Secret { return testenv.Get(t, w.Env, "mesh", trust.MeshCASecret, &corev1.Secret{}) }
 	require.NoError(t, w.run("trust"))
 	require.Contains(t, ca().Annotations[trust.RotationAnnotation], "is being put into the bundles")
@@ -192,7 +192,7 @@ func TestKeepTrust(t *testing.T) {
 	require.Contains(t, ca().Annotations[trust.RotationAnnotation], "the next CA signs when")
 }
 
-// The agents' Service is told to agents, and named in their certificates.
+// The agents' Service is sent to agents, and named in their certificates.
 func TestAgentsService(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t)
@@ -226,7 +226,7 @@ func TestARotationWaitsForPods(t *testing.T) {
 
 // An agent asks for a leaf when it hears of an address, before anything else here
 // has looked at it.
-func TestLeavesNameWhatAgentsWereTold(t *testing.T) {
+func TestLeavesNameWhatAgentsWereSent(t *testing.T) {
 	w := newWorld(t)
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
@@ -245,7 +245,7 @@ func TestLeavesNameWhatAgentsWereTold(t *testing.T) {
 	}
 }
 
-// Agents are not told to forget the apiserver when its Service cannot be read.
+// Agents are not sent an empty apiserver when its Service cannot be read.
 func TestLastAddressesStay(t *testing.T) {
 	w := newWorld(t)
 	known := w.state.Cluster.Load()

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"net/netip"
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -84,17 +83,12 @@ func (r *replica) webhookTLS() (*tls.Config, error) {
 func (r *replica) webhooks(cached client.Reader) map[string]admission.Handler {
 	reader := admissionReader{&admit.Reader{Reader: r.live}, cached}
 	return map[string]admission.Handler{
-		inject.Path:             &inject.Webhook{Reader: reader, Bundles: r.bundles, Namespace: r.Namespace, Permits: r.permits},
+		inject.Path:             &inject.Webhook{Reader: reader, Bundles: r.bundles, Namespace: r.Namespace, Permits: r.certificates.Permits},
 		validate.Path:           &validate.Webhook{Reader: reader, Manager: r.self, Namespace: r.Namespace, Settings: r.state.Settings.Load},
 		validate.BreakersPath:   &validate.Breakers{Reader: reader},
 		validate.InjectionsPath: &validate.Injections{Reader: reader},
 		label.Path:              admission.HandlerFunc(label.Stamp),
 	}
-}
-
-// permits reports whether agents' certificates may name an address.
-func (r *replica) permits(ctx context.Context, ip netip.Addr) bool {
-	return r.certificates.Permits(ctx, ip, r.Log)
 }
 
 // ready is a readiness check: it fails while requests cannot be served.

@@ -4,6 +4,7 @@
 package apiserver
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -11,12 +12,15 @@ import (
 	"net/netip"
 	"slices"
 
+	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-
-	"google.golang.org/protobuf/proto"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 // Namespace and Name of the apiserver's Service.
@@ -29,7 +33,7 @@ const (
 	AgentService = "ctrlmesh-agent"
 )
 
-// Cluster is what agents are told of the apiserver, whose CA is ca, of their own
+// Cluster is what agents are sent about the apiserver, whose CA is ca, of their own
 // Service, nil where there is none, and of the mesh's CA certificates.
 func Cluster(service, agents *corev1.Service, parts []discoveryv1.EndpointSlice, ca, meshCA []byte) (*meshv1.Cluster, error) {
 	var services, endpoints []netip.AddrPort
@@ -110,10 +114,23 @@ func Addresses(c *meshv1.Cluster) []netip.Addr {
 	return out
 }
 
-func literals(in []netip.AddrPort) []string {
-	out := make([]string, len(in))
-	for i, ap := range in {
-		out[i] = ap.String()
+func literals(in []netip.AddrPort) []string { return collect.Map(in, netip.AddrPort.String) }
+
+// Read returns what agents must know of the apiserver and of each other. namespace is the
+// mesh's; ca verifies the apiserver, meshCA the agents.
+func Read(ctx context.Context, from client.Reader, namespace string, ca, meshCA []byte) (*meshv1.Cluster, error) {
+	var service corev1.Service
+	var parts discoveryv1.EndpointSliceList
+	agents := &corev1.Service{}
+	err := from.Get(ctx, types.NamespacedName{Namespace: namespace, Name: AgentService}, agents)
+	if apierrors.IsNotFound(err) {
+		agents, err = nil, nil // no pod is captured by address then
 	}
-	return out
+	if err = errors.Join(err,
+		from.Get(ctx, types.NamespacedName{Namespace: Namespace, Name: Name}, &service),
+		from.List(ctx, &parts, client.InNamespace(Namespace), client.MatchingLabels{discoveryv1.LabelServiceName: Name}),
+	); err != nil {
+		return nil, err
+	}
+	return Cluster(&service, agents, parts.Items, ca, meshCA)
 }

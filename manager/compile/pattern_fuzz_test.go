@@ -14,7 +14,7 @@ import (
 )
 
 // FuzzPatterns renders any URL and any content, and matches any host and path with what
-// becomes of them: agents can read all that pods are told.
+// becomes of them: agents can read every policy that pods are sent.
 func FuzzPatterns(f *testing.F) {
 	for _, s := range []string{"https://api.example.com:8443/v1/*", "*.example.com", "[::1]:80/x", `.*\.evil\.com/(a|b)+`, "(", `\Qa`, `a\/b`, "*"} {
 		f.Add(s, "api.example.com", "/v1/a")

@@ -2,13 +2,20 @@ package compile
 
 import (
 	"fmt"
+	"maps"
+	"slices"
+	"strconv"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 // Values that are missing here mean the default, which is the zero value.
@@ -83,10 +90,9 @@ func standby(s *meshv1.Sharding, locks []types.NamespacedName, reason string) {
 func limitsOf(in []v1alpha1.ObjectLimiter, path string) ([]*meshv1.Limit, *Problem) {
 	var out []*meshv1.Limit
 	for i, l := range in {
-		limit := &meshv1.Limit{}
-		for _, r := range l.RelateResources {
-			limit.Resources = append(limit.Resources, &meshv1.ResourceGroup{ApiGroups: r.APIGroups, Resources: r.Resources})
-		}
+		limit := &meshv1.Limit{Resources: collect.Map(l.RelateResources, func(r v1alpha1.ResourceGroup) *meshv1.ResourceGroup {
+			return &meshv1.ResourceGroup{ApiGroups: r.APIGroups, Resources: r.Resources}
+		})}
 		if l.Selector != nil {
 			sel, err := metav1.LabelSelectorAsSelector(l.Selector)
 			if err != nil {
@@ -97,4 +103,126 @@ func limitsOf(in []v1alpha1.ObjectLimiter, path string) ([]*meshv1.Limit, *Probl
 		out = append(out, limit)
 	}
 	return out, nil
+}
+
+// isolate renders what members may do with objects of other shards. If resources are
+// divided by namespace, all shards may read the namespace of the configuration, because
+// members keep their own objects there.
+func isolate(s *meshv1.Sharding, c *v1alpha1.ShardingConfig) {
+	s.Isolation = isolations[c.Spec.Isolation]
+	s.FenceNamespaces = c.Spec.Fence == v1alpha1.FenceNamespace
+	s.ReadAll = c.Spec.Reads != v1alpha1.ReadsOwn
+	s.DryRun = c.Spec.DryRun
+	if c.Spec.Root != nil {
+		s.Shared = collect.Map(c.Spec.Root.Shared, func(o v1alpha1.SharedObjects) *meshv1.SharedObjects {
+			return &meshv1.SharedObjects{
+				Resources:  []*meshv1.ResourceGroup{{ApiGroups: o.APIGroups, Resources: o.Resources}},
+				Namespaces: o.Namespaces, Names: o.Names, WriteAll: o.Writes == v1alpha1.SharedWritesEveryone,
+			}
+		})
+	}
+	if dividesNamespaces(s, c) {
+		s.Shared = append(s.Shared, &meshv1.SharedObjects{
+			Resources:  []*meshv1.ResourceGroup{{ApiGroups: []string{"*"}, Resources: []string{"*"}}},
+			Namespaces: []string{c.Namespace},
+		})
+	}
+}
+
+// dividesNamespaces reports whether all divided resources are divided by namespace. A
+// division by uid, or by the operator's own labels, also divides the objects within one
+// namespace; listing all of them would undo it.
+func dividesNamespaces(s *meshv1.Sharding, c *v1alpha1.ShardingConfig) bool {
+	unscoped := func(l *meshv1.Limit) bool { return l.GetScope() == nil }
+	if s.Key != meshv1.Key_KEY_NAMESPACE || slices.ContainsFunc(s.Limits, unscoped) {
+		return false
+	}
+	if s.Method != meshv1.Method_METHOD_LABELS {
+		return true // other methods apply selectors separately from scopes
+	}
+	limits := c.Spec.Limits
+	if c.Spec.Root != nil {
+		limits = slices.Concat(limits, c.Spec.Root.ResourceSelector)
+	}
+	return !slices.ContainsFunc(limits, func(l v1alpha1.ObjectLimiter) bool {
+		return slices.ContainsFunc(labelKeys(l.Selector), func(key string) bool {
+			return key != v1alpha1.NamespaceLabel && key != v1alpha1.ShardingHashLabel
+		})
+	})
+}
+
+func labelKeys(s *metav1.LabelSelector) []string {
+	if s == nil {
+		return nil
+	}
+	keys := collect.Map(s.MatchExpressions, func(e metav1.LabelSelectorRequirement) string { return e.Key })
+	return slices.AppendSeq(keys, maps.Keys(s.MatchLabels))
+}
+
+// heldBy returns what each shard of a root owns.
+func heldBy(s handover.State) map[string]sharding.Scope {
+	out := make(map[string]sharding.Scope, len(s.Shards))
+	for name, shard := range s.Shards {
+		out[name] = shard.Held
+	}
+	return out
+}
+
+// ownersOf renders the scopes that shards own, sorted by name. It omits shards that own
+// nothing.
+func ownersOf(owned map[string]sharding.Scope) (out []*meshv1.Owner) {
+	for _, name := range slices.Sorted(maps.Keys(owned)) {
+		if !owned[name].Empty() {
+			out = append(out, &meshv1.Owner{Shard: name, Scope: owned[name].Proto()})
+		}
+	}
+	return out
+}
+
+// selectorScope returns the namespaces whose objects a selector may match, derived from
+// its requirements on stamped labels. It ignores requirements on other labels. ok is false
+// if no requirement can be expressed as a scope.
+func selectorScope(selector *metav1.LabelSelector) (s sharding.Scope, ok bool) {
+	if selector == nil {
+		return sharding.Scope{}, false
+	}
+	sel, err := metav1.LabelSelectorAsSelector(selector)
+	if err != nil {
+		return sharding.Scope{}, false
+	}
+	requirements, _ := sel.Requirements()
+	s = sharding.All()
+	for _, r := range requirements {
+		if asked, exact := asks(r); exact {
+			s, ok = s.Intersect(asked), true
+		}
+	}
+	return s, ok
+}
+
+// asks returns the scope that one requirement allows. exact is false if no scope can
+// express the requirement.
+func asks(r labels.Requirement) (s sharding.Scope, exact bool) {
+	switch r.Key() {
+	case v1alpha1.ShardingHashLabel:
+		var buckets []int
+		for b := range sharding.Buckets {
+			if r.Matches(labels.Set{v1alpha1.ShardingHashLabel: strconv.Itoa(b)}) {
+				buckets = append(buckets, b)
+			}
+		}
+		return sharding.InBuckets(buckets...), true
+	case v1alpha1.NamespaceLabel:
+		switch r.Operator() {
+		case selection.In, selection.Equals, selection.DoubleEquals: // matchLabels is Equals
+			return sharding.Keys(r.ValuesUnsorted()...), true
+		case selection.NotIn, selection.NotEquals:
+			return sharding.All().Minus(sharding.Keys(r.ValuesUnsorted()...)), true
+		case selection.Exists:
+			return sharding.All(), true
+		case selection.DoesNotExist:
+			return sharding.Scope{}, true
+		}
+	}
+	return sharding.Scope{}, false
 }

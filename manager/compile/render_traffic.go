@@ -15,6 +15,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile/rules"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 var defaultPorts = []int32{80, 443}
@@ -143,11 +144,7 @@ func newBreaker(c *v1alpha1.CircuitBreaker) *breaker {
 
 // all returns all rules, as for a pod that every rule selects.
 func (b *breaker) all() *meshv1.Breaker {
-	out := &meshv1.Breaker{Intercepts: b.intercepts}
-	for _, r := range b.limits {
-		out.Rules = append(out.Rules, r.LimitRule)
-	}
-	return out
+	return &meshv1.Breaker{Intercepts: b.intercepts, Rules: collect.Map(b.limits, func(r limitRule) *meshv1.LimitRule { return r.LimitRule })}
 }
 
 func newInjection(f *v1alpha1.FaultInjection) *injection {

@@ -14,6 +14,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 )
 
@@ -35,7 +36,7 @@ type root struct {
 	requestTimeout time.Duration
 }
 
-// tellable is what a member's sharding depends on: members with equal values share one.
+// sharedKey is what a member's sharding depends on: members with equal values share one.
 type sharedKey struct {
 	shard string
 	stale bool
@@ -243,12 +244,9 @@ type dryRun struct {
 // planDryRun divides the keys evenly among the shards, and assigns the pods to shards.
 func planDryRun(r *root, pods []*corev1.Pod) *dryRun {
 	spec := r.config.Spec.Root
-	var own []*corev1.Pod
-	for _, pod := range pods {
-		if pod.Namespace == r.config.Namespace && Labelled(pod) && layout.Selects(spec, pod) {
-			own = append(own, pod)
-		}
-	}
+	own := collect.Filter(pods, func(pod *corev1.Pod) bool {
+		return pod.Namespace == r.config.Namespace && Labelled(pod) && layout.Selects(spec, pod)
+	})
 	d := &dryRun{scopes: layout.First(spec, nil)}
 	d.placed, _ = layout.Place(spec, own, nil)
 	d.owners = ownersOf(d.scopes)

@@ -17,6 +17,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile/rules"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 // Rules are the objects with traffic rules, and what is needed to compile them.
@@ -88,10 +89,6 @@ const (
 
 // cost is the part of these bounds that rules use up.
 type cost struct{ size, rules, expressions int }
-
-func (c cost) plus(d cost) cost {
-	return cost{c.size + d.size, c.rules + d.rules, c.expressions + d.expressions}
-}
 
 // trafficRules renders the traffic rules of pods.
 type trafficRules struct {
@@ -169,10 +166,9 @@ func newTrafficRules(rules Rules) *trafficRules {
 }
 
 func newRuling(spec any, selector *metav1.LabelSelector, errs field.ErrorList) ruling {
-	r := ruling{Ruling: Ruling{Hash: specHash(spec)}}
-	for _, e := range errs {
-		r.Problems = append(r.Problems, &Problem{v1alpha1.ReasonInvalid, e.Error()})
-	}
+	r := ruling{Ruling: Ruling{Hash: specHash(spec), Problems: collect.Map(errs, func(e *field.Error) *Problem {
+		return &Problem{v1alpha1.ReasonInvalid, e.Error()}
+	})}}
 	if selector == nil {
 		r.Problem = &Problem{v1alpha1.ReasonInvalid, "spec.selector: say which pods: {} for all of the namespace"}
 		return r
@@ -280,7 +276,7 @@ func (a *assembly) target(r *ruling) *Target {
 
 // takes reports whether r has effect in the pod, and adds its cost if so.
 func (a *assembly) takes(r *ruling, target *Target, c cost, e *egress) bool {
-	sum := a.cost.plus(c)
+	sum := cost{a.cost.size + c.size, a.cost.rules + c.rules, a.cost.expressions + c.expressions}
 	tooMuch := func(format string, args ...any) bool {
 		target.Message = "left out of this pod, because together with the objects before it by name " + fmt.Sprintf(format, args...) + ": select the pod by fewer, or write less in them"
 		return false
@@ -371,10 +367,7 @@ func (a *assembly) redirect(e *egress) {
 
 // ports returns the redirected ports of the pod, including those of e.
 func (a *assembly) ports(e *egress) []uint32 {
-	out := slices.Clone(a.out.Egress.GetPorts())
-	for _, p := range e.ports {
-		out = append(out, uint32(p))
-	}
+	out := slices.Concat(a.out.Egress.GetPorts(), collect.Map(e.ports, func(p int32) uint32 { return uint32(p) }))
 	slices.Sort(out)
 	return slices.Compact(out)
 }
@@ -418,8 +411,6 @@ func (t *trafficRules) result(res *Result) {
 }
 
 func (r *ruling) done() Ruling {
-	for _, target := range r.targets {
-		r.Targets = append(r.Targets, *target)
-	}
+	r.Targets = collect.Map(r.targets, func(t *Target) Target { return *t })
 	return r.Ruling
 }

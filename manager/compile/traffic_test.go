@@ -90,17 +90,17 @@ func TestRulesOfSomePodsAreMoreSpecific(t *testing.T) {
 }
 
 // Rules that do not select a pod change nothing of its policy.
-func TestPodsWithoutRulesAreToldAsBefore(t *testing.T) {
+func TestPodsWithoutRulesKeepTheirPolicy(t *testing.T) {
 	_, pods, _, rules := read(t, "testdata/traffic.in.yaml")
 	with, without := Compile(nil, pods, nil, rules), Compile(nil, pods, nil, Rules{})
-	require.Equal(t, without.Policies["uid-spared"].Version, with.Policies["uid-spared"].Version)
-	require.Nil(t, with.Policies["uid-spared"].Traffic)
+	require.Equal(t, without.Policies["uid-exempt"].Version, with.Policies["uid-exempt"].Version)
+	require.Nil(t, with.Policies["uid-exempt"].Traffic)
 	require.NotEqual(t, without.Policies["uid-operator-0"].Version, with.Policies["uid-operator-0"].Version)
 	require.NotContains(t, with.Policies, types.UID("uid-unlabelled"))
 }
 
 // Together, rules may be more than an agent would take.
-func TestMoreThanAPodCanBeTold(t *testing.T) {
+func TestRulesExceedPolicySize(t *testing.T) {
 	rules, pods, _ := limits(t, "")
 	large := named(rules, "limits")
 	long := large.Spec.RateLimitings[0].DeepCopy()
@@ -242,7 +242,7 @@ func TestAgentsCanReportWhatFaultsDidLast(t *testing.T) {
 }
 
 // Not every pod needs a rule, but one.
-func TestABreakerThatTellsNoPodHasNoEffect(t *testing.T) {
+func TestBreakerOfNoPodHasNoEffect(t *testing.T) {
 	var pods []*corev1.Pod
 	for _, tier := range []string{"one", "two"} {
 		pods = append(pods, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
@@ -266,7 +266,7 @@ func TestABreakerThatTellsNoPodHasNoEffect(t *testing.T) {
 	require.Empty(t, messages())
 }
 
-// Who selects pods and tells them nothing is told so.
+// A breaker that selects pods but has no rule for them gets a note.
 func TestAnInjectionWithoutRulesHasNoEffect(t *testing.T) {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 		Namespace: "ns", Name: "pod", UID: "1", Labels: map[string]string{v1alpha1.EnableProxyLabel: "true"},

@@ -12,27 +12,13 @@ type Source interface {
 }
 
 // Signal is the Source of state that is kept elsewhere. Its zero value is ready to use.
-type Signal struct {
-	mu          sync.Mutex
-	subscribers []func()
-}
+type Signal struct{ changes Value[struct{}] }
 
 // Subscribe implements Source.
-func (s *Signal) Subscribe(f func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.subscribers = append(s.subscribers, f)
-}
+func (s *Signal) Subscribe(f func()) { s.changes.Subscribe(f) }
 
 // Notify calls all subscribers.
-func (s *Signal) Notify() {
-	s.mu.Lock()
-	subscribers := s.subscribers
-	s.mu.Unlock()
-	for _, f := range subscribers {
-		f()
-	}
-}
+func (s *Signal) Notify() { s.changes.Store(nil) }
 
 // Value is state that one controller writes and others read. Its zero value is ready to
 // use, and has no value yet.

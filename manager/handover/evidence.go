@@ -1,9 +1,8 @@
 package handover
 
 import (
-	"slices"
-
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 // accepts reports whether a Want may change serials. A withdrawal always may, unless the
@@ -14,7 +13,7 @@ func (n *next) accepts(w Want) bool {
 
 // Pinned reports whether a shard keeps the keys that it was last sent, because it is not
 // verified. A history that was lost may have used its next serial, so an agent that is
-// ahead could not be told from one that is not.
+// ahead could not be recognised.
 func (s State) Pinned(shard string) bool {
 	return !s.Shards[shard].Held.Empty() && !s.Evidence.Verified[shard]
 }
@@ -38,15 +37,7 @@ func (n *next) pin(targets map[string]sharding.Scope) {
 
 // Verified reports whether all shards are known to own the keys that the State records.
 func (s State) Verified() bool {
-	if !s.Evidence.Doubtful.Empty() {
-		return false
-	}
-	for name, shard := range s.Shards {
-		if !shard.Held.Empty() && !s.Evidence.Verified[name] {
-			return false
-		}
-	}
-	return true
+	return s.Evidence.Doubtful.Empty() && !collect.Any(s.Shards, func(name string, _ Shard) bool { return s.Pinned(name) })
 }
 
 // verify marks all shards as verified once the confirmations of all members prove it.
@@ -75,14 +66,7 @@ func (e Evidence) alone() bool { return e.OthersIdle && (e.LocksHeld || e.Acting
 func (s State) Unconfirmed() []Member { return s.unconfirmedBeside("") }
 
 func (s State) unconfirmedBeside(shard string) []Member {
-	var out []Member
-	for uid, m := range s.Members {
-		if m.Shard != shard && !s.Evidence.Confirmed[uid] {
-			out = append(out, m)
-		}
-	}
-	slices.SortFunc(out, byName)
-	return out
+	return s.members(func(m Member) bool { return m.Shard != shard && !s.Evidence.Confirmed[m.UID] })
 }
 
 // mayJoin reports whether a new member may act on the keys of a shard.
@@ -99,13 +83,13 @@ func (n *next) mayJoin(shard string) bool {
 // releasedByVerified returns the keys that verified shards owned before this Step, without
 // doubtful ones. The keys among them that no shard owns now were released in this Step.
 func (n *next) releasedByVerified() sharding.Scope {
-	var out []sharding.Scope
+	var out sharding.Scope
 	for name, shard := range n.before.Shards {
 		if n.Evidence.Verified[name] {
-			out = append(out, shard.Held)
+			out = sharding.Union(out, shard.Held)
 		}
 	}
-	return sharding.Union(out...).Minus(n.Evidence.Doubtful)
+	return out.Minus(n.Evidence.Doubtful)
 }
 
 // barred raises a serial that an agent no longer applies.
@@ -132,15 +116,21 @@ func (n *next) changed(shard string) {
 	if _, decided := n.Evidence.Verified[shard]; !decided {
 		n.Evidence.Verified[shard] = n.before.Shards[shard].Held.Empty()
 	}
-	n.tell[shard] = true
+	n.resend[shard] = true
 }
 
 // ahead marks the State as rolled back, and withdraws all keys, if a member was sent a
-// serial that the State does not account for.
+// serial that the State does not account for. The serial of another pod raises MinSerial.
 func (n *next) ahead(uid string, serial int64) {
 	m, member := n.Members[uid]
 	if !member {
-		n.stranger(serial)
+		// The pod may have been a member until it was refused, or a member of another root.
+		// It may also have joined in a history that was lost. Until it is idle, nothing is
+		// released.
+		if serial > n.MinSerial {
+			n.MinSerial = serial + 1
+			n.Evidence.OthersConfirmed = false
+		}
 		return
 	}
 	if serial <= n.Shards[m.Shard].Serial {
@@ -154,19 +144,9 @@ func (n *next) ahead(uid string, serial int64) {
 	n.RolledBack = len(n.Shards) > 0
 	for name := range n.Shards {
 		n.Shards[name] = Shard{Serial: n.MinSerial, Held: n.Shards[name].Held}
-		n.tell[name] = true
+		n.resend[name] = true
 	}
 	n.Evidence = Evidence{LocksHeld: n.Evidence.LocksHeld, OthersIdle: n.Evidence.OthersIdle, Confirmed: map[string]bool{}, Verified: map[string]bool{}}
-}
-
-// stranger raises the serials of pods without a shard above one that such a pod has had.
-// The pod may have been a member until it was refused, or a member of another root. It may
-// also have joined in a history that was lost. Until it is idle, nothing is released.
-func (n *next) stranger(serial int64) {
-	if serial > n.MinSerial {
-		n.MinSerial = serial + 1
-		n.Evidence.OthersConfirmed = false
-	}
 }
 
 // restart empties a State that was rolled back, once no member can act.
@@ -174,15 +154,13 @@ func (n *next) restart() {
 	if !n.RolledBack {
 		return
 	}
-	for name := range n.Shards {
-		if len(n.lagging(name)) > 0 {
-			return
-		}
+	if collect.Any(n.Shards, func(name string, _ Shard) bool { return len(n.lagging(name)) > 0 }) {
+		return
 	}
 	clear(n.Shards)
 	clear(n.Members)
 	clear(n.Evidence.Confirmed)
 	clear(n.Evidence.Verified)
-	clear(n.tell)
+	clear(n.resend)
 	n.Moves, n.RolledBack = nil, false
 }

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 // State is the durable state of one configuration. It is a value: Step does not modify its
@@ -52,12 +53,7 @@ type Evidence struct {
 
 // Holds reports whether any shard owns keys.
 func (s State) Holds() bool {
-	for _, shard := range s.Shards {
-		if !shard.Held.Empty() {
-			return true
-		}
-	}
-	return false
+	return collect.Any(s.Shards, func(_ string, shard Shard) bool { return !shard.Held.Empty() })
 }
 
 // Shard is the state of one shard.
@@ -188,8 +184,8 @@ func (Outdated) event() {}
 type Effect interface{ effect() }
 
 type (
-	// Tell says that the members of a shard must be sent a new policy.
-	Tell struct{ Shard string }
+	// Resend says that the members of a shard must be sent a new policy.
+	Resend struct{ Shard string }
 	// Released reports that From no longer owns the keys of a move. Keys whose move is
 	// cancelled have no further effect.
 	Released struct{ Move Move }
@@ -199,7 +195,7 @@ type (
 	Settled struct{ Move Move }
 )
 
-func (Tell) effect()     {}
+func (Resend) effect()   {}
 func (Released) effect() {}
 func (Granted) effect()  {}
 func (Settled) effect()  {}

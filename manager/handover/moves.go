@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 // track records which keys are moving, and adds effects that report the progress. It
@@ -113,12 +114,12 @@ func (s State) Laggards(m Move) []Member {
 
 // lagging returns the members of a shard that may act on an earlier policy, sorted by name.
 func (s State) lagging(shard string) []Member {
-	var out []Member
-	for _, m := range s.Members {
-		if m.Shard == shard && m.Serial < s.Shards[shard].Serial {
-			out = append(out, m)
-		}
-	}
+	return s.members(func(m Member) bool { return m.Shard == shard && m.Serial < s.Shards[shard].Serial })
+}
+
+// members returns the members for which is returns true, sorted by name.
+func (s State) members(is func(Member) bool) []Member {
+	out := collect.Filter(slices.Collect(maps.Values(s.Members)), is)
 	slices.SortFunc(out, byName)
 	return out
 }

@@ -36,7 +36,7 @@ func TestProperties(t *testing.T) {
 				old, ok := s.Shards[name]
 				require.GreaterOrEqual(t, shard.Serial, old.Serial)
 				if ok && !shard.Sent().Equal(old.Sent()) {
-					require.Greater(t, shard.Serial, old.Serial, "%s is told something new", name)
+					require.Greater(t, shard.Serial, old.Serial, "%s is sent a new policy", name)
 				}
 				// Nothing is taken from a shard while a member may act on it.
 				if taken := old.Held.Minus(shard.Held); !taken.Empty() {

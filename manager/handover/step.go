@@ -24,8 +24,8 @@ func Step(s State, e Event) (State, []Effect) {
 	if e, ok := e.(Want); ok {
 		n.forget(e.Scopes)
 	}
-	for _, name := range slices.Sorted(maps.Keys(n.tell)) {
-		n.effects = append(n.effects, Tell{name})
+	for _, name := range slices.Sorted(maps.Keys(n.resend)) {
+		n.effects = append(n.effects, Resend{name})
 	}
 	return n.State, n.effects
 }
@@ -72,12 +72,12 @@ type next struct {
 	State
 	before  State
 	now     time.Time
-	tell    map[string]bool // shards
+	resend  map[string]bool // shards
 	effects []Effect
 }
 
 func newNext(s State) next {
-	n := next{before: s, State: s, tell: map[string]bool{}}
+	n := next{before: s, State: s, resend: map[string]bool{}}
 	n.Shards, n.Members = copied(s.Shards), copied(s.Members)
 	n.Evidence.Confirmed, n.Evidence.Verified = copied(s.Evidence.Confirmed), copied(s.Evidence.Verified)
 	n.verify()
@@ -108,7 +108,7 @@ func (n *next) want(e Want) {
 		if _, ok := n.Shards[name]; !ok {
 			n.Shards[name] = Shard{Serial: max(e.Now.UnixMilli(), n.MinSerial+1)}
 			n.Evidence.Verified[name] = true
-			n.tell[name] = true
+			n.resend[name] = true
 		}
 	}
 	targets := n.targets(e)
@@ -165,7 +165,7 @@ func (n *next) outdated(uid string) {
 	if m, ok := n.Members[uid]; ok && !m.Stale {
 		m.Stale = true
 		n.Members[uid] = m
-		n.tell[m.Shard] = true
+		n.resend[m.Shard] = true
 	}
 }
 
@@ -183,7 +183,7 @@ func (n *next) join(members []Member) {
 		m.Serial, m.Stale = shard.Serial, false
 		n.Members[m.UID] = m
 		n.Evidence.Confirmed[m.UID] = true
-		n.tell[m.Shard] = true
+		n.resend[m.Shard] = true
 	}
 }
 
@@ -265,7 +265,7 @@ func (n *next) forget(wanted map[string]sharding.Scope) {
 	for name, shard := range n.Shards {
 		if _, ok := wanted[name]; !ok && !populated[name] && shard.Held.Empty() {
 			delete(n.Shards, name)
-			delete(n.tell, name)
+			delete(n.resend, name)
 			delete(n.Evidence.Verified, name)
 		}
 	}
@@ -273,9 +273,9 @@ func (n *next) forget(wanted map[string]sharding.Scope) {
 
 // held returns the keys that any shard owns.
 func (s State) held() sharding.Scope {
-	all := make([]sharding.Scope, 0, len(s.Shards))
+	var all sharding.Scope
 	for _, shard := range s.Shards {
-		all = append(all, shard.Held)
+		all = sharding.Union(all, shard.Held)
 	}
-	return sharding.Union(all...)
+	return all
 }

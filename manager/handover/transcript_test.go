@@ -166,7 +166,7 @@ func show(s State) string {
 		shard := s.Shards[name]
 		fmt.Fprintf(&b, "%s@%d: holds %s", name, shard.Serial, showScope(shard.Held))
 		if !shard.Held.Equal(shard.Target) {
-			fmt.Fprintf(&b, ", is to hold %s, told %s", showScope(shard.Target), showScope(shard.Sent()))
+			fmt.Fprintf(&b, ", is to hold %s, sent %s", showScope(shard.Target), showScope(shard.Sent()))
 		}
 		if !shard.Wanted.Equal(shard.Target) {
 			fmt.Fprintf(&b, ", wanted %s", showScope(shard.Wanted))
@@ -214,8 +214,8 @@ func showEffects(effects []Effect) string {
 	var b strings.Builder
 	for _, e := range effects {
 		switch e := e.(type) {
-		case Tell:
-			fmt.Fprintf(&b, "  tell %s\n", e.Shard)
+		case Resend:
+			fmt.Fprintf(&b, "  resend %s\n", e.Shard)
 		case Released:
 			fmt.Fprintf(&b, "  released %s\n", showMove(e.Move))
 		case Granted:
@@ -282,7 +282,7 @@ func showScope(s sharding.Scope) string {
 	odd = sharding.Union(odd, sharding.InBuckets(buckets...))
 
 	words, said := sixteenths(s, sharding.All().Minus(odd))
-	// Buckets and names are told of only where they differ from what is around them.
+	// Buckets and names are shown only where they differ from what is around them.
 	for _, b := range buckets {
 		piece := sharding.InBuckets(b).Minus(names)
 		mine := s.Intersect(piece)

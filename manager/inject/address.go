@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"iter"
 	"net/netip"
 	"path"
 	"reflect"
@@ -37,33 +38,27 @@ func toAddress(pod *corev1.Pod, before []corev1.Volume, namespace, bundle string
 	account := cmp.Or(pod.Spec.ServiceAccountName, "default")
 	volumes := slices.Clone(before)
 	token := ""
-	for _, group := range []struct {
-		field      string
-		containers []corev1.Container
-	}{{"initContainers", pod.Spec.InitContainers}, {"containers", pod.Spec.Containers}} {
-		for i, c := range group.containers {
-			at := fmt.Sprintf("/spec/%s/%d", group.field, i)
-			ops = append(ops, setEnv(at+"/env", c.Env, env)...)
-			files, err := kubeconfigs(c, pod.Annotations[v1alpha1.KubeconfigAnnotation])
-			if err != nil {
-				return nil, "", nil, fmt.Errorf("container %s: %w", c.Name, err)
-			}
-			if len(files) == 0 {
-				continue
-			}
-			switch mine := tokenFile(volumes, c); {
-			case mine == "":
-				return nil, "", nil, fmt.Errorf("container %s reads the kubeconfig %s, and in its place would authenticate by the pod's service-account token, which the container does not have: set automountServiceAccountToken: true", c.Name, files[0])
-			case token != "" && token != mine:
-				return nil, "", nil, fmt.Errorf("container %s has its service-account token in %s and another container in %s: the kubeconfig they are given can name one: mount it at one path", c.Name, mine, token)
-			default:
-				token = mine
-			}
-			for _, file := range files {
-				warnings = append(warnings, fmt.Sprintf("container %s: kubeconfig %s is replaced: it leads to this cluster, as ServiceAccount %s (keep it: annotation %s: %s)", c.Name, file, account, v1alpha1.KubeconfigAnnotation, v1alpha1.KubeconfigNone))
-			}
-			ops = append(ops, mountFiles(at+"/volumeMounts", c.VolumeMounts, volumes, files)...)
+	for at, c := range containersOf(pod) {
+		ops = append(ops, setEnv(at+"/env", c.Env, env)...)
+		files, err := kubeconfigs(c, pod.Annotations[v1alpha1.KubeconfigAnnotation])
+		if err != nil {
+			return nil, "", nil, fmt.Errorf("container %s: %w", c.Name, err)
 		}
+		if len(files) == 0 {
+			continue
+		}
+		switch mine := tokenFile(volumes, c); {
+		case mine == "":
+			return nil, "", nil, fmt.Errorf("container %s reads the kubeconfig %s, and in its place would authenticate by the pod's service-account token, which the container does not have: set automountServiceAccountToken: true", c.Name, files[0])
+		case token != "" && token != mine:
+			return nil, "", nil, fmt.Errorf("container %s has its service-account token in %s and another container in %s: the kubeconfig they are given can name one: mount it at one path", c.Name, mine, token)
+		default:
+			token = mine
+		}
+		for _, file := range files {
+			warnings = append(warnings, fmt.Sprintf("container %s: kubeconfig %s is replaced: it leads to this cluster, as ServiceAccount %s (keep it: annotation %s: %s)", c.Name, file, account, v1alpha1.KubeconfigAnnotation, v1alpha1.KubeconfigNone))
+		}
+		ops = append(ops, mountFiles(at+"/volumeMounts", c.VolumeMounts, volumes, files)...)
 	}
 	if token == "" {
 		return ops, "", nil, nil
@@ -92,6 +87,22 @@ func toAddress(pod *corev1.Pod, before []corev1.Volume, namespace, bundle string
 		}
 	}
 	return ops, content, warnings, nil
+}
+
+// containersOf yields the containers of a pod with their paths in its JSON.
+func containersOf(pod *corev1.Pod) iter.Seq2[string, corev1.Container] {
+	return func(yield func(string, corev1.Container) bool) {
+		first := len(pod.Spec.InitContainers)
+		for i, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+			at := fmt.Sprintf("/spec/initContainers/%d", i)
+			if i >= first {
+				at = fmt.Sprintf("/spec/containers/%d", i-first)
+			}
+			if !yield(at, c) {
+				return
+			}
+		}
+	}
 }
 
 // environment returns what the kubelet would set for a Service at another address.

@@ -348,9 +348,8 @@ func TestAddressRefusals(t *testing.T) {
 	}
 }
 
-// Whoever had a kubeconfig of another cluster, or of somebody else, is told, and
-// can keep it.
-func TestReplacedKubeconfigsAreTold(t *testing.T) {
+// A replaced kubeconfig of another cluster or user is reported, and can be kept.
+func TestReplacedKubeconfigsAreReported(t *testing.T) {
 	p := &corev1.Pod{}
 	require.NoError(t, yaml.UnmarshalStrict([]byte(byAddress), p))
 	p.Spec.ServiceAccountName = "operator"
@@ -397,10 +396,10 @@ func TestHostNetwork(t *testing.T) {
 	w := newWebhook(t)
 	_, msg := admit(t, w, host)
 	require.Contains(t, msg, "no agent is connected that could report it")
-	require.NoError(t, KeepHostNetwork(t.Context(), w.Bundles.Client, "mesh", HostNetwork(false, map[string]string{"n1": "cgroup v1", "n2": "b", "n3": "c", "n4": "d"})))
+	require.NoError(t, WriteConfigMap(t.Context(), w.Bundles.Client, "mesh", HostNetworkConfigMap, HostNetwork(false, map[string]string{"n1": "cgroup v1", "n2": "b", "n3": "c", "n4": "d"})))
 	_, msg = admit(t, w, host)
 	require.Contains(t, msg, "(node n1: cgroup v1; node n2: b; node n3: c; and 1 more nodes): remove hostNetwork from the pod template, or the label")
-	require.NoError(t, KeepHostNetwork(t.Context(), w.Bundles.Client, "mesh", HostNetwork(true, map[string]string{"n1": "cgroup v1"})))
+	require.NoError(t, WriteConfigMap(t.Context(), w.Bundles.Client, "mesh", HostNetworkConfigMap, HostNetwork(true, map[string]string{"n1": "cgroup v1"})))
 	out, msg := admit(t, w, host)
 	require.Empty(t, msg)
 	require.NotNil(t, out)

@@ -46,29 +46,23 @@ func trustEgress(pod *corev1.Pod, byAddress bool) (ops []jsonpatch.JsonPatchOper
 	case !reflect.DeepEqual(pod.Spec.Volumes[i], volume):
 		ops = append(ops, jsonpatch.NewOperation("replace", fmt.Sprintf("/spec/volumes/%d", i), volume))
 	}
-	for _, group := range []struct {
-		field      string
-		containers []corev1.Container
-	}{{"initContainers", pod.Spec.InitContainers}, {"containers", pod.Spec.Containers}} {
-		for i, c := range group.containers {
-			at := fmt.Sprintf("/spec/%s/%d", group.field, i)
-			if !slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == egressVolume && m.MountPath == egressDir }) {
-				mount := corev1.VolumeMount{Name: egressVolume, MountPath: egressDir, ReadOnly: true}
-				if c.VolumeMounts == nil {
-					ops = append(ops, jsonpatch.NewOperation("add", at+"/volumeMounts", []corev1.VolumeMount{mount}))
-				} else {
-					ops = append(ops, jsonpatch.NewOperation("add", at+"/volumeMounts/-", mount))
-				}
+	for at, c := range containersOf(pod) {
+		if !slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == egressVolume && m.MountPath == egressDir }) {
+			mount := corev1.VolumeMount{Name: egressVolume, MountPath: egressDir, ReadOnly: true}
+			if c.VolumeMounts == nil {
+				ops = append(ops, jsonpatch.NewOperation("add", at+"/volumeMounts", []corev1.VolumeMount{mount}))
+			} else {
+				ops = append(ops, jsonpatch.NewOperation("add", at+"/volumeMounts/-", mount))
 			}
-			missing, left := lacksEnvironment(c)
-			warnings = append(warnings, left...)
-			if len(missing) > 0 && c.Env == nil && !byAddress {
-				ops = append(ops, jsonpatch.NewOperation("add", at+"/env", missing))
-				continue
-			}
-			for _, e := range missing {
-				ops = append(ops, jsonpatch.NewOperation("add", at+"/env/-", e))
-			}
+		}
+		missing, left := lacksEnvironment(c)
+		warnings = append(warnings, left...)
+		if len(missing) > 0 && c.Env == nil && !byAddress {
+			ops = append(ops, jsonpatch.NewOperation("add", at+"/env", missing))
+			continue
+		}
+		for _, e := range missing {
+			ops = append(ops, jsonpatch.NewOperation("add", at+"/env/-", e))
 		}
 	}
 	return ops, warnings

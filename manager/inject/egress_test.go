@@ -1,6 +1,7 @@
 package inject
 
 import (
+	"crypto/x509"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -19,7 +20,7 @@ import (
 )
 
 var egressCA = func() []byte {
-	ca, err := trust.NewEgressCA("egress", trust.Names{}, time.Now())
+	ca, err := trust.NewCA("egress", func(*x509.Certificate) {}, time.Now())
 	if err != nil {
 		panic(err)
 	}

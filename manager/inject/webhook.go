@@ -1,6 +1,15 @@
+// Package inject admits labelled pods: it decides whom their clients will
+// trust and, for those captured by address, whom they will talk to.
+//
+// Every projected volume of a pod gets the mesh's bundle in place of the
+// cluster's CA. A member of a shard gets the mesh CA alone, so that without the
+// proxy TLS itself refuses the apiserver; a pod that may be let go past the proxy
+// gets both. The bundles are ConfigMaps in the pod's namespace, made before the
+// pod is let in and kept right by the leader.
 package inject
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -12,8 +21,10 @@ import (
 
 	"gomodules.xyz/jsonpatch/v2"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -202,4 +213,64 @@ func escape(key string) string {
 func refuse(reason, format string, args ...any) admission.Response {
 	metrics.AdmissionRefusals.WithLabelValues("pod", reason).Inc()
 	return admission.Denied(fmt.Sprintf(format, args...))
+}
+
+// HostNetworkConfigMap is the ConfigMap, in the mesh's namespace, that says whether nodes can
+// distinguish pods with hostNetwork. The leader writes what agents report, for all replicas.
+const HostNetworkConfigMap = "ctrlmesh-host-network"
+
+const (
+	ableKey   = "able" // whether any node can; their number would change with every rollout
+	reasonKey = "reason"
+	// maxReasons bounds the nodes whose reasons are listed.
+	maxReasons = 3
+)
+
+// HostNetwork returns the content of the ConfigMap: some node can, or none can, for the given
+// reasons by node.
+func HostNetwork(able bool, not map[string]string) map[string]string {
+	if able {
+		return map[string]string{ableKey: "true"}
+	}
+	var reasons []string
+	for _, node := range slices.Sorted(maps.Keys(not)) {
+		if len(reasons) == maxReasons {
+			reasons = append(reasons, fmt.Sprintf("and %d more nodes", len(not)-maxReasons))
+			break
+		}
+		reasons = append(reasons, "node "+node+": "+not[node])
+	}
+	return map[string]string{ableKey: "false", reasonKey: strings.Join(reasons, "; ")}
+}
+
+// WriteConfigMap creates a ConfigMap, or replaces its data.
+func WriteConfigMap(ctx context.Context, c client.Client, namespace, name string, data map[string]string) error {
+	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+	_, err := controllerutil.CreateOrUpdate(ctx, c, cm, func() error {
+		cm.Data = data
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("writing ConfigMap %s/%s: %w", namespace, name, err)
+	}
+	return nil
+}
+
+// hostNetwork refuses a pod with hostNetwork that no node could capture.
+func (w *Webhook) hostNetwork(ctx context.Context, capture string) *admission.Response {
+	const remedy = "remove hostNetwork from the pod template, or the label " + v1alpha1.EnableProxyLabel
+	if capture != "" && capture != v1alpha1.CaptureEBPF {
+		return new(refuse("HostNetwork", "a pod with hostNetwork shares its network with the node, so that only capture by %s can distinguish it, not %s: remove annotation %s from the pod template, or %s",
+			v1alpha1.CaptureEBPF, capture, v1alpha1.CaptureAnnotation, remedy))
+	}
+	cm := &corev1.ConfigMap{}
+	err := w.Reader.Get(ctx, types.NamespacedName{Namespace: w.Namespace, Name: HostNetworkConfigMap}, cm)
+	if client.IgnoreNotFound(err) != nil {
+		return new(admission.Errored(http.StatusInternalServerError, fmt.Errorf("reading ConfigMap %s: %w", HostNetworkConfigMap, err)))
+	}
+	if cm.Data[ableKey] == "true" {
+		return nil
+	}
+	reason := cmp.Or(cm.Data[reasonKey], "no agent is connected that could report it")
+	return new(refuse("HostNetwork", "a pod with hostNetwork shares its network with the node, and no node can distinguish its connections (%s): %s", reason, remedy))
 }

@@ -1,18 +1,32 @@
+// Package label gives the objects that configurations divide the labels that
+// they are divided by.
+//
+// New and changed objects are stamped at admission, by a webhook whose rules
+// follow the configurations. It may be skipped: the manager is not on the path.
+// What slipped by, and what existed before, is found by the Sweeper, which lists
+// metadata of objects without the labels. Nothing is watched.
 package label
 
 import (
 	"cmp"
+	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 
+	"gomodules.xyz/jsonpatch/v2"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
+	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 )
 
@@ -41,11 +55,7 @@ func Listed(configs ...*v1alpha1.ShardingConfig) []v1alpha1.ResourceGroup {
 			seen[fmt.Sprint(g)] = g
 		}
 	}
-	out := make([]v1alpha1.ResourceGroup, 0, len(seen))
-	for _, k := range slices.Sorted(maps.Keys(seen)) {
-		out = append(out, seen[k])
-	}
-	return out
+	return collect.Map(slices.Sorted(maps.Keys(seen)), func(k string) v1alpha1.ResourceGroup { return seen[k] })
 }
 
 func byLabels(c *v1alpha1.ShardingConfig) bool {
@@ -65,15 +75,10 @@ func Needed(c *v1alpha1.ShardingConfig, l v1alpha1.ObjectLimiter) bool {
 	if l.Selector == nil {
 		return false
 	}
-	for key := range Of("") {
-		if _, ok := l.Selector.MatchLabels[key]; ok {
-			return true
-		}
-		if slices.ContainsFunc(l.Selector.MatchExpressions, func(r metav1.LabelSelectorRequirement) bool { return r.Key == key }) {
-			return true
-		}
-	}
-	return false
+	return collect.Any(Of(""), func(key, _ string) bool {
+		_, ok := l.Selector.MatchLabels[key]
+		return ok || slices.ContainsFunc(l.Selector.MatchExpressions, func(r metav1.LabelSelectorRequirement) bool { return r.Key == key })
+	})
 }
 
 // Permitted omits the resources that the administrator excludes from stamping. It keeps the
@@ -197,4 +202,86 @@ var needed = fmt.Sprintf(`oldObject == null || !has(object.metadata.labels)`+
 	` || (has(oldObject.metadata.labels) && %[2]q in oldObject.metadata.labels && object.metadata.labels[%[2]q] != oldObject.metadata.labels[%[2]q])`,
 	v1alpha1.NamespaceLabel, v1alpha1.ShardingHashLabel, v1alpha1.ControlLabel)
 
-func byString[T fmt.Stringer](a, b T) int { return cmp.Compare(a.String(), b.String()) }
+// Resolve returns the resources that groups list, as far as the apiserver serves them: namespaced
+// ones that can be listed and patched, in their preferred versions. missing are those listed by
+// full name that are not served so.
+func Resolve(groups []v1alpha1.ResourceGroup, served []*metav1.APIResourceList) (found []schema.GroupVersionResource, missing []string) {
+	available := labelled(served)
+	wanted := map[schema.GroupVersionResource]bool{}
+	for _, g := range groups {
+		for gr, gvr := range available {
+			if names(g.APIGroups, gr.Group) && names(g.Resources, gr.Resource) {
+				wanted[gvr] = true
+			}
+		}
+	}
+	for _, gr := range Resources(groups) {
+		if _, ok := available[gr]; !ok && gr.Group != "*" && gr.Resource != "*" {
+			missing = append(missing, gr.String())
+		}
+	}
+	// Events are served in two groups, and stored once.
+	if legacy, ok := available[schema.GroupResource{Resource: "events"}]; ok && wanted[legacy] {
+		delete(wanted, available[schema.GroupResource{Group: "events.k8s.io", Resource: "events"}])
+	}
+	found = slices.SortedFunc(maps.Keys(wanted), func(a, b schema.GroupVersionResource) int {
+		return cmp.Compare(a.GroupResource().String(), b.GroupResource().String())
+	})
+	slices.Sort(missing)
+	return found, slices.Compact(missing)
+}
+
+func names(list []string, one string) bool {
+	return slices.Contains(list, "*") || slices.Contains(list, one)
+}
+
+// labelled returns the served resources whose objects can be labelled.
+func labelled(served []*metav1.APIResourceList) map[schema.GroupResource]schema.GroupVersionResource {
+	out := map[schema.GroupResource]schema.GroupVersionResource{}
+	for _, list := range served {
+		gv, err := schema.ParseGroupVersion(list.GroupVersion)
+		if err != nil {
+			continue
+		}
+		for _, r := range list.APIResources {
+			if !r.Namespaced || !slices.Contains(r.Verbs, "list") || !slices.Contains(r.Verbs, "patch") {
+				continue
+			}
+			gvr := schema.GroupVersionResource{Group: cmp.Or(r.Group, gv.Group), Version: cmp.Or(r.Version, gv.Version), Resource: r.Name}
+			if _, ok := out[gvr.GroupResource()]; !ok {
+				out[gvr.GroupResource()] = gvr
+			}
+		}
+	}
+	return out
+}
+
+// Path at which Stamp is served.
+const Path = "/stamp"
+
+// Stamp is the admission handler that labels objects. It refuses nothing.
+func Stamp(_ context.Context, req admission.Request) admission.Response {
+	if req.Namespace == "" {
+		return admission.Allowed("")
+	}
+	var object metav1.PartialObjectMetadata
+	if err := json.Unmarshal(req.Object.Raw, &object); err != nil {
+		return admission.Errored(http.StatusBadRequest, err)
+	}
+	want := Of(req.Namespace)
+	if object.Labels == nil {
+		metrics.StampedObjects.WithLabelValues("admission").Inc()
+		return admission.Patched("", jsonpatch.NewOperation("add", "/metadata/labels", want))
+	}
+	var ops []jsonpatch.JsonPatchOperation
+	for _, k := range slices.Sorted(maps.Keys(want)) {
+		if object.Labels[k] != want[k] {
+			// "add" replaces a member that is there.
+			ops = append(ops, jsonpatch.NewOperation("add", "/metadata/labels/"+strings.ReplaceAll(k, "/", "~1"), want[k]))
+		}
+	}
+	if len(ops) > 0 {
+		metrics.StampedObjects.WithLabelValues("admission").Inc()
+	}
+	return admission.Patched("", ops...)
+}

@@ -1,6 +1,7 @@
 package label
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -156,18 +157,15 @@ func (s *Sweeper) Run(ctx context.Context) error {
 	next := s.Every
 	for {
 		repeat := false
-		timer := time.NewTimer(next)
 		select {
 		case <-ctx.Done():
-			timer.Stop()
 			return nil
 		case <-s.poke:
 			next = min(againAfter, s.Every)
-		case <-timer.C:
+		case <-time.After(next):
 			repeat = true
 			next = s.Every
 		}
-		timer.Stop()
 		if !s.Pass(ctx, repeat) {
 			next = min(time.Minute, s.Every)
 		}
@@ -417,9 +415,4 @@ func (s *Sweeper) changed() {
 	}
 }
 
-func (s *Sweeper) log() *slog.Logger {
-	if s.Log != nil {
-		return s.Log
-	}
-	return slog.Default()
-}
+func (s *Sweeper) log() *slog.Logger { return cmp.Or(s.Log, slog.Default()) }

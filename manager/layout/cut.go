@@ -1,6 +1,7 @@
 package layout
 
 import (
+	"maps"
 	"math"
 	"slices"
 
@@ -40,10 +41,7 @@ func newLine(w Weights, taken sharding.Scope, n int) line {
 		}
 	}
 	l.before = []int64{0}
-	for h := range weights {
-		l.hashes = append(l.hashes, h)
-	}
-	slices.Sort(l.hashes)
+	l.hashes = slices.Sorted(maps.Keys(weights))
 	for _, h := range l.hashes {
 		weight := weights[h]
 		if !l.weighed {
@@ -62,14 +60,19 @@ func (l line) weight(from, to int) int64 { return l.before[to] - l.before[from] 
 
 // run returns the weight of the i-th run between cuts.
 func (l line) run(cuts []int, i int) int64 {
-	from, to := 0, l.keys()
+	return l.weight(l.ends(cuts, i))
+}
+
+// ends returns the cuts at which the i-th run begins and ends.
+func (l line) ends(cuts []int, i int) (from, to int) {
+	from, to = 0, l.keys()
 	if i > 0 {
 		from = cuts[i-1]
 	}
 	if i < len(cuts) {
 		to = cuts[i]
 	}
-	return l.weight(from, to)
+	return from, to
 }
 
 // heaviest returns the weight of the heaviest run.
@@ -112,18 +115,14 @@ func (l line) fits(n int, most int64) (first, last []int, ok bool) {
 func (l line) lightest(n int) int64 {
 	low, high := l.total()/int64(n), l.total()
 	for low < high {
-		if mid := low + (high-low)/2; l.feasible(n, mid) {
+		mid := low + (high-low)/2
+		if _, _, feasible := l.fits(n, mid); feasible {
 			high = mid
 		} else {
 			low = mid + 1
 		}
 	}
 	return low
-}
-
-func (l line) feasible(n int, most int64) bool {
-	_, _, ok := l.fits(n, most)
-	return ok
 }
 
 // cut divides the line into n runs that weigh at most most, which must be feasible. Each
@@ -173,13 +172,13 @@ func (l line) bound(k int) uint64 {
 // populated reports whether every run has a key.
 func (l line) populated(cuts []int) bool {
 	before := 0
-	for _, k := range cuts {
+	for _, k := range append(slices.Clone(cuts), l.keys()) {
 		if k <= before {
 			return false
 		}
 		before = k
 	}
-	return before < l.keys()
+	return true
 }
 
 // round returns the cuts moved towards aim, each by at most the weight most or by one key, so

@@ -8,6 +8,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 // Weights are the numbers of objects by key: by namespace, or empty for key Object.
@@ -167,33 +168,23 @@ func Skew(held map[string]sharding.Scope, root *v1alpha1.RootConfig, w Weights) 
 
 // normals are the names of a root's shards but for the canary.
 func normals(root *v1alpha1.RootConfig) []string {
-	var names []string
-	for _, s := range Shards(root) {
-		if !s.Canary {
-			names = append(names, s.Name)
-		}
-	}
-	return names
+	shards := collect.Filter(Shards(root), func(s Shard) bool { return !s.Canary })
+	return collect.Map(shards, func(s Shard) string { return s.Name })
 }
 
 // gone reports whether some automatic shard held keys last and is no more.
 func gone(root *v1alpha1.RootConfig, names []string, last map[string]sharding.Scope) bool {
-	for name, s := range last {
-		if name != canaryName(root) && !s.Empty() && !slices.Contains(names, name) {
-			return true
-		}
-	}
-	return false
+	return collect.Any(last, func(name string, s sharding.Scope) bool {
+		return name != canaryName(root) && !s.Empty() && !slices.Contains(names, name)
+	})
 }
 
 // scopes are what runs, and the canary, hold.
 func scopes(root *v1alpha1.RootConfig, runs []run) map[string]sharding.Scope {
 	taken := canary(root)
 	out := map[string]sharding.Scope{}
-	for _, s := range Shards(root) {
-		if s.Canary {
-			out[s.Name] = taken
-		}
+	if shards := Shards(root); len(shards) > 0 && shards[0].Canary {
+		out[shards[0].Name] = taken
 	}
 	for i, r := range runs {
 		whole := sharding.Range{First: r.first, Last: sharding.Whole.Last}
@@ -296,13 +287,7 @@ func (l line) join(was []run, names []string, last map[string]sharding.Scope) (o
 		} else {
 			order = append(append(order, came...), r.shard)
 		}
-		from, to := 0, l.keys()
-		if i > 0 {
-			from = cuts[i-1]
-		}
-		if i < len(cuts) {
-			to = cuts[i]
-		}
+		from, to := l.ends(cuts, i)
 		for p := 1; p < parts[i]; p++ {
 			k := l.nearest(l.before[from] + l.weight(from, to)*int64(p)/int64(parts[i]))
 			wishes = append(wishes, window{k, k})

@@ -77,7 +77,7 @@ func moved(t require.TestingT, a, b map[string]sharding.Scope, w Weights) float6
 	return float64(changed) / float64(total)
 }
 
-// names are sets of look-alike ones.
+// names are sets of similar names.
 var names = map[string]func(i int) string{
 	"tenant-0000":      func(i int) string { return fmt.Sprintf("tenant-%04d", i) },
 	"ns-0":             func(i int) string { return fmt.Sprintf("ns-%d", i) },
@@ -104,7 +104,7 @@ func thousand(name func(int) string, weight func(int) int64) Weights {
 	return w
 }
 
-func TestLookAlikeNamesWithUnevenWeightsAreDividedEvenly(t *testing.T) {
+func TestSimilarNamesWithUnevenWeightsAreDividedEvenly(t *testing.T) {
 	for called, name := range names {
 		for like, weight := range weights {
 			w := thousand(name, weight)
@@ -279,7 +279,7 @@ func TestBalanceGetsThereAndStops(t *testing.T) {
 	}
 }
 
-// Whoever has just been restarted for a new layout is not to be again for evenness.
+// A pod that was just restarted for a new layout is not restarted again for balance.
 func TestALayoutMadeByWeightsIsBalanced(t *testing.T) {
 	for _, name := range names {
 		for like, weight := range weights {

@@ -1,10 +1,14 @@
+// Package layout computes the shards of a root configuration: their names, the pods of
+// each, and the keys that each should own. It divides the key space by weight, so that the
+// shards have equal load.
+//
+// It is pure.
 package layout
 
 import (
 	"cmp"
 	"fmt"
 	"math"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -119,11 +123,6 @@ func ofOrdinal(shards []Shard, n int) (name string, ok bool) {
 		n -= size
 	}
 	return "", false
-}
-
-// find returns the index of a shard by name, or -1.
-func find(shards []Shard, name string) int {
-	return slices.IndexFunc(shards, func(s Shard) bool { return s.Name == name })
 }
 
 // Rebalance returns what to do about shards whose weights have grown apart.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 // Place assigns shards to the pods that have none yet, and returns them by uid. Pods of a
@@ -24,11 +25,9 @@ import (
 // pods are all pods of the root's workload; assigned are the members, by uid.
 func Place(root *v1alpha1.RootConfig, pods []*corev1.Pod, assigned map[string]handover.Member) (placed map[string]string, outdated []string) {
 	p := placing{shards: Shards(root), assigned: assigned, placed: map[string]string{}}
-	for _, pod := range pods {
-		if pod.DeletionTimestamp == nil && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
-			p.pods = append(p.pods, pod)
-		}
-	}
+	p.pods = collect.Filter(pods, func(pod *corev1.Pod) bool {
+		return pod.DeletionTimestamp == nil && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed
+	})
 	slices.SortFunc(p.pods, func(a, b *corev1.Pod) int {
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 	})
@@ -77,7 +76,7 @@ func (p *placing) byLack() {
 	going := 0 // pods that will be replaced
 	for _, pod := range p.pods {
 		member, ok := p.assigned[string(pod.UID)]
-		switch i := find(p.shards, member.Shard); {
+		switch i := slices.IndexFunc(p.shards, func(s Shard) bool { return s.Name == member.Shard }); {
 		case !ok:
 			free = append(free, pod)
 		case i < 0:
@@ -103,7 +102,7 @@ func (p *placing) byLack() {
 			going--
 			continue
 		}
-		p.spare(staying, len(staying[i]) == 0)
+		p.freePod(staying, len(staying[i]) == 0)
 	}
 }
 
@@ -149,10 +148,10 @@ func filled(s Shard, pods int) float64 {
 	return float64(pods) / float64(s.Replicas)
 }
 
-// spare marks the youngest pod of the shard with most surplus pods as outdated, so that its
+// freePod marks the youngest pod of the shard with most surplus pods as outdated, so that its
 // successor is assigned to a shard that lacks pods. If forNobody is set, that shard has no
 // pods at all, and all pods but one of a shard count as surplus.
-func (p *placing) spare(staying [][]*corev1.Pod, forNobody bool) {
+func (p *placing) freePod(staying [][]*corev1.Pod, forNobody bool) {
 	from, most := -1, 0
 	for i, pods := range staying {
 		needs := max(p.shards[i].Replicas, 1)

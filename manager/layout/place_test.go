@@ -155,7 +155,7 @@ func TestAPodWithoutANodeComesLast(t *testing.T) {
 	require.Equal(t, "op-1-normal", placed["pending"])
 }
 
-func TestPodsAreSparedForShardsWithNobody(t *testing.T) {
+func TestPodsAreFreedForShardsWithNobody(t *testing.T) {
 	root := deployment(auto(3))
 	pods := []*corev1.Pod{pod("a", 9, "x"), pod("b", 8, "x"), pod("c", 7, "x")}
 	shardOf := map[string]string{"a": "op-1-normal", "b": "op-1-normal", "c": "op-2-normal"}
@@ -178,7 +178,7 @@ func TestPodsAreSparedForShardsWithNobody(t *testing.T) {
 	require.Equal(t, []string{"c"}, outdated, "its shard is no more")
 }
 
-func TestPodsAreSparedForShardsThatLackSome(t *testing.T) {
+func TestPodsAreFreedForShardsThatLackSome(t *testing.T) {
 	root := deployment(auto(2))
 	root.Auto.EveryShardReplicas = 2
 	pods := []*corev1.Pod{pod("a", 9, "x"), pod("b", 8, "x"), pod("c", 7, "x"), pod("d", 6, "x")}

@@ -1,3 +1,13 @@
+// Package locks holds operators' leader-election locks for the mesh.
+//
+// A pod outside the mesh leads under the operator's own lock, and each shard under one of
+// its own. So the mesh holds the operator's lock while any shard may act: then no pod
+// outside the mesh can lead beside a shard. The mesh acquires the lock by the ordinary
+// protocol, which pods outside the mesh follow as well: only when the record is empty, or
+// has not changed for its own lease duration, and with compare-and-swap.
+//
+// The record itself is the only state. Its label makes an admission policy reject writes
+// by anybody but the manager, so that the lock stays held while no manager runs.
 package locks
 
 import (
@@ -151,10 +161,8 @@ func (k *Keeper) withOrphans(ctx context.Context, demands []Demand, orphan func(
 
 // unnamed are the locks that the mesh holds beside the named ones.
 func (k *Keeper) unnamed(named map[types.NamespacedName]bool) map[types.NamespacedName]types.NamespacedName {
-	out := maps.Clone(k.marked)
-	if out == nil {
-		out = map[types.NamespacedName]types.NamespacedName{}
-	}
+	out := map[types.NamespacedName]types.NamespacedName{}
+	maps.Copy(out, k.marked)
 	for name, l := range k.locks {
 		if config, held := l.heldFor(); held {
 			out[name] = config

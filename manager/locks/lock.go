@@ -17,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 // resources are the kinds of objects that a lock may consist of, the Lease first.
@@ -173,12 +175,7 @@ func (l *lock) authorize(ctx context.Context, may func(ctx context.Context, acco
 
 // held reports whether the mesh holds all objects of the lock.
 func (l *lock) held() bool {
-	for resource, o := range l.objects {
-		if (resource == Leases || o.isLock) && !o.ours() {
-			return false
-		}
-	}
-	return true
+	return !collect.Any(l.objects, func(resource string, o *object) bool { return (resource == Leases || o.isLock) && !o.ours() })
 }
 
 // heldFor returns the configuration that the lock was acquired for. held reports whether the

@@ -13,6 +13,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 )
@@ -121,12 +122,7 @@ func discover(config *v1alpha1.ShardingConfig, known []v1alpha1.LockStatus, s Si
 	if slices.Contains(named, s.name()) {
 		return append(known, l), nil
 	}
-	discovered := 0
-	for _, k := range known {
-		if k.Discovered {
-			discovered++
-		}
-	}
+	discovered := len(collect.Filter(known, func(k v1alpha1.LockStatus) bool { return k.Discovered }))
 	if other := Claimed(config, s.name(), others); other != "" {
 		return known, &Obstacle{v1alpha1.ReasonUnknownLock,
 			fmt.Sprintf("pod %s contends for lock %s, which ShardingConfig %s has as well: if the operators share it, name it in spec.controller.locks of both", s.Pod.Name, s.name(), other)}

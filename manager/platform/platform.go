@@ -18,6 +18,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 const (
@@ -214,11 +215,7 @@ func (s *Settings) ConfigsIn(namespace string) bool {
 
 // NeverStamped are the resources that are not stamped; "*" stands for all of a group.
 func (s *Settings) NeverStamped() []schema.GroupResource {
-	out := []schema.GroupResource{own}
-	for _, r := range s.Stamping.ExcludedResources {
-		out = append(out, schema.ParseGroupResource(r))
-	}
-	return out
+	return append([]schema.GroupResource{own}, collect.Map(s.Stamping.ExcludedResources, schema.ParseGroupResource)...)
 }
 
 // excludes reports whether a list, or the mesh itself, excludes a resource. A group "*"

@@ -2,7 +2,6 @@ package push
 
 import (
 	"context"
-	"crypto/tls"
 	"net"
 	"sync"
 	"time"
@@ -124,10 +123,6 @@ func (c *guardedConn) isTrusted() bool {
 // guardedTLS is TLS that lets a call find its guardedConn.
 type guardedTLS struct {
 	credentials.TransportCredentials
-}
-
-func newGuardedTLS(config *tls.Config) guardedTLS {
-	return guardedTLS{credentials.NewTLS(config)}
 }
 
 // ServerHandshake implements credentials.TransportCredentials.

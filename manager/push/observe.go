@@ -8,6 +8,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 // Observation is what the agents of its node reported about one pod.
@@ -149,15 +150,13 @@ func (out *Observation) addSerial(o Observation) {
 
 // Unconnected returns those of the given nodes from which no agent has connected since the
 // manager started, as far as is known.
-func (s *Server) Unconnected(nodes []string) (out []string) {
+func (s *Server) Unconnected(nodes []string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, name := range nodes {
-		if n := s.nodes[name]; n == nil || len(n.streams) == 0 && n.left.IsZero() {
-			out = append(out, name)
-		}
-	}
-	return out
+	return collect.Filter(nodes, func(name string) bool {
+		n := s.nodes[name]
+		return n == nil || len(n.streams) == 0 && n.left.IsZero()
+	})
 }
 
 // HostNetwork returns on how many nodes with a connected agent pods with hostNetwork can be
@@ -166,11 +165,8 @@ func (s *Server) HostNetwork() (able int, not map[string]string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	not = map[string]string{}
-	for name, n := range s.nodes {
-		if len(n.streams) == 0 {
-			continue
-		}
-		if c := n.streams[len(n.streams)-1].can; c.hostNetwork {
+	for name, c := range s.nodes.abilities() {
+		if c.hostNetwork {
 			able++
 		} else {
 			not[name] = c.reason
@@ -185,10 +181,8 @@ func (s *Server) Captures() map[string]int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := map[string]int{}
-	for _, n := range s.nodes {
-		if len(n.streams) > 0 {
-			out[n.streams[len(n.streams)-1].can.capture]++
-		}
+	for _, c := range s.nodes.abilities() {
+		out[c.capture]++
 	}
 	delete(out, "")
 	return out

@@ -109,7 +109,7 @@ func as(ctx context.Context, token string) context.Context {
 // soon is when what must happen has happened, however busy the machine is.
 const soon = 30 * time.Second
 
-// agent is one end of a stream, with what it was told.
+// agent is one end of a stream, with what it was sent.
 type agent struct {
 	t      *testing.T
 	stream grpc.BidiStreamingClient[meshv1.AgentMessage, meshv1.ManagerMessage]
@@ -373,7 +373,7 @@ func (w *world) seen(node string, stream int, uid string) (version, nacked strin
 	return o.Version, o.Nacked
 }
 
-// What an agent said of a policy says nothing any more once it was told another, as
+// What an agent said of a policy says nothing any more once it was sent another, as
 // long as it has not said so again.
 func TestAnOldAckOfTheSamePolicy(t *testing.T) {
 	for first, stands := range map[string]bool{"refused": false, "7-x": true} {
@@ -409,15 +409,15 @@ func TestAnAgentThatDied(t *testing.T) {
 		s.report("n1", before, &meshv1.Report{Pods: []*meshv1.PodReport{{Uid: "a", Capture: "ebpf", Version: "1-x"}}})
 		s.Set(cluster1, policies("a@n1=2-x"))
 		s.leave("n1", before)
-		told := make(chan struct{}, 1)
-		s.Changed = func() { told <- struct{}{} }
+		changed := make(chan struct{}, 1)
+		s.Changed = func() { changed <- struct{}{} }
 		after := s.join("n1", nil, &meshv1.Hello{Node: "n1"}, nil)
-		<-told
+		<-changed
 		s.report("n1", after, &meshv1.Report{Pods: []*meshv1.PodReport{{Uid: "a", Capture: "ebpf", Version: "2-x"}}})
-		<-told
+		<-changed
 		time.Sleep(meshv1.LostWrite - time.Millisecond)
 		require.Equal(t, "1-x", s.Observe("n1", "a").Version)
-		<-told
+		<-changed
 		require.Equal(t, "2-x", s.Observe("n1", "a").Version)
 	})
 }
@@ -724,8 +724,8 @@ func TestPolicyTooLargeForAnAgentIsHeldBackAlone(t *testing.T) {
 	p := policies("small@n1=1", "large@n1=1")
 	p["large"].Refuse = strings.Repeat("x", meshv1.MaxSmallPolicyBytes)
 	w.Set(cluster1, p)
-	_, told := w.connect("n1", nil).world()
-	require.Equal(t, map[string]string{"small": "1"}, told)
+	_, sent := w.connect("n1", nil).world()
+	require.Equal(t, map[string]string{"small": "1"}, sent)
 	o := w.Observe("n1", "large")
 	require.Equal(t, "1", o.Nacked)
 	require.Contains(t, o.Nack, "larger than its agent receives: upgrade the agent of node n1")
@@ -736,8 +736,8 @@ func TestPolicyTooLargeForAnAgentIsHeldBackAlone(t *testing.T) {
 		s, err := w.client.Connect(as(ctx, agentUser+"@n1"), grpc.MaxCallRecvMsgSize(meshv1.MaxMessageBytes))
 		require.NoError(t, err)
 		require.NoError(t, s.Send(&meshv1.AgentMessage{Kind: &meshv1.AgentMessage_Hello{Hello: &meshv1.Hello{Node: "n1", Abilities: []string{meshv1.AbilityLargePolicies}}}}))
-		_, told := (&agent{t: t, stream: s, cancel: cancel}).world()
-		require.Equal(t, map[string]string{"small": "1", "large": "1"}, told)
+		_, sent := (&agent{t: t, stream: s, cancel: cancel}).world()
+		require.Equal(t, map[string]string{"small": "1", "large": "1"}, sent)
 	})
 }
 
@@ -752,8 +752,8 @@ func TestShardIsNotGivenToAnOlderAgent(t *testing.T) {
 	p["refused"].Refuse = "it is in no shard"
 	w.Set(cluster1, p)
 	older := w.connect("n1", nil)
-	_, told := older.world()
-	require.Equal(t, map[string]string{"plain": "1", "refused": "1"}, told)
+	_, sent := older.world()
+	require.Equal(t, map[string]string{"plain": "1", "refused": "1"}, sent)
 	for _, uid := range []string{"standby", "locks", "dry"} {
 		o := w.Observe("n1", uid)
 		require.Equal(t, "1", o.Nacked, uid)
@@ -762,6 +762,6 @@ func TestShardIsNotGivenToAnOlderAgent(t *testing.T) {
 	}
 	older.cancel()
 
-	_, told = w.hello(&meshv1.Hello{Node: "n1", Abilities: []string{meshv1.AbilityStandby}}).world()
-	require.Len(t, told, 5)
+	_, sent = w.hello(&meshv1.Hello{Node: "n1", Abilities: []string{meshv1.AbilityStandby}}).world()
+	require.Len(t, sent, 5)
 }

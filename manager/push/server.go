@@ -1,6 +1,15 @@
+// Package push sends the policies of pods to the agents of their nodes.
+//
+// The desired state is one map from pod to policy, which Server.Set replaces as a whole. A
+// stream keeps only the uids of pods whose policy must still be sent, and looks up the
+// policy when it sends it. So the latest policy wins, a slow agent delays no other, and a
+// stream's memory is bounded by the number of pods of its node.
+//
+// The answers of agents are kept in memory with their stream, and read with Server.Observe.
 package push
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -13,12 +22,14 @@ import (
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/types"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 )
 
@@ -69,8 +80,11 @@ type Server struct {
 
 	mu      sync.Mutex
 	cluster *meshv1.Cluster
-	nodes   map[string]*node
+	nodes   nodes
 }
+
+// nodes are the nodes with pods or an agent, by name.
+type nodes map[string]*node
 
 // node is what is known of one node.
 type node struct {
@@ -97,7 +111,7 @@ func (s *Server) Set(cluster *meshv1.Cluster, policies map[types.UID]compile.Pol
 
 	byNode := byNode(policies)
 	for name := range byNode {
-		s.node(name)
+		s.nodes.node(name)
 	}
 	for name, n := range s.nodes {
 		old, wanted := n.policies, byNode[name]
@@ -118,7 +132,7 @@ func (s *Server) Set(cluster *meshv1.Cluster, policies map[types.UID]compile.Pol
 			}
 			st.wake()
 		}
-		s.forget(name)
+		s.nodes.forget(name)
 	}
 }
 
@@ -152,24 +166,35 @@ func (st *stream) mark(old, wanted map[string]*meshv1.PodPolicy, all bool) {
 	}
 }
 
-// node returns the entry of a node, making it where there is none.
-func (s *Server) node(name string) *node {
-	if s.nodes == nil {
-		s.nodes = map[string]*node{}
+// node returns a node, which it adds if it is not there.
+func (all *nodes) node(name string) *node {
+	if *all == nil {
+		*all = nodes{}
 	}
-	n := s.nodes[name]
+	n := (*all)[name]
 	if n == nil {
 		n = &node{}
-		s.nodes[name] = n
+		(*all)[name] = n
 	}
 	return n
 }
 
-// forget drops the entry of a node that has neither pods nor an agent.
-func (s *Server) forget(name string) {
-	if n := s.nodes[name]; len(n.policies) == 0 && len(n.streams) == 0 && len(n.removed) == 0 {
-		delete(s.nodes, name)
+// forget removes a node that has neither pods nor an agent.
+func (all nodes) forget(name string) {
+	if n := all[name]; len(n.policies) == 0 && len(n.streams) == 0 && len(n.removed) == 0 {
+		delete(all, name)
 	}
+}
+
+// abilities returns the abilities of the nodes with a connected agent, by node.
+func (all nodes) abilities() map[string]abilities {
+	out := map[string]abilities{}
+	for name, n := range all {
+		if len(n.streams) > 0 {
+			out[name] = n.streams[len(n.streams)-1].can
+		}
+	}
+	return out
 }
 
 // SignLeaf implements meshv1.MeshServer.
@@ -211,13 +236,8 @@ func (s *Server) maySignEgress(name string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := s.nodes[name]
-	decrypts := false
-	if n != nil && s.EgressSigner != nil {
-		for _, p := range n.policies {
-			decrypts = decrypts || p.GetTraffic().GetEgress().GetDecrypt()
-		}
-	}
-	if !decrypts {
+	decrypts := func(_ string, p *meshv1.PodPolicy) bool { return p.GetTraffic().GetEgress().GetDecrypt() }
+	if n == nil || s.EgressSigner == nil || !collect.Any(n.policies, decrypts) {
 		return status.Error(codes.PermissionDenied, "no pod of the node trusts the egress CA and has rules for other hosts")
 	}
 	if n.egress == nil {
@@ -235,13 +255,9 @@ func (s *Server) Connect(conn meshv1.Mesh_ConnectServer) error {
 	if err != nil {
 		return err
 	}
-	life := s.StreamLife
-	if life == 0 {
-		life = time.Hour
-	}
 	ctx, cancel := context.WithCancelCause(conn.Context())
 	defer cancel(nil)
-	expiry := time.AfterFunc(life, func() {
+	expiry := time.AfterFunc(cmp.Or(s.StreamLife, time.Hour), func() {
 		cancel(status.Error(codes.Unavailable, "the stream reached its maximum age: connect again with a fresh token"))
 	})
 	defer expiry.Stop()
@@ -333,7 +349,7 @@ func (s *Server) join(name string, conn meshv1.Mesh_ConnectServer, h *meshv1.Hel
 		namespaces:   h.Namespaces,
 	}
 	s.mu.Lock()
-	n := s.node(name)
+	n := s.nodes.node(name)
 	for uid := range n.policies {
 		st.dirty[uid] = struct{}{}
 		if v := h.Versions[uid]; v != "" {
@@ -348,7 +364,7 @@ func (s *Server) join(name string, conn meshv1.Mesh_ConnectServer, h *meshv1.Hel
 		n.streams[0].cancel(status.Error(codes.ResourceExhausted, "the node has too many streams: this one is the oldest"))
 	}
 	n.last = nil
-	s.count()
+	metrics.AgentsConnected.Set(float64(len(s.nodes.abilities())))
 	s.mu.Unlock()
 	s.log().Info("an agent connected", "node", name, "version", clip(h.AgentVersion))
 	s.changed()
@@ -357,7 +373,7 @@ func (s *Server) join(name string, conn meshv1.Mesh_ConnectServer, h *meshv1.Hel
 
 func (s *Server) leave(name string, st *stream) {
 	s.mu.Lock()
-	n := s.node(name)
+	n := s.nodes.node(name)
 	n.streams = slices.DeleteFunc(n.streams, func(o *stream) bool { return o == st })
 	if len(n.streams) == 0 {
 		n.last, n.left = st, time.Now()
@@ -367,32 +383,18 @@ func (s *Server) leave(name string, st *stream) {
 	if len(n.lost) > maxStreamsPerNode {
 		n.lost = n.lost[1:]
 	}
-	s.forget(name)
-	s.count()
+	s.nodes.forget(name)
+	metrics.AgentsConnected.Set(float64(len(s.nodes.abilities())))
 	s.mu.Unlock()
-	// The agent may have died with writes in flight.
-	time.AfterFunc(meshv1.LostWrite, func() { s.outlived(n, st) })
+	// The agent may have died with writes in flight. After LostWrite none can take effect.
+	time.AfterFunc(meshv1.LostWrite, func() {
+		s.mu.Lock()
+		n.lost = slices.DeleteFunc(n.lost, func(o *stream) bool { return o == st })
+		s.mu.Unlock()
+		s.changed()
+	})
 	s.log().Info("an agent disconnected", "node", name)
 	s.changed()
-}
-
-// outlived removes a stream from the lost ones after meshv1.LostWrite. If its agent ended
-// with the stream, none of its writes can take effect any more.
-func (s *Server) outlived(n *node, st *stream) {
-	s.mu.Lock()
-	n.lost = slices.DeleteFunc(n.lost, func(o *stream) bool { return o == st })
-	s.mu.Unlock()
-	s.changed()
-}
-
-func (s *Server) count() {
-	connected := 0
-	for _, n := range s.nodes {
-		if len(n.streams) > 0 {
-			connected++
-		}
-	}
-	metrics.AgentsConnected.Set(float64(connected))
 }
 
 func (s *Server) changed() {
@@ -401,12 +403,7 @@ func (s *Server) changed() {
 	}
 }
 
-func (s *Server) log() *slog.Logger {
-	if s.Log != nil {
-		return s.Log
-	}
-	return slog.Default()
-}
+func (s *Server) log() *slog.Logger { return cmp.Or(s.Log, slog.Default()) }
 
 // maxMessage bounds a message from an agent: a report on every pod that a node
 // can hold, many times over.
@@ -418,7 +415,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, config *tls.Config) 
 	config.MinVersion = tls.VersionTLS13
 	config.NextProtos = []string{"h2"}
 	server := grpc.NewServer(
-		grpc.Creds(newGuardedTLS(config)),
+		grpc.Creds(guardedTLS{credentials.NewTLS(config)}),
 		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.MaxHeaderListSize(maxHeaders),
 		grpc.MaxConcurrentStreams(8),

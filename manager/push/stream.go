@@ -8,7 +8,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -18,6 +17,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 )
 
@@ -55,7 +55,7 @@ type abilities struct {
 
 func can(h *meshv1.Hello) abilities {
 	a := abilities{
-		hostNetwork: h.HostNetwork, reason: cmp.Or(clip(h.HostNetworkReason), "its agent is too old to tell"),
+		hostNetwork: h.HostNetwork, reason: cmp.Or(clip(h.HostNetworkReason), "its agent is too old to report it"),
 		traffic: slices.Contains(h.Abilities, meshv1.AbilityTraffic), large: slices.Contains(h.Abilities, meshv1.AbilityLargePolicies),
 		standby: slices.Contains(h.Abilities, meshv1.AbilityStandby),
 	}
@@ -105,7 +105,7 @@ func (s *Server) next(name string, st *stream) *meshv1.ManagerMessage {
 	}
 	for uid := range st.dirty {
 		delete(st.dirty, uid)
-		if p := s.node(name).policies[uid]; p != nil {
+		if p := s.nodes.node(name).policies[uid]; p != nil {
 			if reason := st.lacks(p); reason != "" {
 				o := st.seen[uid]
 				o.Withheld = true
@@ -181,7 +181,7 @@ func (s *Server) ack(name string, st *stream, a *meshv1.Ack) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n := s.node(name)
+	n := s.nodes.node(name)
 	if n.policies[a.Uid] == nil { // not a pod of this node, or no more
 		if a.Version == "" && a.Error == "" && n.confirm(a.Uid, st) {
 			s.changed()
@@ -221,7 +221,7 @@ func (s *Server) reportPod(name string, st *stream, p *meshv1.PodReport) (news b
 	rules, faults := ruleStates(policy.Traffic, p.Rules), faultStates(policy.Traffic, p.Faults)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.node(name).policies[p.Uid] == nil {
+	if s.nodes.node(name).policies[p.Uid] == nil {
 		return false
 	}
 	before := st.seen[p.Uid]
@@ -262,10 +262,8 @@ func deadHolders(dead []*meshv1.DeadHolder) (out []Holder) {
 const maxLocks = 8
 
 // heldLocks returns the reported names, bounded and sorted.
-func heldLocks(names []string) (out []string) {
-	for _, name := range names[:min(len(names), maxLocks)] {
-		out = append(out, clip(name))
-	}
+func heldLocks(names []string) []string {
+	out := collect.Map(names[:min(len(names), maxLocks)], clip)
 	slices.Sort(out)
 	return out
 }
@@ -307,12 +305,7 @@ func clipMethods(methods map[string]string) map[string]string {
 
 // clip bounds a text from an agent, and replaces characters that cannot be stored.
 func clip(text string) string {
-	if len(text) > maxText {
-		text = text[:maxText]
-	}
-	if !utf8.ValidString(text) {
-		text = strings.ToValidUTF8(text, "?")
-	}
+	text = strings.ToValidUTF8(text[:min(len(text), maxText)], "?")
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f {
 			return ' '

@@ -134,9 +134,9 @@ func (b *Book) Share(name types.NamespacedName, rule, pod string, uid types.UID)
 
 // Round updates the members and splits the rules again. policies are the last ones
 // compiled, and inForce reports whether a policy is in force. Round reports whether pods
-// must be sent other shares (tell), and whether any pod waits for its bound to be recorded
+// must be sent other shares (send), and whether any pod waits for its bound to be recorded
 // (record). Policies with the same version must be equal.
-func (b *Book) Round(policies map[types.UID]compile.Policy, inForce func(compile.Policy) bool) (tell, record bool) {
+func (b *Book) Round(policies map[types.UID]compile.Policy, inForce func(compile.Policy) bool) (send, record bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.read(policies, inForce)
@@ -144,7 +144,7 @@ func (b *Book) Round(policies map[types.UID]compile.Policy, inForce func(compile
 	for _, br := range b.breakers {
 		for at, g := range br.groups {
 			if g.changed {
-				tell = s.split(g) || tell
+				send = s.split(g) || send
 			}
 			record = record || g.waits
 			if len(g.members) == 0 {
@@ -152,7 +152,7 @@ func (b *Book) Round(policies map[types.UID]compile.Policy, inForce func(compile
 			}
 		}
 	}
-	return tell, record
+	return send, record
 }
 
 // splitter splits groups. It keeps the last result, because most groups equal the previous
@@ -160,7 +160,7 @@ func (b *Book) Round(policies map[types.UID]compile.Policy, inForce func(compile
 type splitter struct{ in, before, after []Member }
 
 // split splits a group, and reports whether any member must be sent another share.
-func (s *splitter) split(g *group) (tell bool) {
+func (s *splitter) split(g *group) (send bool) {
 	g.members = slices.DeleteFunc(g.members, func(m *member) bool { return m.gone })
 	if g.unsorted {
 		slices.SortFunc(g.members, func(x, y *member) int { return cmp.Or(cmp.Compare(x.name, y.name), cmp.Compare(x.uid, y.uid)) })
@@ -178,11 +178,11 @@ func (s *splitter) split(g *group) (tell bool) {
 		sent := m.Sent
 		if m.set(s.after[i]) {
 			m.pod.settled = false
-			tell = tell || m.Sent != sent
+			send = send || m.Sent != sent
 		}
 	}
 	g.look()
-	return tell
+	return send
 }
 
 // look sets whether a member waits.

@@ -21,7 +21,7 @@ import (
 
 var cb = types.NamespacedName{Namespace: "ns", Name: "cb"}
 
-// mesh is what pods were told, and which agents do not answer.
+// mesh is what pods were sent, and which agents do not answer.
 type mesh struct {
 	*Book
 	pods  map[string]bool // whether the CircuitBreaker selects them
@@ -36,7 +36,7 @@ func newMesh(s v1alpha1.CircuitBreakerStatus) *mesh {
 	return m
 }
 
-// push tells all pods their policies, and lets the agents that answer apply them.
+// push sends all pods their policies, and lets the agents that answer apply them.
 func (m *mesh) push() {
 	m.sent = map[types.UID]compile.Policy{}
 	for pod, selected := range m.pods {
@@ -80,11 +80,11 @@ func record(t require.TestingT, b *Book) []v1alpha1.RuleShares {
 // round also records, if it is asked to.
 func (m *mesh) round(t *testing.T) bool {
 	inForce := func(p compile.Policy) bool { return m.force[types.UID(p.Name)].PodPolicy == p.PodPolicy }
-	tell, waits := m.Round(m.sent, inForce)
+	send, waits := m.Round(m.sent, inForce)
 	if waits {
 		m.Recorded(cb, record(t, m.Book))
 	}
-	return tell || waits
+	return send || waits
 }
 
 func (m *mesh) settle(t *testing.T) map[string]string {
@@ -134,7 +134,7 @@ func TestBook(t *testing.T) {
 	require.Empty(t, m.breakers)
 }
 
-// A new leader tells what is on record, and goes on from there.
+// A new leader sends what is on record, and goes on from there.
 func TestANewLeader(t *testing.T) {
 	m := newMesh(v1alpha1.CircuitBreakerStatus{Shares: []v1alpha1.RuleShares{{
 		Rules: []string{"before", "r"}, Pods: map[string]string{"a": "1/3", "b": "2/3", "c": "-", "d": "3/3", "gone": "3/3"},
@@ -164,8 +164,8 @@ func TestARecordStandsUntilPodsAreKnown(t *testing.T) {
 	require.Empty(t, record(t, m.Book), "there are none")
 }
 
-// Until it is recorded what a pod may have, it is not told.
-func TestFirstRecordThenTell(t *testing.T) {
+// Until it is recorded what a pod may have, it is not sent.
+func TestFirstRecordThenSend(t *testing.T) {
 	m := newMesh(v1alpha1.CircuitBreakerStatus{})
 	m.pods["a"] = true
 	for range 3 {
@@ -179,7 +179,7 @@ func TestFirstRecordThenTell(t *testing.T) {
 	require.False(t, m.Unrecorded(cb))
 	require.Equal(t, map[string]string{"a": "1/1"}, m.settle(t))
 
-	// While a lesser one is being recorded, the greater that is on record is not told.
+	// While a lesser one is being recorded, the greater that is on record is not sent.
 	m.pods["b"] = true
 	require.Equal(t, map[string]string{"a": "1/2", "b": "2/2"}, m.settle(t))
 	record(t, m.Book)
@@ -191,7 +191,7 @@ func TestFirstRecordThenTell(t *testing.T) {
 
 // Rules of the same pods are recorded once, also one that is written when the pods have
 // come and gone.
-func TestRulesAlikeAreRecordedTogether(t *testing.T) {
+func TestEqualRulesAreRecordedTogether(t *testing.T) {
 	w := &bookWorld{book: &Book{}, rules: 2}
 	w.lead()
 	for i := range 4 {
@@ -206,9 +206,9 @@ func TestRulesAlikeAreRecordedTogether(t *testing.T) {
 	require.Equal(t, []v1alpha1.RuleShares{{Rules: []string{"r0", "r1", "r2"}, Pods: map[string]string{"9": "1/4", "8": "2/4", "7": "3/4", "6": "4/4"}}}, w.status)
 }
 
-// Who was to have more, and is not any more before he was told, still has what he has, and
+// Who was to have more, and is not any more before it was sent, still has what it has, and
 // that is known without his policy being another.
-func TestMoreThatWasNeverTold(t *testing.T) {
+func TestMoreThatWasNeverSent(t *testing.T) {
 	w := &bookWorld{book: &Book{}, rules: 1}
 	w.lead()
 	w.join("a", []bool{true})
@@ -226,7 +226,7 @@ func TestMoreThatWasNeverTold(t *testing.T) {
 	require.Equal(t, "2/2", w.pods[1].share(0).String())
 }
 
-// A CircuitBreaker of which the pods' policies told before the book was opened with it.
+// A CircuitBreaker of which the pods' policies named shares before the book was opened with it.
 func TestOpenedLate(t *testing.T) {
 	w := &bookWorld{book: &Book{}, rules: 1}
 	w.book.Open(types.NamespacedName{Namespace: "ns", Name: "another"}, v1alpha1.CircuitBreakerStatus{})
@@ -244,7 +244,7 @@ func TestOpenedLate(t *testing.T) {
 	require.Equal(t, "1/1", w.pods[0].share(0).String())
 }
 
-// What a status has no room for is not recorded, and nobody is told it. What was goes on.
+// What a status has no room for is not recorded, and no pod is sent it. What was goes on.
 func TestTooManyShares(t *testing.T) {
 	w := &bookWorld{book: &Book{}, rules: 1}
 	w.lead()
@@ -341,7 +341,7 @@ func (w *bookWorld) record(t require.TestingT) []v1alpha1.RuleShares {
 	return out
 }
 
-// compile tells all pods what they are to have.
+// compile sends all pods what they are to have.
 func (w *bookWorld) compile() {
 	w.compiled = map[types.UID]compile.Policy{}
 	for _, p := range w.pods {
@@ -395,13 +395,13 @@ func (w *bookWorld) lead() {
 
 // turn is one of each of the manager's loops. It reports whether there is more to do.
 func (w *bookWorld) turn(t require.TestingT) bool {
-	tell, waits := w.book.Round(w.compiled, w.inForce)
+	send, waits := w.book.Round(w.compiled, w.inForce)
 	if w.status = w.record(t); waits {
 		w.book.Recorded(cb, w.status)
 	}
 	w.open()
 	w.compile()
-	return tell || waits
+	return send || waits
 }
 
 func (w *bookWorld) settle(t require.TestingT) {
@@ -576,9 +576,9 @@ func BenchmarkRound(b *testing.B) {
 		for going := true; going; {
 			w.compile()
 			force = w.compiled
-			tell, waits := w.book.Round(w.compiled, inForce)
+			send, waits := w.book.Round(w.compiled, inForce)
 			w.book.Recorded(cb, record(b, w.book))
-			going = tell || waits
+			going = send || waits
 		}
 	}
 	settle()

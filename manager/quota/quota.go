@@ -99,12 +99,12 @@ func Split(members []Member) []Member {
 
 	// Try to change all members at once. If that is unsafe, change only those that have a
 	// share already. If that is unsafe too, give no member more than it has.
-	next := tell(members, wanted, func(int) bool { return true })
+	next := send(members, wanted, func(int) bool { return true })
 	if !sound(next) {
-		next = tell(members, wanted, func(i int) bool { return !members[i].May.None() })
+		next = send(members, wanted, func(i int) bool { return !members[i].May.None() })
 	}
 	if !sound(next) {
-		next = tell(members, less(members, wanted), func(i int) bool { return !members[i].May.None() })
+		next = send(members, less(members, wanted), func(i int) bool { return !members[i].May.None() })
 	}
 	// Then add members without a share one by one, where there is room.
 	if left, ok := roomLeft(next); ok {
@@ -176,9 +176,9 @@ func less(members []Member, wanted []Share) []Share {
 	return out
 }
 
-// tell returns the members after the wanted shares are sent to those for which who returns
+// send returns the members after the wanted shares are sent to those for which who returns
 // true, and none to leaving members.
-func tell(members []Member, wanted []Share, who func(i int) bool) []Member {
+func send(members []Member, wanted []Share, who func(i int) bool) []Member {
 	out := make([]Member, len(members))
 	for i, m := range members {
 		if m.Leaving {

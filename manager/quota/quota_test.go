@@ -37,59 +37,59 @@ func confirmed(members []Member) (out []Member) {
 	return out
 }
 
-func told(members []Member) (out []Share) {
+func sentTo(members []Member) (out []Share) {
 	for _, m := range members {
 		out = append(out, m.Sent)
 	}
 	return out
 }
 
-// round lets a split be recorded, and told.
+// round lets a split be recorded, and sent.
 func round(members []Member) []Member { return Split(recorded(Split(members))) }
 
 func TestSplit(t *testing.T) {
 	m := make([]Member, 1)
-	require.Equal(t, []Share{{}}, told(Split(m)), "not before it is recorded")
+	require.Equal(t, []Share{{}}, sentTo(Split(m)), "not before it is recorded")
 	m = round(m)
-	require.Equal(t, []Share{{0, 1}}, told(m))
+	require.Equal(t, []Share{{0, 1}}, sentTo(m))
 
 	// Another comes: it waits until the first has confirmed that it has half.
 	m = round(append(confirmed(m), Member{}))
-	require.Equal(t, []Share{{0, 2}, {}}, told(m))
-	require.Equal(t, []Share{{0, 2}, {}}, told(round(m)), "nothing was confirmed")
+	require.Equal(t, []Share{{0, 2}, {}}, sentTo(m))
+	require.Equal(t, []Share{{0, 2}, {}}, sentTo(round(m)), "nothing was confirmed")
 	m = round(confirmed(m))
-	require.Equal(t, []Share{{0, 2}, {1, 2}}, told(m))
+	require.Equal(t, []Share{{0, 2}, {1, 2}}, sentTo(m))
 
 	// The first goes, and the second has all at once.
 	m = round(confirmed(m)[1:])
-	require.Equal(t, []Share{{0, 1}}, told(m))
+	require.Equal(t, []Share{{0, 1}}, sentTo(m))
 }
 
 // Who takes the place of another has its share at once.
 func TestReplaced(t *testing.T) {
 	m := round([]Member{{May: Share{0, 3}}, {May: Share{2, 3}}, {}})
-	require.Equal(t, []Share{{0, 3}, {2, 3}, {1, 3}}, told(m))
+	require.Equal(t, []Share{{0, 3}, {2, 3}, {1, 3}}, sentTo(m))
 }
 
-// Who does not answer holds up whoever comes, and no others.
+// Who does not answer holds up the members that come, and no others.
 func TestAnAgentThatDoesNotAnswer(t *testing.T) {
 	m := round([]Member{{May: Share{0, 2}, Sent: Share{0, 2}}, {May: Share{1, 2}, Sent: Share{1, 2}}, {}, {}})
 	for range 3 {
-		require.Equal(t, []Share{{0, 4}, {1, 4}, {}, {}}, told(m))
+		require.Equal(t, []Share{{0, 4}, {1, 4}, {}, {}}, sentTo(m))
 		m[0] = m[0].Confirm()
 		m = round(m)
 	}
 	m[1] = m[1].Confirm()
 	m = round(m)
-	require.Equal(t, []Share{{0, 4}, {1, 4}, {2, 4}, {3, 4}}, told(m))
+	require.Equal(t, []Share{{0, 4}, {1, 4}, {2, 4}, {3, 4}}, sentTo(m))
 }
 
 // Who is to have none is waited for.
 func TestLeaving(t *testing.T) {
 	m := round([]Member{{May: Share{0, 2}}, {May: Share{1, 2}, Sent: Share{1, 2}, Leaving: true}})
-	require.Equal(t, []Share{{0, 2}, {}}, told(m))
+	require.Equal(t, []Share{{0, 2}, {}}, sentTo(m))
 	m = round(confirmed(m))
-	require.Equal(t, []Share{{0, 1}}, told(m))
+	require.Equal(t, []Share{{0, 1}}, sentTo(m))
 }
 
 // tokens of a burst that a share has.
@@ -109,7 +109,7 @@ type world struct {
 	known   map[int]Share  // what the leader knows of the record
 }
 
-// wpod is a pod. What it was told arrives in order.
+// wpod is a pod. What it was sent arrives in order.
 type wpod struct {
 	id       int
 	selected bool
@@ -117,7 +117,7 @@ type wpod struct {
 	sent     []Share
 }
 
-// step lets the leader decide and tell.
+// step lets the leader decide and send.
 func (w *world) step() {
 	ids := slices.Sorted(maps.Keys(w.members))
 	var in []Member
@@ -151,7 +151,7 @@ func (w *world) write() {
 	w.known = maps.Clone(w.record)
 }
 
-// answer confirms what is in force, if it is the last that was told.
+// answer confirms what is in force, if it is the last that was sent.
 func (w *world) answer(p *wpod) {
 	if m, ok := w.members[p.id]; ok && len(p.sent) == 0 && p.force == m.Sent {
 		if m = m.Confirm(); m.Leaving && m.May.None() {
@@ -172,9 +172,9 @@ func (w *world) lead() {
 		} else if !s.None() {
 			w.members[p.id] = Member{May: s, Leaving: true}
 		}
-		told := w.members[p.id].Sent
-		if len(p.sent) > 0 && p.sent[len(p.sent)-1] != told || len(p.sent) == 0 && p.force != told {
-			p.sent = append(p.sent, told)
+		sent := w.members[p.id].Sent
+		if len(p.sent) > 0 && p.sent[len(p.sent)-1] != sent || len(p.sent) == 0 && p.force != sent {
+			p.sent = append(p.sent, sent)
 		}
 	}
 }
@@ -300,7 +300,7 @@ func TestItEndsFromAnywhere(t *testing.T) {
 		for range 10 {
 			m = confirmed(round(m))
 		}
-		shares := told(m)
+		shares := sentTo(m)
 		slices.SortFunc(shares, func(a, b Share) int { return int(a.Index) - int(b.Index) })
 		for i, s := range shares {
 			require.Equal(t, Share{uint32(i), uint32(len(m))}, s)

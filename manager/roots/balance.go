@@ -3,8 +3,11 @@ package roots
 import (
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 )
 
@@ -38,12 +41,7 @@ type balancing struct {
 // Correcting reports whether some root's shards are being balanced, so that the next round
 // should follow after CorrectEvery.
 func (r *Roots) Correcting() bool {
-	for _, rt := range r.roots {
-		if rt.correcting {
-			return true
-		}
-	}
-	return false
+	return collect.Any(r.roots, func(_ types.NamespacedName, rt *root) bool { return rt.correcting })
 }
 
 // balance moves keys, or suggests it, if the skew is too high.
@@ -85,15 +83,7 @@ func (rt *root) balance(config *v1alpha1.ShardingConfig, state handover.State, n
 // settled reports whether shards own what they should. If moves of keys restart members, no
 // member may be left to restart: there is one batch at a time.
 func settled(state handover.State, restarts bool) bool {
-	for _, s := range state.Shards {
-		if !s.Wanted.Equal(s.Held) {
-			return false
-		}
-	}
-	for _, m := range state.Members {
-		if m.Stale && restarts {
-			return false
-		}
-	}
-	return len(state.Moves) == 0
+	moving := func(_ string, s handover.Shard) bool { return !s.Wanted.Equal(s.Held) }
+	stale := func(_ string, m handover.Member) bool { return m.Stale && restarts }
+	return len(state.Moves) == 0 && !collect.Any(state.Shards, moving) && !collect.Any(state.Members, stale)
 }

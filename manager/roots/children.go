@@ -17,6 +17,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 // keepChildren keeps an object for each shard. These objects are read-only: edits are
@@ -92,16 +93,12 @@ func deleteChild(ctx context.Context, c client.Client, o *v1alpha1.ShardingConfi
 // child returns the object of a shard.
 func child(root *v1alpha1.ShardingConfig, shard string) *v1alpha1.ShardingConfig {
 	spec := root.Spec.DeepCopy()
-	yes := true
 	return &v1alpha1.ShardingConfig{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: root.Namespace,
-			Name:      shard,
-			Labels:    map[string]string{v1alpha1.RootLabel: root.Name},
-			OwnerReferences: []metav1.OwnerReference{{
-				APIVersion: v1alpha1.GroupVersion.String(), Kind: "ShardingConfig",
-				Name: root.Name, UID: root.UID, Controller: &yes, BlockOwnerDeletion: &yes,
-			}},
+			Namespace:       root.Namespace,
+			Name:            shard,
+			Labels:          map[string]string{v1alpha1.RootLabel: root.Name},
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(root, v1alpha1.GroupVersion.WithKind("ShardingConfig"))},
 		},
 		Spec: v1alpha1.ShardingConfigSpec{
 			Selector:           &metav1.LabelSelector{MatchLabels: map[string]string{v1alpha1.ShardLabel: shard}},
@@ -139,14 +136,6 @@ func labelMembers(ctx context.Context, c client.Client, v view, members map[stri
 	return errors.Join(errs...)
 }
 
-// finalizers returns the patch that writes the finalizers of an object as it was read.
-func finalizers(c *v1alpha1.ShardingConfig) []byte {
-	patch, _ := json.Marshal(map[string]any{"metadata": map[string]any{ // strings always marshal
-		"uid": c.UID, "resourceVersion": c.ResourceVersion, "finalizers": c.Finalizers,
-	}})
-	return patch
-}
-
 // release removes the finalizer of a root that is being deleted, once no pod acts on its
 // shards or leads under their locks, and all pods that cannot run unsharded are replaced.
 func (rt *root) release(ctx context.Context, v view) error {
@@ -154,10 +143,8 @@ func (rt *root) release(ctx context.Context, v view) error {
 		!v.quiet(rt.state.Members) || v.unreleased(rt.locks) || len(v.misfits(rt.state.Members)) > 0 {
 		return nil
 	}
-	for _, m := range rt.state.Members {
-		if v.exists(m) {
-			return nil
-		}
+	if collect.Any(rt.state.Members, func(_ string, m handover.Member) bool { return v.exists(m) }) {
+		return nil
 	}
 	rt.object.Finalizers = slices.DeleteFunc(rt.object.Finalizers, func(f string) bool { return f == v1alpha1.HandoverFinalizer })
 	return rt.finalizer(ctx)

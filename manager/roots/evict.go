@@ -19,6 +19,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
 )
@@ -120,12 +121,7 @@ func (e *evictions) misfit(v view, members map[string]handover.Member) *corev1.P
 	if len(candidates) == 0 || e.lacking(v) > 0 {
 		return nil
 	}
-	var unready []*corev1.Pod
-	for _, p := range v.pods {
-		if !status.PodReady(p) {
-			unready = append(unready, p)
-		}
-	}
+	unready := collect.Filter(v.pods, func(p *corev1.Pod) bool { return !status.PodReady(p) })
 	switch {
 	case len(unready) == 0:
 		return slices.MinFunc(candidates, func(a, b *corev1.Pod) int { return strings.Compare(a.Name, b.Name) })

@@ -9,6 +9,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 // exited are the members that have exited according to the API, by uid, and when this leader
@@ -106,17 +107,13 @@ func (p lostPod) over(v view, now time.Time) bool {
 }
 
 // members returns the pods to refuse, sorted by uid.
-func (l *lost) members() (out []handover.Member) {
-	for _, uid := range slices.Sorted(maps.Keys(l.pods)) {
-		out = append(out, l.pods[uid].Member)
-	}
-	return out
+func (l *lost) members() []handover.Member {
+	return collect.Map(slices.Sorted(maps.Keys(l.pods)), func(uid string) handover.Member { return l.pods[uid].Member })
 }
 
 // names describes the pods.
-func (l *lost) names() (out []string) {
-	for _, m := range l.members() {
-		out = append(out, fmt.Sprintf("pod %s on node %s, which was deleted or has exited, and may run on", m.Name, m.Node))
-	}
-	return out
+func (l *lost) names() []string {
+	return collect.Map(l.members(), func(m handover.Member) string {
+		return fmt.Sprintf("pod %s on node %s, which was deleted or has exited, and may run on", m.Name, m.Node)
+	})
 }

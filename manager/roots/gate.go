@@ -21,6 +21,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
@@ -209,9 +210,7 @@ func findOutside(ctx context.Context, c client.Reader, config *v1alpha1.Sharding
 // setDemand sets the demand that follows from a state.
 func (rt *root) setDemand(v view, state handover.State) {
 	rt.demand = locks.Demand{Config: client.ObjectKeyFromObject(v.config), Mode: rt.mode(v, state)}
-	for _, name := range compile.OperatorLocks(v.config, rt.locks) {
-		rt.demand.Locks = append(rt.demand.Locks, locks.LockOf(name, rt.locks))
-	}
+	rt.demand.Locks = collect.Map(compile.OperatorLocks(v.config, rt.locks), func(name types.NamespacedName) locks.Lock { return locks.LockOf(name, rt.locks) })
 	for _, p := range v.pods {
 		if account := cmp.Or(p.Spec.ServiceAccountName, "default"); !slices.Contains(rt.demand.Accounts, account) {
 			rt.demand.Accounts = append(rt.demand.Accounts, account)
@@ -260,19 +259,11 @@ func (rt *root) obstacle(v view, state handover.State, now time.Time) *locks.Obs
 func (rt *root) unverified(v view, state handover.State) *locks.Obstacle {
 	names := v.strangers(state.Members)
 	if state.Evidence.OthersConfirmed {
-		names = nil
-		for _, m := range state.Unconfirmed() {
-			names = append(names, fmt.Sprintf("pod %s on node %s", m.Name, m.Node))
-		}
+		names = collect.Map(state.Unconfirmed(), func(m handover.Member) string { return fmt.Sprintf("pod %s on node %s", m.Name, m.Node) })
 	}
 	message := "no keys move until the agents have confirmed that pods without a shard act on nothing, because they may be in shards of which a restored backup does not know"
 	if state.Evidence.OthersConfirmed {
-		var shards []string
-		for _, name := range slices.Sorted(maps.Keys(state.Shards)) {
-			if state.Pinned(name) {
-				shards = append(shards, name)
-			}
-		}
+		shards := collect.Filter(slices.Sorted(maps.Keys(state.Shards)), state.Pinned)
 		message = "the agents have not confirmed all that status.root says, which may have been restored from a backup"
 		if len(shards) > 0 {
 			message += "; no keys move from or to shard " + firstOf(shards) + " until then"

@@ -8,10 +8,12 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
 )
@@ -56,20 +58,15 @@ func (rt *root) lead(ctx context.Context, v view, state handover.State, now time
 // HolderOf reads the holder of a Lease; empty if it has none, or cannot be read.
 func HolderOf(ctx context.Context, c client.Reader, namespace, name string) string {
 	lease := &coordinationv1.Lease{}
-	if err := c.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, lease); err != nil || lease.Spec.HolderIdentity == nil {
+	if err := c.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, lease); err != nil {
 		return ""
 	}
-	return *lease.Spec.HolderIdentity
+	return ptr.Deref(lease.Spec.HolderIdentity, "")
 }
 
 // allWorking reports whether no shard is known to lack a leader. A restart for balance would
 // end the pod that waits for the lock of a killed leader, and its successor waits anew for as
 // long as the lease runs. Besides, work piles up in such a shard and counts as its weight.
 func (l *leading) allWorking() bool {
-	for _, leader := range l.leaders {
-		if !leader.Working {
-			return false
-		}
-	}
-	return true
+	return !collect.Any(l.leaders, func(_ string, leader status.Leader) bool { return !leader.Working })
 }

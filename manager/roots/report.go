@@ -1,6 +1,7 @@
 package roots
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -61,20 +62,13 @@ func (r *reporter) progress(config *v1alpha1.ShardingConfig, effects []handover.
 			}
 			took("total", e.Move.Began)
 			metrics.Handovers.WithLabelValues(config.Namespace, config.Name, "settled").Inc()
-			settled = append(settled, fmt.Sprintf("%s to %s", e.Move.From, orNobody(e.Move.To)))
+			settled = append(settled, fmt.Sprintf("%s to %s", e.Move.From, cmp.Or(e.Move.To, "nobody")))
 		}
 	}
 	if len(settled) > 0 {
 		r.recorder.Eventf(config, nil, corev1.EventTypeNormal, "HandoverSettled", "Handover", "%s",
 			status.Note("keys were handed over from "+strings.Join(settled, ", from ")))
 	}
-}
-
-func orNobody(shard string) string {
-	if shard == "" {
-		return "nobody"
-	}
-	return shard
 }
 
 // warnBlocked emits an Event, once, when a handover is blocked.
@@ -87,7 +81,7 @@ func (r *reporter) warnBlocked(config *v1alpha1.ShardingConfig, written *v1alpha
 		}
 		metrics.Handovers.WithLabelValues(config.Namespace, config.Name, "blocked").Inc()
 		r.recorder.Eventf(config, nil, corev1.EventTypeWarning, "HandoverBlocked", "Handover", "%s",
-			status.Note(fmt.Sprintf("a handover from %s to %s has been %s for %s; it waits for: %s", orNobody(m.From), orNobody(m.To), m.Phase, now.Sub(m.Since).Round(time.Second), waits)))
+			status.Note(fmt.Sprintf("a handover from %s to %s has been %s for %s; it waits for: %s", cmp.Or(m.From, "nobody"), cmp.Or(m.To, "nobody"), m.Phase, now.Sub(m.Since).Round(time.Second), waits)))
 	}
 	r.blocked = i >= 0
 }

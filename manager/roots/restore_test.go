@@ -148,7 +148,7 @@ func TestRestoredMemberThatItsAgentForgot(t *testing.T) {
 }
 
 // A pod that was made after the backup has no object any more, and its process runs on. Its
-// agent tells the manager that it is there.
+// agent reports to the manager that it is there.
 func TestRestoredRootWaitsForPodsWithoutObject(t *testing.T) {
 	for name, grant := range map[string]bool{"before a first grant": true, "before a member joins again": false} {
 		t.Run(name, func(t *testing.T) {

@@ -2,6 +2,7 @@ package roots
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -124,8 +125,11 @@ func (rt *root) public(locks []v1alpha1.LockStatus) compile.Root {
 // finalizer writes the finalizers of the object.
 func (rt *root) finalizer(ctx context.Context) error {
 	object := rt.object
+	patch, _ := json.Marshal(map[string]any{"metadata": map[string]any{ // strings always marshal
+		"uid": object.UID, "resourceVersion": object.ResourceVersion, "finalizers": object.Finalizers,
+	}})
 	rt.object = nil // until the patch has succeeded
-	err := rt.Client.Patch(ctx, object, client.RawPatch(types.MergePatchType, finalizers(object)))
+	err := rt.Client.Patch(ctx, object, client.RawPatch(types.MergePatchType, patch))
 	if err != nil {
 		return client.IgnoreNotFound(fmt.Errorf("writing its finalizer: %w", err))
 	}
@@ -164,7 +168,12 @@ func (rt *root) write(ctx context.Context, state handover.State, next v1alpha1.S
 		updated := rt.object.DeepCopy()
 		updated.Status = *next.DeepCopy()
 		if next.ObservedGeneration > rt.object.Generation {
-			forgetGeneration(&updated.Status)
+			// After a restore of etcd the watch may still show a later generation than the
+			// object has.
+			updated.Status.ObservedGeneration = 0
+			for i := range updated.Status.Conditions {
+				updated.Status.Conditions[i].ObservedGeneration = 0
+			}
 		}
 		if equality.Semantic.DeepEqual(rt.object.Status, updated.Status) {
 			break
@@ -204,15 +213,6 @@ func (rt *root) write(ctx context.Context, state handover.State, next v1alpha1.S
 		rt.wake()
 	}
 	return nil
-}
-
-// forgetGeneration removes the observed generation from a status. After a restore of etcd the
-// watch may still show a later generation than the object has.
-func forgetGeneration(s *v1alpha1.ShardingConfigStatus) {
-	s.ObservedGeneration = 0
-	for i := range s.Conditions {
-		s.Conditions[i].ObservedGeneration = 0
-	}
 }
 
 // samePolicies reports whether the same policies follow from a and b.

@@ -9,6 +9,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 )
 
@@ -191,17 +192,12 @@ func (rt *root) replan(v view, state handover.State, now time.Time) (ok bool) {
 		rt.plan = plan{}
 	case v.problem != nil:
 		rt.plan = plan{scopes: last}
-	case len(last) == 0:
+	case len(last) == 0 || rt.generation != config.Generation:
 		weights, ok := rt.Weigher.First(rt.uid)
 		if !ok {
 			return false
 		}
-		rt.plan = plan{generation: config.Generation, balancing: balancing{looked: now}, scopes: layout.First(config.Spec.Root, weights)}
-	case rt.generation != config.Generation:
-		weights, ok := rt.Weigher.First(rt.uid)
-		if !ok {
-			return false
-		}
+		// Without last scopes, Next returns the first ones.
 		rt.plan = plan{generation: config.Generation, balancing: balancing{looked: now}, scopes: layout.Next(config.Spec.Root, last, weights)}
 	case layout.Rebalance(config.Spec.Root) == v1alpha1.RebalanceOff:
 		rt.suggestion = ""
@@ -213,10 +209,5 @@ func (rt *root) replan(v view, state handover.State, now time.Time) (ok bool) {
 
 // follows reports whether a state wants the scopes of a plan.
 func follows(state handover.State, scopes map[string]sharding.Scope) bool {
-	for name, s := range scopes {
-		if !state.Shards[name].Wanted.Equal(s) {
-			return false
-		}
-	}
-	return true
+	return !collect.Any(scopes, func(name string, s sharding.Scope) bool { return !state.Shards[name].Wanted.Equal(s) })
 }

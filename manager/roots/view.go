@@ -18,6 +18,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
@@ -122,15 +123,8 @@ func (v view) ready(members map[string]handover.Member, now time.Time) map[strin
 // reported reports whether it is known which shards are ready: a new leader must not revert
 // what the last one began only because agents have not connected to it yet.
 func (v view) reported(members map[string]handover.Member, now time.Time) bool {
-	if now.Sub(v.since) >= status.Grace {
-		return true
-	}
-	for _, m := range members {
-		if v.exists(m) && !v.observe(m.Node, m.UID).Known {
-			return false
-		}
-	}
-	return true
+	unknown := func(_ string, m handover.Member) bool { return v.exists(m) && !v.observe(m.Node, m.UID).Known }
+	return now.Sub(v.since) >= status.Grace || !collect.Any(members, unknown)
 }
 
 // silentSince returns since when no agent of a node is connected, as far as is known.
@@ -171,13 +165,10 @@ func (v view) unsharded(p *corev1.Pod) bool {
 // quiet reports whether the agents have confirmed that no member leads under the locks of
 // its shard any more.
 func (v view) quiet(members map[string]handover.Member) bool {
-	for uid, m := range members {
+	return !collect.Any(members, func(uid string, m handover.Member) bool {
 		policy := v.policy(uid)
-		if !standsBy(policy.PodPolicy) && !policy.GetSharding().GetDryRun() || v.observe(m.Node, uid).Version != policy.Version {
-			return false
-		}
-	}
-	return true
+		return !standsBy(policy.PodPolicy) && !policy.GetSharding().GetDryRun() || v.observe(m.Node, uid).Version != policy.Version
+	})
 }
 
 // admitted reports whether a pod was admitted as the configuration requires: a pod whose
@@ -203,7 +194,7 @@ func (v view) joining(placed map[string]string) (out []handover.Member) {
 }
 
 // uncovered returns the shards without a ready pod that could take their keys.
-func (v view) uncovered(members map[string]handover.Member) (out []string) {
+func (v view) uncovered(members map[string]handover.Member) []string {
 	placed, _ := layout.Place(v.config.Spec.Root, v.pods, members)
 	covered := map[string]bool{}
 	for _, p := range v.pods {
@@ -211,12 +202,8 @@ func (v view) uncovered(members map[string]handover.Member) (out []string) {
 			covered[cmp.Or(members[uid].Shard, placed[uid])] = true
 		}
 	}
-	for _, s := range layout.Shards(v.config.Spec.Root) {
-		if !covered[s.Name] {
-			out = append(out, s.Name)
-		}
-	}
-	return out
+	names := collect.Map(layout.Shards(v.config.Spec.Root), func(s layout.Shard) string { return s.Name })
+	return collect.Filter(names, func(name string) bool { return !covered[name] })
 }
 
 // misfits returns the pods that act on nothing and whose trust is wrong for their next role:
@@ -274,11 +261,10 @@ func (v view) strangers(members map[string]handover.Member) []string {
 	return out
 }
 
-func describe(removed []push.Removed) (out []string) {
-	for _, p := range removed {
-		out = append(out, fmt.Sprintf("the pod with uid %s on node %s, which was deleted or has exited, and may run on", p.UID, p.Node))
-	}
-	return out
+func describe(removed []push.Removed) []string {
+	return collect.Map(removed, func(p push.Removed) string {
+		return fmt.Sprintf("the pod with uid %s on node %s, which was deleted or has exited, and may run on", p.UID, p.Node)
+	})
 }
 
 // removedPods returns the pods without a policy that may act under the root. Without an

@@ -9,11 +9,13 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 )
@@ -127,16 +129,10 @@ func (in RootInput) handover() string {
 // deleted pod stays a member until its last writes cannot take effect any more, which may take
 // a minute. Only the next handover waits for that.
 func (in RootInput) restarts() bool {
-	there := map[string]bool{}
-	for _, p := range in.Pods {
-		there[string(p.UID)] = true
-	}
-	for uid, m := range in.State.Members {
-		if m.Stale && (there[uid] || in.Restarting != "") {
-			return true
-		}
-	}
-	return false
+	return collect.Any(in.State.Members, func(uid string, m handover.Member) bool {
+		there := func(p *corev1.Pod) bool { return string(p.UID) == uid }
+		return m.Stale && (in.Restarting != "" || slices.ContainsFunc(in.Pods, there))
+	})
 }
 
 // unready describes what handovers wait for that cannot begin, because no member could take
@@ -295,11 +291,9 @@ func requested(root *v1alpha1.RootConfig) string {
 
 // methods returns all methods that apply to lists.
 func methods(observed []push.Observation) string {
-	seen := map[string]bool{}
+	seen := sets.Set[string]{}
 	for _, o := range observed {
-		for _, m := range o.Methods {
-			seen[m] = true
-		}
+		seen.Insert(slices.Collect(maps.Values(o.Methods))...)
 	}
-	return strings.Join(slices.Sorted(maps.Keys(seen)), ",")
+	return strings.Join(sets.List(seen), ",")
 }

@@ -165,7 +165,7 @@ func TestRootsThatAreNotSettled(t *testing.T) {
 	}
 }
 
-// Whoever is waited for is named, and why.
+// A pod that is waited for is named, and why.
 func TestWaitsFor(t *testing.T) {
 	for _, c := range []struct {
 		name   string

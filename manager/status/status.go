@@ -13,6 +13,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 )
@@ -108,25 +109,19 @@ func (in Input) standby() bool {
 }
 
 // show returns as many members as a status has room for. It prefers those that are not ready.
-func show(verdicts []verdict) (out []v1alpha1.MemberStatus) {
+func show(verdicts []verdict) []v1alpha1.MemberStatus {
 	shown := slices.Clone(verdicts)
 	if len(shown) > maxPods {
-		slices.SortStableFunc(shown, func(a, b verdict) int { return cmp.Compare(truth(a.ready), truth(b.ready)) })
-		shown = shown[:maxPods]
+		ready := func(v verdict) bool { return v.ready }
+		shown = slices.Concat(collect.Filter(shown, verdict.unready), collect.Filter(shown, ready))[:maxPods]
 	}
 	slices.SortFunc(shown, func(a, b verdict) int { return cmp.Compare(a.Name, b.Name) })
-	for _, v := range shown {
-		out = append(out, v.MemberStatus)
-	}
-	return out
+	return collect.Map(shown, func(v verdict) v1alpha1.MemberStatus { return v.MemberStatus })
 }
 
 // method returns the methods that apply, or the requested one until an agent has reported.
 func (in Input) method() string {
-	var observed []push.Observation
-	for _, pod := range in.Shard.Members {
-		observed = append(observed, in.Observe(pod.Spec.NodeName, string(pod.UID)))
-	}
+	observed := collect.Map(in.Shard.Members, func(pod *corev1.Pod) push.Observation { return in.Observe(pod.Spec.NodeName, string(pod.UID)) })
 	switch reported := methods(observed); {
 	case reported != "" || compile.PassesThrough(in.Shard.Config):
 		return reported
@@ -321,18 +316,8 @@ func conflict(namespace string, c compile.Conflict) string {
 
 // describe names the first few of the members that match, and counts the others.
 func describe(verdicts []verdict, which func(verdict) bool) string {
-	var out []string
-	for _, v := range verdicts {
-		if which(v) {
-			out = append(out, fmt.Sprintf("pod %s: %s", v.Name, cmp.Or(v.Message, "captured by "+v.Capture)))
-		}
+	say := func(v verdict) string {
+		return fmt.Sprintf("pod %s: %s", v.Name, cmp.Or(v.Message, "captured by "+v.Capture))
 	}
-	return strings.Join(clipped(out), "; ")
-}
-
-func truth(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
+	return strings.Join(clipped(collect.Map(collect.Filter(verdicts, which), say)), "; ")
 }

@@ -215,7 +215,7 @@ func TestDerived(t *testing.T) {
 	in.Shard.Held = sharding.Of(sharding.Range{First: 1, Last: 2})
 	s := Of(in)
 	require.Equal(t, []string{"0000000000000001-0000000000000002"}, s.Held)
-	require.Empty(t, s.Method, "nobody has told")
+	require.Empty(t, s.Method, "no agent has reported")
 	require.Nil(t, s.Root)
 
 	in.Shard.Root.Spec.Root.Method = v1alpha1.MethodServerSide

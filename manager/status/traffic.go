@@ -18,6 +18,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile/rules"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/quota"
 )
@@ -65,19 +66,15 @@ func OfBreaker(b compile.Breaker, in TrafficInput, record []v1alpha1.RuleShares,
 		t, was := in.target(b.Ruling, selected, o, known)
 		policy := in.Policy(selected.Pod.UID)
 		rendered := named(policy.GetTraffic().GetBreakers(), b.Name)
-		t.seesOthers(o, policy, forOtherHosts(rendered), rules.Hidden(rendered))
+		others := len(rendered.GetIntercepts()) > 0 || slices.ContainsFunc(rendered.GetRules(), func(r *meshv1.LimitRule) bool { return len(r.Http) > 0 })
+		t.seesOthers(o, policy, others, rules.Hidden(rendered))
 		t.LimitingSnapshots = limiting(rendered, o, was.LimitingSnapshots, shares, selected.Pod.Name)
 		for _, l := range t.LimitingSnapshots {
 			out.Refused = plus(out.Refused, l.Refused)
 		}
-		if t.opened() {
-			out.Opened++
-		}
-		if t.inForce {
-			out.PodsInForce++
-		}
 		targets = append(targets, t)
 	}
+	out.PodsInForce, out.Opened = number(targets, target.applies), number(targets, target.opened)
 	is := ready(b.Ruling, b.Namespace, targets, "in force")
 	if !ok && b.Problem == nil {
 		is = condition{false, v1alpha1.ReasonTooManyShares, tooManyShares + "; " + is.message}
@@ -127,11 +124,9 @@ func OfInjection(f compile.Injection, in TrafficInput) v1alpha1.FaultInjectionSt
 		for _, s := range t.FaultSnapshots {
 			out.Injected = plus(out.Injected, s.Injected)
 		}
-		if t.inForce {
-			out.PodsInForce++
-		}
 		targets = append(targets, t)
 	}
+	out.PodsInForce = number(targets, target.applies)
 	until := "in force until it is deleted"
 	if out.ExpirationTime != nil {
 		until = "in force until " + out.ExpirationTime.UTC().Format(time.RFC3339)
@@ -241,10 +236,6 @@ func named[T interface{ GetName() string }](in []T, name string) (out T) {
 		out = in[i]
 	}
 	return out
-}
-
-func forOtherHosts(b *meshv1.Breaker) bool {
-	return len(b.GetIntercepts()) > 0 || slices.ContainsFunc(b.GetRules(), func(r *meshv1.LimitRule) bool { return len(r.Http) > 0 })
 }
 
 var states = map[meshv1.BreakerState]v1alpha1.BreakerState{
@@ -365,7 +356,7 @@ func (t target) rank() int {
 
 // ready returns Ready.
 func ready(r compile.Ruling, namespace string, targets []target, inForce string) condition {
-	n := number(targets, func(t target) bool { return t.inForce })
+	n := int(number(targets, target.applies))
 	count := fmt.Sprintf("in force in %d of %d pods", n, len(targets))
 	switch {
 	case r.Problem != nil && r.Problem.Reason == v1alpha1.ReasonPending && len(r.Problems) == 0:
@@ -377,10 +368,7 @@ func ready(r compile.Ruling, namespace string, targets []target, inForce string)
 		}
 		return condition{false, r.Problem.Reason, message}
 	case len(r.Problems) > 0:
-		var said []string
-		for _, p := range r.Problems {
-			said = append(said, p.Message)
-		}
+		said := collect.Map(r.Problems, func(p *compile.Problem) string { return p.Message })
 		return condition{false, r.Problems[0].Reason, strings.Join(clipped(said), "; ") + "; the rest is " + count}
 	case len(targets) == 0:
 		return condition{false, v1alpha1.ReasonNoPods, fmt.Sprintf("no pod in namespace %s matches spec.selector and has label %s: \"true\"; set both on the pod template", namespace, v1alpha1.EnableProxyLabel)}
@@ -397,15 +385,11 @@ func ready(r compile.Ruling, namespace string, targets []target, inForce string)
 	return condition{false, v1alpha1.ReasonRollingOut, count + "; " + describeTargets(targets, target.notInForce)}
 }
 
-func number(targets []target, which func(target) bool) (n int) {
-	for _, t := range targets {
-		if which(t) {
-			n++
-		}
-	}
-	return n
+func number(targets []target, which func(target) bool) int32 {
+	return int32(len(collect.Filter(targets, which)))
 }
 
+func (t target) applies() bool    { return t.inForce }
 func (t target) notInForce() bool { return !t.inForce }
 
 // late reports whether the last policy does not apply yet, as far as is known.
@@ -414,13 +398,8 @@ func (t target) late() bool {
 }
 
 func describeTargets(targets []target, which func(target) bool) string {
-	var said []string
-	for _, t := range targets {
-		if which(t) {
-			said = append(said, fmt.Sprintf("pod %s: %s", t.PodName, t.why))
-		}
-	}
-	return strings.Join(clipped(said), "; ")
+	say := func(t target) string { return fmt.Sprintf("pod %s: %s", t.PodName, t.why) }
+	return strings.Join(clipped(collect.Map(collect.Filter(targets, which), say)), "; ")
 }
 
 // ready sets Ready, with a bounded message.

@@ -194,7 +194,7 @@ func TestConfigHash(t *testing.T) {
 	require.Equal(t, "new", b.TargetStatus[1].ConfigHash)
 }
 
-// Requests within TLS are seen where they may be, and whoever writes a rule of them is told.
+// Requests within TLS are seen where they may be, and a rule of them gets a note.
 func TestHostsAlone(t *testing.T) {
 	exact := func(s string) *meshv1.TextMatch { return &meshv1.TextMatch{Kind: &meshv1.TextMatch_Exact{Exact: s}} }
 	const forced = meshv1.Trigger_TRIGGER_FORCE_OPENED
@@ -272,7 +272,7 @@ func TestExpiration(t *testing.T) {
 	require.EqualValues(t, v1alpha1.ReasonExpired, meta.FindStatusCondition(last.Conditions, v1alpha1.ConditionReady).Reason)
 	r.say("a", func(o *push.Observation) { o.Faults["kf"].Injected = 3 })
 
-	// What it did is still told when it has expired.
+	// What it did is still reported when it has expired.
 	r.injection.Status, r.injection.Problem = i, &compile.Problem{Reason: v1alpha1.ReasonExpired, Message: "over"}
 	r.policies["a"].Traffic, r.policies["b"].Traffic = nil, nil
 	_, i, _, ready = r.statuses(t)
@@ -315,7 +315,7 @@ func TestSharesOnRecord(t *testing.T) {
 	b, _, _, _ = r.statuses(t)
 	require.Equal(t, r.record, b.Shares)
 
-	// Where there is no room, what was on record stays, and people are told.
+	// Where there is no room, what was on record stays, and a condition reports it.
 	r.breaker.Problem, r.breaker.Status = nil, b
 	b = OfBreaker(r.breaker, r.in, nil, false)
 	require.Equal(t, r.record, b.Shares)
@@ -358,7 +358,7 @@ func TestTwoHundredTargets(t *testing.T) {
 	require.NotEmpty(t, b.TargetStatus[199].Message)
 	require.EqualValues(t, v1alpha1.ReasonAgentAway, ready.Reason)
 
-	// They have so many rules that an object cannot hold all: it tells of those that opened.
+	// They have so many rules that an object cannot hold all: it names those that opened.
 	states := map[string]*meshv1.RuleState{}
 	for _, target := range r.breaker.Targets {
 		p := &meshv1.PodPolicy{Traffic: &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "x"}}}}

@@ -26,11 +26,6 @@ const MeshCASecret = "ctrlmesh-mesh-ca"
 // EgressCASecret is the Secret of the egress CA, in the manager's namespace.
 const EgressCASecret = "ctrlmesh-egress-ca"
 
-const (
-	meshCA   = "mesh CA"
-	egressCA = "egress CA"
-)
-
 // leafLife is the validity of an agent's certificate.
 const leafLife = 24 * time.Hour
 
@@ -89,32 +84,27 @@ func (a *Authority) Maintain(ctx context.Context, bundled []byte, pods map[strin
 	}
 	annotate(secret, RotationAnnotation, message)
 	if err := a.Client.Update(ctx, secret); err != nil {
-		return fmt.Errorf("writing Secret %s/%s: %w", a.Namespace, a.secret(), err)
+		return fmt.Errorf("writing Secret %s/%s: %w", a.Namespace, secret.Name, err)
 	}
 	a.ring.Store(ring)
 	a.count(phase, older)
 	if a.Log != nil && ring != have {
-		a.Log.Info("rotating a CA", "ca", a.name(), "phase", phase, "message", message)
+		a.Log.Info("rotating a CA", "ca", f.Name, "phase", phase, "message", message)
 	}
 	return nil
 }
 
 func (a *Authority) facts() Facts {
-	return Facts{Now: a.now(), Name: a.name(), Names: a.Names(), Egress: a.Egress}
+	name, _ := a.is()
+	return Facts{Now: a.now(), Name: name, Names: a.Names(), Egress: a.Egress}
 }
 
-func (a *Authority) name() string {
+// is returns the name of the CA, and that of its Secret.
+func (a *Authority) is() (name, secret string) {
 	if a.Egress {
-		return egressCA
+		return "egress CA", EgressCASecret
 	}
-	return meshCA
-}
-
-func (a *Authority) secret() string {
-	if a.Egress {
-		return EgressCASecret
-	}
-	return MeshCASecret
+	return "mesh CA", MeshCASecret
 }
 
 // count sets the metrics of the mesh CA. The egress CA has none, because its rotation cuts no
@@ -131,7 +121,8 @@ func (a *Authority) count(phase string, pods int) {
 }
 
 func (a *Authority) load(ctx context.Context) (*corev1.Secret, *Ring, error) {
-	secret, err := loadOrCreate(ctx, a.Client, a.Namespace, a.secret(), func(s *corev1.Secret) error {
+	_, name := a.is()
+	secret, err := loadOrCreate(ctx, a.Client, a.Namespace, name, func(s *corev1.Secret) error {
 		ring, err := NewRing(a.facts())
 		if err != nil {
 			return err
@@ -143,7 +134,7 @@ func (a *Authority) load(ctx context.Context) (*corev1.Secret, *Ring, error) {
 	}
 	ring, err := decodeRing(secret)
 	if err != nil {
-		return nil, nil, fmt.Errorf("the Secret %s/%s is damaged (%w): restore it, or delete it and restart all labelled pods", a.Namespace, a.secret(), err)
+		return nil, nil, fmt.Errorf("the Secret %s/%s is damaged (%w): restore it, or delete it and restart all labelled pods", a.Namespace, name, err)
 	}
 	a.ring.Store(ring)
 	return secret, ring, nil
@@ -174,11 +165,16 @@ func (a *Authority) Permits(ip netip.Addr) bool {
 // Sign signs an agent's request for the apiserver's current names. Agents request a new leaf as
 // soon as the names change, and otherwise not for hours.
 func (a *Authority) Sign(csr []byte) ([][]byte, error) {
+	return a.sign(csr, a.Names())
+}
+
+func (a *Authority) sign(csr []byte, names Names) ([][]byte, error) {
 	ring := a.ring.Load()
 	if ring == nil {
-		return nil, fmt.Errorf("the %s is not loaded yet", a.name())
+		name, _ := a.is()
+		return nil, fmt.Errorf("the %s is not loaded yet", name)
 	}
-	return ring.Sign(csr, a.Names(), a.now())
+	return ring.Sign(csr, names, a.now())
 }
 
 // SignFor signs an agent's request for one other host. Only the egress CA supports it. It never
@@ -188,20 +184,19 @@ func (a *Authority) SignFor(csr []byte, host string) ([][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	ring := a.ring.Load()
-	if ring == nil {
-		return nil, fmt.Errorf("the %s is not loaded yet", a.name())
-	}
 	api := &x509.Certificate{}
 	if a.Names().exclude(api); !a.Egress || len(names.DNS) > 0 && !permitsDNS(api, names.DNS[0]) || len(names.IPs) > 0 && !permitsIP(api, names.IPs[0]) {
 		return nil, errors.New("the host stands for the apiserver")
 	}
-	return ring.Sign(csr, names, a.now())
+	return a.sign(csr, names)
 }
 
-func (a *Authority) now() time.Time {
-	if a.Now != nil {
-		return a.Now()
+func (a *Authority) now() time.Time { return clock(a.Now) }
+
+// clock returns the time by now, or by the system's clock if now is nil.
+func clock(now func() time.Time) time.Time {
+	if now != nil {
+		return now()
 	}
 	return time.Now()
 }
@@ -256,12 +251,12 @@ func (a *Authorities) Ready() error {
 
 // Permits reports whether agents' certificates may name an address. A replica whose CA
 // does not permit it reads the CA again.
-func (a *Authorities) Permits(ctx context.Context, ip netip.Addr, log *slog.Logger) bool {
+func (a *Authorities) Permits(ctx context.Context, ip netip.Addr) bool {
 	if a.Mesh.Permits(ip) {
 		return true
 	}
-	if err := a.Mesh.Load(ctx); err != nil {
-		log.Warn("failed to reload certificates", "error", err)
+	if err := a.Mesh.Load(ctx); err != nil && a.Mesh.Log != nil {
+		a.Mesh.Log.Warn("failed to reload certificates", "error", err)
 	}
 	return a.Mesh.Permits(ip)
 }

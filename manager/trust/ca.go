@@ -1,7 +1,6 @@
 package trust
 
 import (
-	"bytes"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/ed25519"
@@ -13,8 +12,13 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
-	"slices"
+	"net"
+	"net/netip"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 const (
@@ -34,17 +38,9 @@ type CA struct {
 	certs []*x509.Certificate
 }
 
-// NewCA creates a key and a CA certificate that is constrained to names.
-func NewCA(commonName string, names Names, now time.Time) (*CA, error) {
-	return newCA(commonName, names.permit, now)
-}
-
-// NewEgressCA creates a key and a CA certificate that is valid for all names except names.
-func NewEgressCA(commonName string, names Names, now time.Time) (*CA, error) {
-	return newCA(commonName, names.exclude, now)
-}
-
-func newCA(commonName string, constrain func(*x509.Certificate), now time.Time) (*CA, error) {
+// NewCA creates a key and a CA certificate that constrain bounds: Names.permit to the names, or
+// Names.exclude to all others.
+func NewCA(commonName string, constrain func(*x509.Certificate), now time.Time) (*CA, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, err
@@ -92,11 +88,7 @@ func (ca *CA) Stale(names Names, now time.Time) bool {
 
 // Bundle returns the certificates in PEM, newest first.
 func (ca *CA) Bundle() []byte {
-	var b bytes.Buffer
-	for _, c := range ca.certs {
-		b.Write(encodePEM("CERTIFICATE", c.Raw))
-	}
-	return b.Bytes()
+	return encodeCerts(ca.certs)
 }
 
 // Expiry returns when the newest certificate expires.
@@ -105,18 +97,11 @@ func (ca *CA) Expiry() time.Time { return ca.certs[0].NotAfter }
 // Usable returns the part of names that every certificate permits, so that a leaf for them
 // is valid for all clients, whichever certificate they trust.
 func (ca *CA) Usable(names Names) Names {
-	var out Names
-	for _, d := range names.DNS {
-		if !slices.ContainsFunc(ca.certs, func(c *x509.Certificate) bool { return !permitsDNS(c, d) }) {
-			out.DNS = append(out.DNS, d)
-		}
+	for _, c := range ca.certs {
+		names.DNS = collect.Filter(names.DNS, func(d string) bool { return permitsDNS(c, d) })
+		names.IPs = collect.Filter(names.IPs, func(ip netip.Addr) bool { return permitsIP(c, ip) })
 	}
-	for _, ip := range names.IPs {
-		if !slices.ContainsFunc(ca.certs, func(c *x509.Certificate) bool { return !permitsIP(c, ip) }) {
-			out.IPs = append(out.IPs, ip)
-		}
-	}
-	return out.sorted()
+	return names.sorted()
 }
 
 // SignRequest signs the public key of a PKCS #10 request for names; whatever
@@ -163,9 +148,7 @@ func (ca *CA) sign(key crypto.PublicKey, names Names, life time.Duration, now ti
 		BasicConstraintsValid: true,
 		DNSNames:              names.DNS,
 	}
-	for _, ip := range names.IPs {
-		template.IPAddresses = append(template.IPAddresses, ip.AsSlice())
-	}
+	template.IPAddresses = collect.Map(names.IPs, func(ip netip.Addr) net.IP { return ip.AsSlice() })
 	return x509.CreateCertificate(rand.Reader, template, ca.certs[0], key, ca.key)
 }
 
@@ -186,7 +169,7 @@ func (ca *CA) encode(prefix string, into map[string][]byte) error {
 	return nil
 }
 
-// decodeCA reads a CA from a Secret's data. Errors tell nothing of the data.
+// decodeCA reads a CA from a Secret's data. Errors contain nothing of the data.
 func decodeCA(prefix string, data map[string][]byte) (*CA, error) {
 	keyName, certName := prefix+keySuffix, prefix+certSuffix
 	key, err := decodeKey(data[keyName])
@@ -223,11 +206,7 @@ func decodeKey(data []byte) (*ecdsa.PrivateKey, error) {
 
 func decodeCerts(data []byte) ([]*x509.Certificate, error) {
 	var certs []*x509.Certificate
-	for {
-		var block *pem.Block
-		if block, data = pem.Decode(data); block == nil {
-			break
-		}
+	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
 		c, err := x509.ParseCertificate(block.Bytes)
 		if err != nil {
 			return nil, err
@@ -249,17 +228,7 @@ func renewal(c *x509.Certificate) time.Time {
 // CA's, excludes them all.
 func boundBy(c *x509.Certificate, names Names) bool {
 	bounds := boundsOf(c)
-	for _, d := range names.DNS {
-		if !slices.Contains(bounds.DNS, d) {
-			return false
-		}
-	}
-	for _, ip := range names.IPs {
-		if !slices.Contains(bounds.IPs, ip) {
-			return false
-		}
-	}
-	return true
+	return sets.New(bounds.DNS...).HasAll(names.DNS...) && sets.New(bounds.IPs...).HasAll(names.IPs...)
 }
 
 func serial() *big.Int {
@@ -268,6 +237,14 @@ func serial() *big.Int {
 	b[0] &= 0x7f // positive
 	b[0] |= 0x40 // and not short
 	return new(big.Int).SetBytes(b)
+}
+
+// encodeCerts returns certificates in PEM.
+func encodeCerts(certs []*x509.Certificate) (out []byte) {
+	for _, c := range certs {
+		out = append(out, encodePEM("CERTIFICATE", c.Raw)...)
+	}
+	return out
 }
 
 func encodePEM(kind string, der []byte) []byte {

@@ -107,9 +107,9 @@ func TestEgressRotatesWithTheApiserver(t *testing.T) {
 	require.Equal(t, 1, bytes.Count(a.Bundle(), []byte("BEGIN")))
 }
 
-// Whoever has the egress CA's key can still not speak for the apiserver.
+// The holder of the egress CA's key can still not speak for the apiserver.
 func TestOpenSSLHoldsTheEgressConstraints(t *testing.T) {
-	ca, err := NewEgressCA("egress", apiNames("10.96.0.1", "fd00::1"), time.Now())
+	ca, err := NewCA("egress", apiNames("10.96.0.1", "fd00::1").exclude, time.Now())
 	require.NoError(t, err)
 	for what, c := range map[string]struct {
 		leaf *x509.Certificate
@@ -159,9 +159,9 @@ func TestDirectory(t *testing.T) {
 		require.NoError(t, err, out)
 		require.Equal(t, e.Name(), strings.TrimSpace(out)+".0")
 	}
-	ca, err := NewEgressCA("one  Subject ", Names{}, at)
+	ca, err := NewCA("one  Subject ", Names{}.exclude, at)
 	require.NoError(t, err)
-	same, err := NewEgressCA("one  Subject ", Names{}, at)
+	same, err := NewCA("one  Subject ", Names{}.exclude, at)
 	require.NoError(t, err)
 	files, err := Directory(append(ca.Bundle(), same.Bundle()...))
 	require.NoError(t, err)

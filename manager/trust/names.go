@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 // Names are the DNS names and addresses that a certificate may be valid for.
@@ -48,11 +50,9 @@ func HostName(host string) (Names, error) {
 	}
 	name := strings.ToLower(strings.TrimSuffix(host, "."))
 	// Underscores are in no host's name by the letter, and in many in fact.
-	if len(validation.IsDNS1123Subdomain(strings.ReplaceAll(name, "_", "-"))) > 0 {
-		return Names{}, errors.New("the host is neither a DNS name nor a literal address")
-	}
 	// Clients read what ends in a number as an address, each in its own way.
-	if last := name[strings.LastIndexByte(name, '.')+1:]; last[0] >= '0' && last[0] <= '9' {
+	last := name[strings.LastIndexByte(name, '.')+1:]
+	if len(validation.IsDNS1123Subdomain(strings.ReplaceAll(name, "_", "-"))) > 0 || last[0] >= '0' && last[0] <= '9' {
 		return Names{}, errors.New("the host is neither a DNS name nor a literal address")
 	}
 	return Names{DNS: []string{name}}, nil
@@ -75,14 +75,13 @@ func (n Names) exclude(c *x509.Certificate) {
 	c.ExcludedDNSDomains, c.ExcludedIPRanges = n.DNS, n.ranges()
 }
 
-func (n Names) ranges() (out []*net.IPNet) {
-	for _, ip := range n.IPs {
-		out = append(out, &net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(ip.BitLen(), ip.BitLen())})
-	}
-	return out
+func (n Names) ranges() []*net.IPNet {
+	return collect.Map(n.IPs, func(ip netip.Addr) *net.IPNet {
+		return &net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(ip.BitLen(), ip.BitLen())}
+	})
 }
 
-// excluding tells the egress CA's certificates from the others, which all permit
+// excluding distinguishes the egress CA's certificates from the others, which all permit
 // some DNS name.
 func excluding(c *x509.Certificate) bool { return len(c.PermittedDNSDomains) == 0 }
 
@@ -131,10 +130,7 @@ func (n Names) since(former *x509.Certificate) Names {
 }
 
 func (n Names) sorted() Names {
-	ips := make([]netip.Addr, len(n.IPs))
-	for i, ip := range n.IPs {
-		ips[i] = ip.Unmap()
-	}
+	ips := collect.Map(n.IPs, netip.Addr.Unmap)
 	slices.SortFunc(ips, netip.Addr.Compare)
 	dns := slices.Sorted(slices.Values(n.DNS))
 	return Names{DNS: slices.Compact(dns), IPs: slices.Compact(ips)}

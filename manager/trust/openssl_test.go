@@ -86,9 +86,9 @@ func TestOpenSSLVerifies(t *testing.T) {
 	}
 }
 
-// Whoever has the CA's key can still not speak for anybody else.
+// The holder of the CA's key can still not speak for anybody else.
 func TestOpenSSLHoldsTheNameConstraints(t *testing.T) {
-	ca, err := NewCA("mesh", apiNames("10.96.0.1"), time.Now())
+	ca, err := NewCA("mesh", apiNames("10.96.0.1").permit, time.Now())
 	require.NoError(t, err)
 	for what, leaf := range map[string]*x509.Certificate{
 		"dns":  {DNSNames: []string{"example.com"}},

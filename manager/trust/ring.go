@@ -84,9 +84,9 @@ func NewRing(f Facts) (*Ring, error) {
 func (f Facts) newCA(names Names) (*CA, error) {
 	name := "ctrlmesh " + f.Name + " " + f.Now.UTC().Format(time.RFC3339)
 	if f.Egress {
-		return NewEgressCA(name, names, f.Now)
+		return NewCA(name, names.exclude, f.Now)
 	}
-	return NewCA(name, names, f.Now)
+	return NewCA(name, names.permit, f.Now)
 }
 
 // Step returns the Ring after the next step that the facts allow, or the same Ring if there is
@@ -189,14 +189,11 @@ var Phases = []string{PhaseNone, PhasePublishing, PhaseWaiting, PhaseRetiring}
 // Bundle returns the CAs that pods must trust, in PEM. The signer is first, so that the bundle
 // changes with it.
 func (r *Ring) Bundle() []byte {
-	b := r.signer.Bundle()
+	certs := r.signer.certs
 	if r.next != nil {
-		b = append(b, r.next.Bundle()...)
+		certs = slices.Concat(certs, r.next.certs)
 	}
-	for _, c := range r.retired {
-		b = append(b, encodePEM("CERTIFICATE", c.Raw)...)
-	}
-	return b
+	return encodeCerts(slices.Concat(certs, r.retired))
 }
 
 func (r *Ring) encode(into *corev1.Secret) error {
@@ -209,8 +206,8 @@ func (r *Ring) encode(into *corev1.Secret) error {
 			return err
 		}
 	}
-	for _, c := range r.retired {
-		data[retiredKey] = append(data[retiredKey], encodePEM("CERTIFICATE", c.Raw)...)
+	if len(r.retired) > 0 {
+		data[retiredKey] = encodeCerts(r.retired)
 	}
 	into.Data = data
 	annotate(into, rotatedAnnotation, r.rotated)

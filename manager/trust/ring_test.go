@@ -244,7 +244,7 @@ func TestRotationByAge(t *testing.T) {
 	require.Equal(t, key, m.stored().Data["ca.key"])
 	ring, err := decodeRing(m.stored())
 	require.NoError(t, err)
-	delete(m.knows, "for ever") // it trusts nobody when its CA ends, whoever signs
+	delete(m.knows, "for ever") // it trusts nobody when its CA ends, no matter who signs
 	m.pass(ring.signer.Expiry().Sub(m.now)-5*day, 5*day)
 	m.pass(ring.signer.Expiry().Sub(m.now)-leafLife+time.Hour, 6*time.Hour)
 	require.NotEqual(t, key, m.stored().Data["ca.key"])
@@ -328,7 +328,7 @@ func TestAddressesAreBounded(t *testing.T) {
 // What managers wrote that knew no rotation: several certificates of one key.
 func TestCAOfAnEarlierManager(t *testing.T) {
 	c := &oneSecret{}
-	ca, err := NewCA("ctrlmesh mesh CA", apiNames("10.96.0.1"), now.Add(-time.Hour))
+	ca, err := NewCA("ctrlmesh mesh CA", apiNames("10.96.0.1").permit, now.Add(-time.Hour))
 	require.NoError(t, err)
 	older := ca.Bundle()
 	newer, err := certify(ca.key, "ctrlmesh mesh CA", apiNames("10.96.0.1", "10.96.0.9").permit, now.Add(-time.Minute))
@@ -392,7 +392,7 @@ func TestNoHandshakeEverFails(t *testing.T) {
 }
 
 // The Secret may be read by people and by programs other than ours.
-func TestTheSecretTellsOfItself(t *testing.T) {
+func TestTheSecretDescribesItself(t *testing.T) {
 	m := newMesh(t, &oneSecret{}, request(t, p256(t)))
 	m.ask("today")
 	m.pass(5*time.Minute, time.Minute)

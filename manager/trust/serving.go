@@ -167,9 +167,4 @@ func (s *Serving) issue(ring *Ring, into *corev1.Secret) error {
 	return nil
 }
 
-func (s *Serving) now() time.Time {
-	if s.Now != nil {
-		return s.Now()
-	}
-	return time.Now()
-}
+func (s *Serving) now() time.Time { return clock(s.Now) }

@@ -59,7 +59,7 @@ func pool(t *testing.T, pem []byte) *x509.CertPool {
 }
 
 func TestLeaf(t *testing.T) {
-	ca, err := NewCA("mesh", apiNames("10.96.0.1", "fd00::1"), now)
+	ca, err := NewCA("mesh", apiNames("10.96.0.1", "fd00::1").permit, now)
 	require.NoError(t, err)
 	chain, err := ca.SignRequest(request(t, p256(t)), apiNames("10.96.0.1", "fd00::1"), leafLife, now)
 	require.NoError(t, err)
@@ -76,9 +76,9 @@ func TestLeaf(t *testing.T) {
 	require.LessOrEqual(t, leaf.NotAfter.Sub(now), 24*time.Hour)
 }
 
-// Whoever has the key can still not speak for anybody else.
+// The holder of the key can still not speak for anybody else.
 func TestNameConstraints(t *testing.T) {
-	ca, err := NewCA("mesh", apiNames("10.96.0.1"), now)
+	ca, err := NewCA("mesh", apiNames("10.96.0.1").permit, now)
 	require.NoError(t, err)
 	u, _ := url.Parse("spiffe://cluster.local/ns/x")
 	for what, leaf := range map[string]*x509.Certificate{
@@ -119,7 +119,7 @@ func TestNameConstraints(t *testing.T) {
 }
 
 func TestNoAddressPermitsNone(t *testing.T) {
-	ca, err := NewCA("serving", ManagerNames("ns", "cluster.local", "svc"), now)
+	ca, err := NewCA("serving", ManagerNames("ns", "cluster.local", "svc").permit, now)
 	require.NoError(t, err)
 	leaf := &x509.Certificate{SerialNumber: serial(), NotBefore: now, NotAfter: now.Add(time.Hour), IPAddresses: []net.IP{net.ParseIP("10.0.0.1")}}
 	der, err := x509.CreateCertificate(rand.Reader, leaf, ca.certs[0], p256(t).Public(), ca.key)
@@ -131,7 +131,7 @@ func TestNoAddressPermitsNone(t *testing.T) {
 }
 
 func TestKeysOfRequests(t *testing.T) {
-	ca, err := NewCA("mesh", apiNames("10.96.0.1"), now)
+	ca, err := NewCA("mesh", apiNames("10.96.0.1").permit, now)
 	require.NoError(t, err)
 	p384, err := ecdsa.GenerateKey(elliptic.P384(), rand.Reader)
 	require.NoError(t, err)

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -64,7 +65,7 @@ func handWritten(c *v1alpha1.ShardingConfig, passes bool, spec *field.Path) fiel
 func Update(old, c *v1alpha1.ShardingConfig) field.ErrorList {
 	const message = "is immutable: delete this ShardingConfig and create another"
 	var errs field.ErrorList
-	if was, is := old.Spec.Selector, c.Spec.Selector; was != nil && !sameSelector(was, is) {
+	if was, is := old.Spec.Selector, c.Spec.Selector; was != nil && (is == nil || metav1.FormatLabelSelector(was) != metav1.FormatLabelSelector(is)) {
 		errs = append(errs, field.Forbidden(field.NewPath("spec", "selector"), message))
 	}
 	// A root selects nothing: members would lose their shard.
@@ -74,10 +75,6 @@ func Update(old, c *v1alpha1.ShardingConfig) field.ErrorList {
 		errs = append(errs, updateRoot(old.Spec.Root, c.Spec.Root, message)...)
 	}
 	return errs
-}
-
-func sameSelector(a, b *metav1.LabelSelector) bool {
-	return b != nil && metav1.FormatLabelSelector(a) == metav1.FormatLabelSelector(b)
 }
 
 func selector(s *metav1.LabelSelector, path *field.Path) field.ErrorList {
@@ -172,4 +169,56 @@ func lock(name, shard string, path *field.Path) field.ErrorList {
 	problems = slices.Compact(problems)
 	return field.ErrorList{field.Invalid(path, name,
 		"the shard lock would be "+upstream+", which is not a valid name: "+strings.Join(problems, "; "))}
+}
+
+// sharedObjects returns the errors of the objects that every shard reads.
+func sharedObjects(in []v1alpha1.SharedObjects, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for i, o := range in {
+		at := at.Index(i)
+		errs = append(errs, names(o.APIGroups, at.Child("apiGroups"), apiGroup)...)
+		errs = append(errs, names(o.Resources, at.Child("resources"), func(v string) string {
+			if v == "*" {
+				return ""
+			}
+			return resourceName(v)
+		})...)
+		errs = append(errs, objectNames(o.Namespaces, at.Child("namespaces"), validation.IsDNS1123Label)...)
+		errs = append(errs, objectNames(o.Names, at.Child("names"), content.IsPathSegmentName)...)
+	}
+	return errs
+}
+
+// objectNames returns errors for texts that cannot be names of objects.
+func objectNames(values []string, at *field.Path, check func(string) []string) field.ErrorList {
+	var errs field.ErrorList
+	for i, v := range values {
+		problems := check(v)
+		switch {
+		case v == "*":
+			problems = []string{"leave the list empty for all"}
+		case v == "" || len(v) > validation.DNS1123SubdomainMaxLength:
+			problems = []string{"not the name of an object"}
+		}
+		if len(problems) > 0 {
+			errs = append(errs, field.Invalid(at.Index(i), v, strings.Join(problems, "; ")))
+		}
+	}
+	return errs
+}
+
+// apiGroup returns the error of the name of an API group; empty if it is valid.
+func apiGroup(v string) string {
+	if v == "" || v == "*" { // the core group, or all
+		return ""
+	}
+	return strings.Join(validation.IsDNS1123Subdomain(v), "; ")
+}
+
+// resourceName returns the error of the plural name of a resource; empty if it is valid.
+func resourceName(v string) string {
+	if base, _, sub := strings.Cut(v, "/"); sub {
+		return "subresources follow their resource: write " + base
+	}
+	return strings.Join(validation.IsDNS1035Label(v), "; ")
 }

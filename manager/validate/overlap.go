@@ -137,12 +137,6 @@ func (c conditions) satisfy() (example labels.Set, ok bool) {
 }
 
 // sharedKeys returns the label keys with conditions of both, sorted.
-func sharedKeys(a, b conditions) (shared []string) {
-	for key := range a {
-		if b[key] != nil {
-			shared = append(shared, key)
-		}
-	}
-	slices.Sort(shared)
-	return shared
+func sharedKeys(a, b conditions) []string {
+	return sets.List(sets.KeySet(a).Intersection(sets.KeySet(b)))
 }

@@ -195,7 +195,7 @@ limits: [{relateResources: [{apiGroups: ["", apps], resources: [pods, deployment
 	a, b := shard("a", named("In", "a")), shard("b", named("In", "b"))
 	both := shard("b", named("In", "a, b"))
 	require.False(t, handle(t, admissionv1.Update, both, b, a).Allowed, "an update is checked against the others")
-	require.True(t, handle(t, admissionv1.Update, both, both, a).Allowed, "what is so already can be mended")
+	require.True(t, handle(t, admissionv1.Update, both, both, a).Allowed, "an existing overlap can be repaired")
 	elsewhere := both.DeepCopy()
 	elsewhere.Spec.Controller.LeaderElectionName = "another"
 	require.True(t, handle(t, admissionv1.Create, elsewhere, nil, a).Allowed, "another operator")

@@ -135,7 +135,7 @@ func TestOverlapAtAdmission(t *testing.T) {
 	elsewhere.Namespace = "elsewhere"
 	require.True(t, handle(t, admissionv1.Create, zero, nil, elsewhere).Allowed)
 
-	// What exists can be mended although it overlaps.
+	// What exists can be repaired although it overlaps.
 	changed := both.DeepCopy()
 	changed.Spec.Limits[0].RelateResources[0].Resources = []string{"pods"}
 	require.True(t, handle(t, admissionv1.Update, changed, both, one).Allowed)

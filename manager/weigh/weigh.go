@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/metadata"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 )
@@ -150,13 +151,9 @@ func (w *Weigher) Current(root types.UID) bool {
 	if one == nil {
 		return false
 	}
-	for _, c := range one.counts {
-		fresh := c.seen.After(one.since)
-		if !one.objects && !c.awaited.IsZero() && (!fresh || time.Since(c.awaited) < newWithin) {
-			return false
-		}
-	}
-	return true
+	return one.objects || !collect.Any(one.counts, func(_ string, c *count) bool {
+		return !c.awaited.IsZero() && (!c.seen.After(one.since) || time.Since(c.awaited) < newWithin)
+	})
 }
 
 // Problem returns why objects cannot be counted; empty if they can.
@@ -176,10 +173,8 @@ func (w *Weigher) Problem(root types.UID) string {
 			out = append(out, err.Error())
 		}
 	}
-	for _, set := range []map[schema.GroupVersionResource]bool{one.forbidden, one.retried} {
-		for gvr := range set {
-			forbidden = append(forbidden, gvr.GroupResource().String())
-		}
+	for _, gvr := range slices.AppendSeq(slices.Collect(maps.Keys(one.forbidden)), maps.Keys(one.retried)) {
+		forbidden = append(forbidden, gvr.GroupResource().String())
 	}
 	if len(forbidden) > 0 {
 		slices.Sort(forbidden)
@@ -209,10 +204,7 @@ func (w *Weigher) weights(one *weighing) layout.Weights {
 			out[ns] = c.objects
 		}
 	}
-	mean := int64(1)
-	if n > 0 {
-		mean = max(1, sum/n)
-	}
+	mean := max(1, sum/max(1, n))
 	for ns := range one.counts {
 		if _, ok := out[ns]; !ok {
 			out[ns] = mean
@@ -225,15 +217,8 @@ func (w *Weigher) weights(one *weighing) layout.Weights {
 // namespaces weigh equally.
 func (w *Weigher) blind(one *weighing) bool {
 	resources, _ := label.Resolve(one.groups, w.served)
-	return len(resources) > 0 && !slices.ContainsFunc(resources, func(gvr schema.GroupVersionResource) bool {
-		return !one.forbidden[gvr] && !one.retried[gvr]
-	})
-}
-
-// countable are the resources that the manager may list, as far as is known.
-func (w *Weigher) countable(one *weighing) []schema.GroupVersionResource {
-	resources, _ := label.Resolve(one.groups, w.served)
-	return slices.DeleteFunc(resources, func(gvr schema.GroupVersionResource) bool { return one.forbidden[gvr] })
+	permitted := func(gvr schema.GroupVersionResource) bool { return !one.forbidden[gvr] && !one.retried[gvr] }
+	return len(resources) > 0 && !slices.ContainsFunc(resources, permitted)
 }
 
 // Run counts until the context ends.
@@ -267,12 +252,10 @@ func (w *Weigher) Run(ctx context.Context) error {
 }
 
 func (w *Weigher) sleep(ctx context.Context, wait time.Duration) {
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
 	select {
 	case <-ctx.Done():
 	case <-w.poke:
-	case <-timer.C:
+	case <-time.After(wait):
 	}
 }
 
@@ -320,10 +303,7 @@ func (w *Weigher) next(now time.Time) (one *weighing, namespace string, wait tim
 // resource which is served since then are counted anew.
 func (w *Weigher) discover(now time.Time) error {
 	w.mu.Lock()
-	needed := false
-	for _, one := range w.weighings {
-		needed = needed || one.active()
-	}
+	needed := collect.Any(w.weighings, func(_ types.UID, one *weighing) bool { return one.active() })
 	fresh := len(w.served) > 0 && now.Sub(w.discovered) < discoverEvery
 	w.mu.Unlock()
 	if fresh || !needed {
@@ -350,14 +330,16 @@ func (w *Weigher) discover(now time.Time) error {
 	return w.failing
 }
 
-// begin marks a namespace as being counted, and returns what to count.
+// begin marks a namespace as being counted, and returns the resources to count: those that the
+// manager may list, as far as is known.
 func (w *Weigher) begin(one *weighing, namespace string) []schema.GroupVersionResource {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if c := one.counts[namespace]; c != nil {
 		c.busy = true
 	}
-	return w.countable(one)
+	resources, _ := label.Resolve(one.groups, w.served)
+	return slices.DeleteFunc(resources, func(gvr schema.GroupVersionResource) bool { return one.forbidden[gvr] })
 }
 
 // weigh counts the objects of a namespace. If that fails, it has what it had.

@@ -71,7 +71,7 @@ func TestNewNamespacesAreWeighedFirst(t *testing.T) {
 	})
 }
 
-// Once the manager may list what it might not, it counts without being told.
+// Once the manager may list what it might not, it counts without a notification.
 func TestPermissionIsNoticed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := weightest.New(map[string]int64{"a": 1, "b": 5})

@@ -6,9 +6,11 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 // weighing is of one root.
@@ -39,17 +41,13 @@ type count struct {
 
 // of sets the resources to count. If they changed, all namespaces are due.
 func (o *weighing) of(groups []v1alpha1.ResourceGroup, now time.Time) (changed bool) {
-	if slices.EqualFunc(o.groups, groups, sameGroup) {
+	if equality.Semantic.DeepEqual(o.groups, groups) {
 		return false
 	}
 	o.groups = groups
 	o.forbidden, o.retried = map[schema.GroupVersionResource]bool{}, map[schema.GroupVersionResource]bool{}
 	o.dueNow(now)
 	return true
-}
-
-func sameGroup(a, b v1alpha1.ResourceGroup) bool {
-	return slices.Equal(a.APIGroups, b.APIGroups) && slices.Equal(a.Resources, b.Resources)
 }
 
 // in sets the namespaces that exist. New ones are due.
@@ -75,12 +73,7 @@ func (o *weighing) dueNow(now time.Time) {
 
 // complete reports whether each namespace was counted at least once, or tried.
 func (o *weighing) complete() bool {
-	for _, c := range o.counts {
-		if !c.known && c.err == nil {
-			return false
-		}
-	}
-	return true
+	return !collect.Any(o.counts, func(_ string, c *count) bool { return !c.known && c.err == nil })
 }
 
 // active reports whether there is anything to count, now or later.
@@ -122,10 +115,9 @@ func (c *count) before(other *count, now time.Time) bool {
 // schedule sets when a namespace that was just counted, or tried, is due again.
 func (c *count) schedule(now time.Time) {
 	waited := now.Sub(c.due)
-	next := max(weighAgain, 2*c.interval, queueShare*waited)
 	if c.err != nil {
-		next = max(weighAgain, queueShare*waited)
+		c.interval = 0
 	}
-	c.interval = min(next, weighEvery)
+	c.interval = min(max(weighAgain, 2*c.interval, queueShare*waited), weighEvery)
 	c.due = now.Add(c.interval - c.interval/10 + rand.N(c.interval/5))
 }

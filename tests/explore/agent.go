@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// push puts on its way what a State tells pods.
+// push puts on its way what a State sends to pods.
 func (x *explorer) push(w *world, state int32) {
 	info := x.core.get(state)
 	for i := range w.pods {
@@ -16,7 +16,7 @@ func (x *explorer) push(w *world, state int32) {
 		if info.members[i] == nobody || !p.running {
 			continue
 		}
-		// Whoever does not know yet that its object is gone tells it its keys.
+		// A manager that has not seen the deletion of its object sends it its keys.
 		x.send(p, x.member(info, i, p.shard))
 		if !p.object || x.forgotten(info, i, *p) {
 			x.send(p, policy{serial: info.serial[p.shard], refuse: true})

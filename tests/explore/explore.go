@@ -127,7 +127,7 @@ func (o Options) alone() bool { return o.Restores > 0 || o.Outside }
 type explorer struct {
 	Options
 	core *core
-	// seen are hashes of worlds: of ten million, two are alike once in 300,000 runs.
+	// seen are hashes of worlds: of ten million, two are equal once in 300,000 runs.
 	seen      map[uint64]struct{}
 	seed      maphash.Seed
 	nodes     []node

@@ -83,7 +83,7 @@ func (f floor) knows(required int8) bool {
 	return required == 0 || !f.barred && f.least >= required
 }
 
-// policy is what a pod is told.
+// policy is what a pod is sent.
 type policy struct {
 	serial int8
 	keys   uint8
@@ -160,7 +160,7 @@ func newPod(shard uint8) pod {
 
 // canonical forgets what makes no difference.
 func (x *explorer) canonical(w *world) {
-	// What a manager read before cannot be written, and all that it can tell of is on
+	// What a manager read before cannot be written, and all that it can send is on
 	// its way already.
 	for i, r := range w.read {
 		if r != w.stored && !x.Flaws.BlindWrite {

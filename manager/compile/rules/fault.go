@@ -60,9 +60,7 @@ func (r *Renderer) matches(out *meshv1.FaultRule, m *v1alpha1.FaultMatch, path *
 			Headers: headersOf(m.Headers),
 		})
 	}
-	for _, m := range m.NonResourceRules {
-		out.Paths = append(out.Paths, &meshv1.PathMatch{Paths: m.NonResourceURLs, Verbs: m.Verbs})
-	}
+	out.Paths = pathsOf(m.NonResourceRules)
 	for i, m := range m.HTTPMatch {
 		path := path.Child("httpMatch").Index(i)
 		out.Http = append(out.Http, &meshv1.HttpMatch{

@@ -12,6 +12,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 // Bounds on the size of one regular expression and of all expressions of an object. The
@@ -159,8 +160,8 @@ func (r *Renderer) authority(rest, whole string, path *field.Path) (out *meshv1.
 	case wild && isHost(domain):
 		out.Host = &meshv1.TextMatch{Kind: &meshv1.TextMatch_Suffix{Suffix: "." + domain}}
 	case strings.HasPrefix(host, "["):
-		address, ok := bracketed(host)
-		if !ok {
+		address, err := netip.ParseAddr(strings.TrimSuffix(host[1:], "]"))
+		if err != nil || !address.Is6() || address.Zone() != "" || !strings.HasSuffix(host, "]") {
 			r.invalid(path, whole, "what stands in brackets must be an IPv6 address")
 			return nil, "", false
 		}
@@ -172,12 +173,6 @@ func (r *Renderer) authority(rest, whole string, path *field.Path) (out *meshv1.
 		return nil, "", false
 	}
 	return out, tail, true
-}
-
-// bracketed parses an IPv6 address in brackets.
-func bracketed(host string) (netip.Addr, bool) {
-	address, err := netip.ParseAddr(strings.TrimSuffix(host[1:], "]"))
-	return address, err == nil && address.Is6() && address.Zone() == "" && strings.HasSuffix(host, "]")
 }
 
 func isHost(s string) bool { return len(s) <= 253 && hostname.MatchString(s) }
@@ -278,9 +273,14 @@ func methodsOf(in ...string) (out []string) {
 	return out
 }
 
-func headersOf(in []v1alpha1.HeaderMatch) (out []*meshv1.HeaderMatch) {
-	for _, h := range in {
-		out = append(out, &meshv1.HeaderMatch{Name: h.Name, Value: h.Value})
-	}
-	return out
+func headersOf(in []v1alpha1.HeaderMatch) []*meshv1.HeaderMatch {
+	return collect.Map(in, func(h v1alpha1.HeaderMatch) *meshv1.HeaderMatch {
+		return &meshv1.HeaderMatch{Name: h.Name, Value: h.Value}
+	})
+}
+
+func pathsOf(in []v1alpha1.NonResourceRule) []*meshv1.PathMatch {
+	return collect.Map(in, func(m v1alpha1.NonResourceRule) *meshv1.PathMatch {
+		return &meshv1.PathMatch{Paths: m.NonResourceURLs, Verbs: m.Verbs}
+	})
 }

@@ -80,9 +80,7 @@ func (r *Renderer) limited(out *meshv1.LimitRule, in *v1alpha1.Limiting, path *f
 			ApiGroups: m.APIGroups, Resources: m.Resources, Verbs: m.Verbs, Namespaces: m.Namespaces, Names: m.Names,
 		})
 	}
-	for _, m := range in.NonResourceRules {
-		out.Paths = append(out.Paths, &meshv1.PathMatch{Paths: m.NonResourceURLs, Verbs: m.Verbs})
-	}
+	out.Paths = pathsOf(in.NonResourceRules)
 	for i, m := range in.RestRules {
 		if match := r.url(m.URL, path.Child("restRules").Index(i).Child("url")); match != nil {
 			match.Methods = methodsOf(m.Method)

@@ -12,17 +12,16 @@ import (
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/trust"
 )
@@ -79,7 +78,11 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	if !bytes.Equal(egress, r.Egress.Bundle()) {
 		r.State.Changed.EgressCA.Notify()
 	}
-	publishErr := errors.Join(r.publishCA(ctx), r.injectCA(ctx))
+	publishErr := errors.Join(
+		// Agents verify the manager by this ConfigMap.
+		inject.WriteConfigMap(ctx, r.Client, r.Namespace, meshv1.ManagerCAConfigMap, map[string]string{meshv1.ManagerCAKey: string(r.Serving.Bundle())}),
+		r.injectCA(ctx),
+	)
 	if publishErr == nil {
 		r.published = r.Serving.Bundle()
 	}
@@ -120,34 +123,15 @@ func (r *Controller) trusting(trusts func(*corev1.Pod) bool) map[string]time.Tim
 	return pods
 }
 
-// publishCA maintains the ConfigMap with the CA by which agents verify the manager.
-func (r *Controller) publishCA(ctx context.Context) error {
-	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: r.Namespace, Name: meshv1.ManagerCAConfigMap}}
-	_, err := controllerutil.CreateOrUpdate(ctx, r.Client, cm, func() error {
-		cm.Data = map[string]string{meshv1.ManagerCAKey: string(r.Serving.Bundle())}
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("writing ConfigMap %s/%s: %w", r.Namespace, meshv1.ManagerCAConfigMap, err)
-	}
-	return nil
-}
-
 // injectCA writes the CA by which the apiserver verifies the webhooks.
 func (r *Controller) injectCA(ctx context.Context) error {
 	mutating, validating := &admissionv1.MutatingWebhookConfiguration{}, &admissionv1.ValidatingWebhookConfiguration{}
 	return errors.Join(
-		r.injectInto(ctx, mutating, func() (out []*admissionv1.WebhookClientConfig) {
-			for i := range mutating.Webhooks {
-				out = append(out, &mutating.Webhooks[i].ClientConfig)
-			}
-			return out
+		r.injectInto(ctx, mutating, func() []*admissionv1.WebhookClientConfig {
+			return collect.Map(collect.Pointers(mutating.Webhooks), func(w *admissionv1.MutatingWebhook) *admissionv1.WebhookClientConfig { return &w.ClientConfig })
 		}),
-		r.injectInto(ctx, validating, func() (out []*admissionv1.WebhookClientConfig) {
-			for i := range validating.Webhooks {
-				out = append(out, &validating.Webhooks[i].ClientConfig)
-			}
-			return out
+		r.injectInto(ctx, validating, func() []*admissionv1.WebhookClientConfig {
+			return collect.Map(collect.Pointers(validating.Webhooks), func(w *admissionv1.ValidatingWebhook) *admissionv1.WebhookClientConfig { return &w.ClientConfig })
 		}),
 	)
 }

@@ -63,11 +63,12 @@ func (f *Controller) Reconcile(ctx context.Context) error {
 	for _, shard := range c.Shards {
 		for _, pod := range shard.Members {
 			policy := c.Policies[pod.UID]
-			if !leads(policy.GetSharding(), shard) {
-				continue
+			s := policy.GetSharding()
+			if s.GetShard() != shard.Name || s.GetStandby() || s.GetDryRun() {
+				continue // members under this policy do not write the locks of the shard
 			}
 			for _, dead := range f.Observe(policy.Node, string(pod.UID)).Dead {
-				lock := named(policy.GetSharding(), dead)
+				lock := named(s, dead)
 				if lock == nil || dead.Identity == "" || dead.Version == "" {
 					continue
 				}
@@ -82,11 +83,6 @@ func (f *Controller) Reconcile(ctx context.Context) error {
 	}
 	f.done = done
 	return errors.Join(errs...)
-}
-
-// leads reports whether members under this policy write the locks of a shard.
-func leads(s *meshv1.Sharding, shard compile.Shard) bool {
-	return s != nil && s.GetShard() == shard.Name && !s.GetStandby() && !s.GetDryRun()
 }
 
 // named returns the lock of a policy that a pod wrote; nil if the policy no longer names it.

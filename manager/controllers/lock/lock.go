@@ -20,6 +20,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/roots"
@@ -146,12 +147,9 @@ func (r *Controller) nobodyActs(l *controllers.Listed, config types.NamespacedNa
 	if c == nil || c.Listed != l {
 		return false // the policies are older than l
 	}
-	for uid, p := range c.Policies {
-		if p.GetNamespace() == config.Namespace && p.Node != "" && r.Push.Observe(p.Node, string(uid)).Version != p.GetVersion() {
-			return false
-		}
-	}
-	return true
+	return !collect.Any(c.Policies, func(uid types.UID, p compile.Policy) bool {
+		return p.GetNamespace() == config.Namespace && p.Node != "" && r.Push.Observe(p.Node, string(uid)).Version != p.GetVersion()
+	})
 }
 
 // Reviewer checks permissions at the apiserver.

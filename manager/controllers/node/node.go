@@ -48,5 +48,5 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 	if able == 0 && time.Since(c.since) < status.Grace {
 		return nil // the last leader's result applies until agents had time to connect
 	}
-	return inject.KeepHostNetwork(ctx, c.Client, c.Namespace, inject.HostNetwork(able > 0, not))
+	return inject.WriteConfigMap(ctx, c.Client, c.Namespace, inject.HostNetworkConfigMap, inject.HostNetwork(able > 0, not))
 }

@@ -18,7 +18,7 @@ func TestNewLeaderKeepsWhatTheLastOneWrote(t *testing.T) {
 	ctx := t.Context()
 	e := testenv.New(t)
 	c := &Controller{Client: e.Client, Namespace: "mesh", Push: &push.Server{}}
-	require.NoError(t, inject.KeepHostNetwork(ctx, e.Client, "mesh", inject.HostNetwork(true, nil)))
+	require.NoError(t, inject.WriteConfigMap(ctx, e.Client, "mesh", inject.HostNetworkConfigMap, inject.HostNetwork(true, nil)))
 	data := func() map[string]string {
 		return testenv.Get(t, e, "mesh", inject.HostNetworkConfigMap, &corev1.ConfigMap{}).Data
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -13,12 +14,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/apiserver"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
@@ -150,20 +153,10 @@ func (r *Controller) list(ctx context.Context) (*controllers.Listed, error) {
 		return nil, err
 	}
 	out := &controllers.Listed{Rules: compile.Rules{Cache: &r.rendered, Now: time.Now(), Share: r.State.Book.Share, RequestTimeout: r.State.RequestTimeout()}}
-	for i := range breakers.Items {
-		out.Rules.Breakers = append(out.Rules.Breakers, &breakers.Items[i])
-	}
-	for i := range injections.Items {
-		out.Rules.Injections = append(out.Rules.Injections, &injections.Items[i])
-	}
-	for i := range configs.Items {
-		out.Configs = append(out.Configs, &configs.Items[i])
-	}
+	out.Rules.Breakers, out.Rules.Injections = collect.Pointers(breakers.Items), collect.Pointers(injections.Items)
+	out.Configs, out.Pods = collect.Pointers(configs.Items), collect.Pointers(pods.Items)
 	// A cache lists in no order.
 	slices.SortFunc(out.Configs, func(a, b *v1alpha1.ShardingConfig) int { return strings.Compare(string(a.UID), string(b.UID)) })
-	for i := range pods.Items {
-		out.Pods = append(out.Pods, &pods.Items[i])
-	}
 	for _, n := range namespaces.Items {
 		out.Namespaces = append(out.Namespaces, n.Name)
 		if compile.ForbidsFaults(&n) {
@@ -172,4 +165,114 @@ func (r *Controller) list(ctx context.Context) (*controllers.Listed, error) {
 	}
 	slices.Sort(out.Namespaces)
 	return out, nil
+}
+
+const (
+	// sharesPatience is how long policies wait for the shares on record, and after which
+	// those that go on without ask again.
+	sharesPatience = 10 * time.Second
+	// pageOfBreakers are read at once; they may be large.
+	pageOfBreakers = 20
+)
+
+// openBook reads the record of CircuitBreakers whose members share, or did, before their
+// rules are pushed. For sharesPatience all policies wait for that. Then the rules that
+// cannot be read are not shared out, and the others are pushed.
+func (r *Controller) openBook(ctx context.Context, breakers []*v1alpha1.CircuitBreaker) error {
+	there, unread := map[types.NamespacedName]bool{}, map[types.NamespacedName]bool{}
+	for _, c := range breakers {
+		name := client.ObjectKeyFromObject(c)
+		there[name] = true
+		if r.State.Book.Lacks(c) {
+			unread[name] = true
+		}
+	}
+	if err := r.readShares(ctx, unread); err == nil {
+		r.unread = time.Time{}
+	} else {
+		if r.unread.IsZero() {
+			r.unread = time.Now()
+		}
+		if err = fmt.Errorf("reading the shares on record of CircuitBreakers: %w", err); time.Since(r.unread) < sharesPatience {
+			return err
+		}
+		r.Log.Warn("rules of scope Workload that are not shared out yet refuse all requests", "error", err)
+	}
+	r.State.Book.Close(func(name types.NamespacedName) bool { return there[name] })
+	return nil
+}
+
+// readShares opens the book at these CircuitBreakers. It reads past the cache.
+func (r *Controller) readShares(ctx context.Context, unread map[types.NamespacedName]bool) error {
+	if len(unread) == 0 {
+		return nil
+	}
+	in := map[string]bool{}
+	namespace := metav1.NamespaceAll
+	for name := range unread {
+		in[name.Namespace] = true
+		namespace = name.Namespace
+	}
+	if len(in) > 1 {
+		namespace = metav1.NamespaceAll
+	}
+	var live v1alpha1.CircuitBreakerList
+	for page := ""; ; page = live.Continue {
+		live = v1alpha1.CircuitBreakerList{}
+		if err := r.Client.List(ctx, &live, client.InNamespace(namespace), client.Limit(pageOfBreakers), client.Continue(page)); err != nil {
+			return err
+		}
+		for i := range live.Items {
+			if name := client.ObjectKeyFromObject(&live.Items[i]); unread[name] {
+				r.State.Book.Open(name, live.Items[i].Status)
+				delete(unread, name)
+			}
+		}
+		if live.Continue == "" {
+			break
+		}
+	}
+	for name := range unread { // it was deleted
+		r.State.Book.Open(name, v1alpha1.CircuitBreakerStatus{})
+	}
+	return nil
+}
+
+// OnChange calls notify for each event that may change a policy. Writes of the status of
+// the mesh's own objects, which are mostly the manager's, do not.
+func OnChange(notify func()) toolscache.ResourceEventHandler {
+	return toolscache.ResourceEventHandlerFuncs{
+		AddFunc:    func(any) { notify() },
+		DeleteFunc: func(any) { notify() },
+		UpdateFunc: func(before, after any) {
+			if !sameMeaning(before, after) {
+				notify()
+			}
+		},
+	}
+}
+
+// sameMeaning reports whether the same policies follow from two states of an object.
+func sameMeaning(before, after any) bool {
+	switch a := after.(type) {
+	case *metav1.PartialObjectMetadata: // slim: all that matters else is whether it exists
+		b, ok := before.(*metav1.PartialObjectMetadata)
+		return ok && maps.Equal(a.Labels, b.Labels)
+	case *v1alpha1.ShardingConfig:
+		b, ok := before.(*v1alpha1.ShardingConfig)
+		return ok && compile.SameSpec(a, b) && slices.Equal(compile.OperatorLocks(a, a.Status.Locks), compile.OperatorLocks(b, b.Status.Locks))
+	case *v1alpha1.CircuitBreaker:
+		b, ok := before.(*v1alpha1.CircuitBreaker)
+		return ok && sameRules(a, b) && a.Annotations[v1alpha1.RecoverAnnotation] == b.Annotations[v1alpha1.RecoverAnnotation]
+	case *v1alpha1.FaultInjection:
+		b, ok := before.(*v1alpha1.FaultInjection)
+		return ok && sameRules(a, b) &&
+			a.Status.ExpirationGeneration == b.Status.ExpirationGeneration && a.Status.ExpirationTime.Equal(b.Status.ExpirationTime)
+	}
+	return false
+}
+
+// sameRules reports whether two states of an object have the same spec and labels.
+func sameRules(a, b metav1.Object) bool {
+	return a.GetUID() == b.GetUID() && a.GetGeneration() == b.GetGeneration() && maps.Equal(a.GetLabels(), b.GetLabels())
 }

@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/roots"
 )
@@ -70,9 +71,5 @@ func (r *Controller) unconnected(ctx context.Context) ([]string, error) {
 	if err := r.Cache.List(ctx, nodes); err != nil {
 		return nil, fmt.Errorf("listing Nodes: %w", err)
 	}
-	var names []string
-	for _, n := range nodes.Items {
-		names = append(names, n.Name)
-	}
-	return r.Push.Unconnected(names), nil
+	return r.Push.Unconnected(collect.Map(nodes.Items, func(n metav1.PartialObjectMetadata) string { return n.Name })), nil
 }

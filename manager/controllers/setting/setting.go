@@ -58,7 +58,11 @@ func (c *Controller) adopt(data map[string]string) {
 	if err != nil {
 		metrics.PlatformInvalid.Set(1)
 		c.Log.Error("invalid platform settings, the former ones apply", "configmap", c.Namespace+"/"+platform.ConfigMap, "error", err)
-		c.raiseRequestTimeout(data)
+		// Only a longer request timeout applies: a shorter one could give a key two owners.
+		before := c.State.Settings.Load()
+		if timeout, ok := platform.RequestTimeout(data); ok && timeout > before.APIServer.RequestTimeout.Duration {
+			c.State.Settings.Store(before.WithRequestTimeout(timeout))
+		}
 		return
 	}
 	c.use(settings)
@@ -75,13 +79,4 @@ func (c *Controller) use(settings *platform.Settings) {
 func (c *Controller) reset() {
 	timeout, defaults := c.State.RequestTimeout(), platform.Default()
 	c.use(defaults.WithRequestTimeout(max(timeout, defaults.APIServer.RequestTimeout.Duration)))
-}
-
-// raiseRequestTimeout applies the request timeout of settings that are invalid, if it is
-// longer than the one before: a shorter one could give a key two owners.
-func (c *Controller) raiseRequestTimeout(data map[string]string) {
-	before := c.State.Settings.Load()
-	if timeout, ok := platform.RequestTimeout(data); ok && timeout > before.APIServer.RequestTimeout.Duration {
-		c.State.Settings.Store(before.WithRequestTimeout(timeout))
-	}
 }

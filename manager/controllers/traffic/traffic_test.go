@@ -77,8 +77,8 @@ func sharedBreaker() *v1alpha1.CircuitBreaker {
 	}
 }
 
-// toldShare is the share of the rule in the policy of a pod.
-func toldShare(w world, pod string) *meshv1.Share {
+// sentShare is the share of the rule in the policy of a pod.
+func sentShare(w world, pod string) *meshv1.Share {
 	return w.State.Compiled.Load().Policies[types.UID(pod)].Traffic.Breakers[0].Rules[0].Share
 }
 
@@ -90,12 +90,12 @@ func recordOf(t *testing.T, w world) []v1alpha1.RuleShares {
 	return record
 }
 
-// Shares are recorded, then told; and the next leader tells what is on record.
+// Shares are recorded, then sent, and the next leader sends what is on record.
 func TestShares(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t, workloadPod("op-0"), workloadPod("op-1"), sharedBreaker())
 	require.NoError(t, w.policy.Reconcile(ctx))
-	require.Zero(t, toldShare(w, "op-0").GetOf())
+	require.Zero(t, sentShare(w, "op-0").GetOf())
 	w.Triggered("traffic")
 	w.Triggered("policies")
 	require.NoError(t, w.share.Reconcile(ctx))
@@ -109,8 +109,8 @@ func TestShares(t *testing.T) {
 	require.NoError(t, w.share.Reconcile(ctx))
 	require.True(t, w.Triggered("policies"), "so that they are sent")
 	require.NoError(t, w.policy.Reconcile(ctx))
-	require.EqualValues(t, 2, toldShare(w, "op-0").GetOf())
-	require.EqualValues(t, 1, toldShare(w, "op-1").GetIndex())
+	require.EqualValues(t, 2, sentShare(w, "op-0").GetOf())
+	require.EqualValues(t, 1, sentShare(w, "op-1").GetIndex())
 
 	// Nothing is written twice, and what can wait does.
 	require.NoError(t, w.Reconcile(ctx))
@@ -131,14 +131,14 @@ func TestShares(t *testing.T) {
 	next := newWorld(t)
 	next.Env.Client.WithWatch, next.Env.Cache.Reader = w.Env.Client.WithWatch, w.Env.Cache.Reader
 	require.NoError(t, next.policy.Reconcile(ctx))
-	require.EqualValues(t, 1, toldShare(next, "op-0").GetOf())
-	require.Zero(t, toldShare(next, "op-2").GetOf())
+	require.EqualValues(t, 1, sentShare(next, "op-0").GetOf())
+	require.Zero(t, sentShare(next, "op-2").GetOf())
 	// What it found stays on record, also if that is written before shares are split anew.
 	require.NoError(t, next.Reconcile(ctx))
 	require.Equal(t, map[string]string{"op-0": "1/1"}, testenv.Get(t, w.Env, "ns", "cb", cb).Status.Shares[0].Pods)
 }
 
-// Shares that a status has no room for are not given to anybody, and people are told so,
+// Shares that a status has no room for are given to no pod, and a condition reports it,
 // once. When there is room, they are.
 func TestTooManyShares(t *testing.T) {
 	ctx := t.Context()
@@ -158,7 +158,7 @@ func TestTooManyShares(t *testing.T) {
 	cb := settle()
 	require.EqualValues(t, v1alpha1.ReasonTooManyShares, meta.FindStatusCondition(cb.Status.Conditions, v1alpha1.ConditionReady).Reason)
 	require.Empty(t, cb.Status.Shares)
-	require.Zero(t, toldShare(w, pod(0).Name).GetOf())
+	require.Zero(t, sentShare(w, pod(0).Name).GetOf())
 	w.paces = nil // time passes
 	require.Equal(t, cb.ResourceVersion, settle().ResourceVersion, "nothing is new")
 
@@ -168,7 +168,7 @@ func TestTooManyShares(t *testing.T) {
 	cb = settle()
 	require.NotEqual(t, v1alpha1.ReasonTooManyShares, meta.FindStatusCondition(cb.Status.Conditions, v1alpha1.ConditionReady).Reason)
 	require.Len(t, cb.Status.Shares[0].Pods, 4)
-	require.EqualValues(t, 4, toldShare(w, pod(7).Name).GetOf())
+	require.EqualValues(t, 4, sentShare(w, pod(7).Name).GetOf())
 }
 
 // A FaultInjection that expires has no effect before it is written down when, and
@@ -348,7 +348,7 @@ func TestSharesThatCannotBeRead(t *testing.T) {
 		require.Nil(t, w.State.Compiled.Load())
 		time.Sleep(sharesPatience)
 		require.NoError(t, w.policy.Reconcile(ctx))
-		require.Zero(t, toldShare(w, "op-0").GetOf())
+		require.Zero(t, sentShare(w, "op-0").GetOf())
 		require.NoError(t, w.share.Reconcile(ctx))
 		require.NoError(t, w.Reconcile(ctx))
 		written := testenv.Get(t, w.Env, "ns", "cb", &v1alpha1.CircuitBreaker{}).Status
@@ -358,7 +358,7 @@ func TestSharesThatCannotBeRead(t *testing.T) {
 		away = nil
 		require.NoError(t, w.policy.Reconcile(ctx))
 		require.Zero(t, w.policy.Spec().Next())
-		require.EqualValues(t, 2, toldShare(w, "op-0").GetOf())
+		require.EqualValues(t, 2, sentShare(w, "op-0").GetOf())
 		require.NoError(t, w.share.Reconcile(ctx))
 		require.Equal(t, map[string]string{"op-0": "1/1"}, recordOf(t, w)[0].Pods)
 		asked := lists
@@ -367,8 +367,9 @@ func TestSharesThatCannotBeRead(t *testing.T) {
 	})
 }
 
-// What pods may still have of when a rule was of scope Workload stays on record, whoever
-// leads, so that nobody else has it when the rule is again. It ends with the pods.
+// The shares that pods may still have of a rule that was of scope Workload stay on record
+// across leaders, so that no other pod has them when the rule is again. They end with the
+// pods.
 func TestSharesOutliveTheScope(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
@@ -406,8 +407,8 @@ func TestSharesOutliveTheScope(t *testing.T) {
 		}
 		scope(v1alpha1.LimitScopeWorkload)
 		require.Equal(t, map[string]string{"op-0": "1/2", "op-1": "2/2"}, round()[0].Pods)
-		require.EqualValues(t, 3, toldShare(w, "op-0").GetOf())
-		require.Zero(t, toldShare(w, "op-2").GetOf())
+		require.EqualValues(t, 3, sentShare(w, "op-0").GetOf())
+		require.Zero(t, sentShare(w, "op-2").GetOf())
 
 		scope(v1alpha1.LimitScopePod)
 		require.NoError(t, w.Env.Client.Delete(ctx, workloadPod("op-1")))

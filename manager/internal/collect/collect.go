@@ -1,0 +1,38 @@
+// Package collect has the loops over slices and maps that the standard library lacks.
+package collect
+
+// Map returns the results of f, in order; nil if there are none.
+func Map[T, U any](in []T, f func(T) U) (out []U) {
+	for _, one := range in {
+		out = append(out, f(one))
+	}
+	return out
+}
+
+// Filter returns the elements to keep, in order; nil if there are none.
+func Filter[T any](in []T, keep func(T) bool) (out []T) {
+	for _, one := range in {
+		if keep(one) {
+			out = append(out, one)
+		}
+	}
+	return out
+}
+
+// Any reports whether is returns true for an entry of a map.
+func Any[K comparable, V any](in map[K]V, is func(K, V) bool) bool {
+	for k, v := range in {
+		if is(k, v) {
+			return true
+		}
+	}
+	return false
+}
+
+// Pointers returns pointers to the elements, in order; nil if there are none.
+func Pointers[T any](in []T) (out []*T) {
+	for i := range in {
+		out = append(out, &in[i])
+	}
+	return out
+}
