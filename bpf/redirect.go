@@ -203,7 +203,7 @@ func (r *Redirect) adjust(spec *ebpf.CollectionSpec) error {
 		r.lacks[lackOfCgroups] = err
 	}
 	for variable, l := range map[string]lack{
-		redirectVarCanLookUp: lackOfLookUp, redirectVarCanTellCgroups: lackOfCgroups, redirectVarCanShowPeer: lackOfPeerName,
+		redirectVarCanLookUp: lackOfLookUp, redirectVarCanSeeCgroups: lackOfCgroups, redirectVarCanShowPeer: lackOfPeerName,
 	} {
 		if err := spec.Variables[variable].Set(r.lacks[l] == nil); err != nil {
 			return fmt.Errorf("configuring the redirection's programs: %w", err)

@@ -132,9 +132,9 @@ func TestLossesAreRepaired(t *testing.T) {
 				require.Empty(t, c.losses())
 
 				test.damage(t, cfg, p, pod)
-				harmed := time.Now()
+				damaged := time.Now()
 				require.Eventually(t, func() bool { return len(c.losses()) > 0 }, soon, time.Millisecond)
-				t.Log("noticed after", time.Since(harmed), c.losses())
+				t.Log("noticed after", time.Since(damaged), c.losses())
 				becomes(t, pod, "mesh", service4)
 				becomes(t, pod, "mesh", service6)
 				probesOf(t, p, 2)
@@ -180,9 +180,9 @@ func TestProbesBeforeARepairAreNoLoss(t *testing.T) {
 			n.health.audited = time.Now()
 
 			detach(t, cfg, "connect4")
-			harmed := time.Now()
+			damaged := time.Now()
 			losses := until(func() bool {
-				if own().failed == attempts-1 && p.began.After(harmed) {
+				if own().failed == attempts-1 && p.began.After(damaged) {
 					return true
 				}
 				own().failed = 0 // it has not found out yet

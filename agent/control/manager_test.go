@@ -66,7 +66,7 @@ func (m *manager) Connect(s meshv1.Mesh_ConnectServer) error {
 	return nil
 }
 
-// recorder is an agent that notes what it is told.
+// recorder is an agent that notes what it receives.
 type recorder struct {
 	mu       sync.Mutex
 	versions map[string]string
