@@ -40,7 +40,7 @@ func TestLostEgressIsRepaired(t *testing.T) {
 		damage func(*testing.T, Config, *Pod, *ns)
 	}{
 		"entry": {EBPF, byOther(func(r *bpf.Redirect, p *Pod) error {
-			return r.SetPod(p.cookie, bpf.Pod{UID: p.uid, Port: p.port})
+			return r.SetPod(bpf.ByCookie(p.cookie), bpf.Pod{UID: p.uid, Port: p.port})
 		})},
 		"ports":          {EBPF, byOther(func(r *bpf.Redirect, p *Pod) error { return r.SetEgress(p.uid, nil, nil) })},
 		"filter flushed": {IPTables, run("-F")},
@@ -106,7 +106,7 @@ func TestLossesAreRepaired(t *testing.T) {
 			require.NoError(t, bpf.Remove(cfg.PinDir))
 		}},
 		{"entry removed", EBPF, ofPod, byOther(func(t *testing.T, r *bpf.Redirect, p *Pod) {
-			require.NoError(t, r.DeletePod(p.cookie))
+			require.NoError(t, r.DeletePod(bpf.ByCookie(p.cookie)))
 		})},
 		{"destinations removed", EBPF, ofNode, byOther(func(t *testing.T, r *bpf.Redirect, _ *Pod) {
 			require.NoError(t, r.SetDestinations(nil))
@@ -207,14 +207,14 @@ func TestRepairsHideNoLossOfAPod(t *testing.T) {
 	agent := w.agent(cfg)
 	p := captured(t, agent, uid, pod, "mesh")
 	n := agent.(*node)
-	require.NoError(t, n.modes[0].redirector.(*ebpf.Backend).DeletePod(p.cookie))
+	require.NoError(t, n.modes[0].redirector.(*ebpf.Backend).DeletePod(bpf.ByCookie(p.cookie)))
 	for start, found := time.Now(), false; !found; time.Sleep(20 * time.Millisecond) {
 		require.Less(t, time.Since(start), soon)
 		detach(t, cfg, "connect4")
 		n.health.audited = time.Time{}
 		agent.Check(true)
 		var err error
-		_, found, err = n.modes[0].redirector.(*ebpf.Backend).Pod(p.cookie)
+		_, found, err = n.modes[0].redirector.(*ebpf.Backend).Pod(bpf.ByCookie(p.cookie))
 		require.NoError(t, err)
 	}
 }
