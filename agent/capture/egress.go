@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/redirect"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 // MaxEgressPorts bounds the ports of one pod, because the pods of a node share a table.
@@ -40,10 +41,7 @@ func (p *Pod) SetEgress(ports []uint16) ([]net.Listener, error) {
 	p.node.mu.Lock()
 	defer p.node.mu.Unlock()
 	listeners, err := p.setEgress(ports)
-	if err != nil {
-		return nil, fmt.Errorf("redirecting other connections of pod %s: %w", p.uid, err)
-	}
-	return listeners, nil
+	return listeners, failure.Wrap(err, "redirecting other connections of pod %s", p.uid)
 }
 
 func portSet(ports []uint16) []uint16 { return slices.Compact(slices.Sorted(slices.Values(ports))) }

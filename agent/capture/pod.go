@@ -14,6 +14,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/address"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/redirect"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 // Pod is one captured pod. It is safe for concurrent use.
@@ -74,8 +75,20 @@ func (p *Pod) isCurrent() bool { return p.node.pods[p.uid.String()] == p }
 func (p *Pod) Listeners() []net.Listener { return p.listeners }
 
 // Release ends the capture. It closes the listeners, the redirection and the network
-// namespace. A redirection that another agent has taken over stays.
-func (p *Pod) Release() error { return p.node.release(p) }
+// namespace. A redirection that another agent has taken over stays, also that of a pod that
+// was abandoned.
+func (p *Pod) Release() error {
+	p.node.mu.Lock()
+	defer p.node.mu.Unlock()
+	if !p.isCurrent() {
+		p.netns.Close()
+		return nil
+	}
+	delete(p.node.pods, p.uid.String())
+	p.stopRepair()
+	err := errors.Join(p.closeListeners(), p.redirector.Release(p.target()), p.netns.Close())
+	return failure.Wrap(err, "releasing pod %s", p.uid)
+}
 
 // Addresses returns the addresses that identify the pod, if it is captured by Address.
 func (p *Pod) Addresses() []netip.Addr {
@@ -109,10 +122,7 @@ func (p *Pod) SetFailOpen(open bool) error {
 	if !p.isCurrent() {
 		return nil
 	}
-	if err := p.updateHook(); err != nil {
-		return fmt.Errorf("setting the failure policy of pod %s: %w", p.uid, err)
-	}
-	return nil
+	return failure.Wrap(p.updateHook(), "setting the failure policy of pod %s", p.uid)
 }
 
 // updateHook applies failOpen and stalled. Only the hook distinguishes them.
@@ -152,21 +162,16 @@ func (p *Pod) Abandon() error {
 		delete(p.node.pods, p.uid.String())
 	}
 	p.stopRepair()
-	if err := p.closeListeners(); err != nil {
-		return fmt.Errorf("abandoning pod %s: %w", p.uid, err)
-	}
-	return nil
+	return failure.Wrap(p.closeListeners(), "abandoning pod %s", p.uid)
 }
 
 // open opens the listeners, or uses those that an earlier agent passes on, and redirects the
 // pod to them.
 func (p *Pod) open(r Request) error {
 	if err := netns.Do(p.netns, func() (err error) {
-		if p.cookie, err = netns.Cookie(); err != nil && p.mode == EBPF {
-			return err
-		}
-		return nil
-	}); err != nil {
+		p.cookie, err = netns.Cookie()
+		return err
+	}); err != nil && p.mode == EBPF {
 		return err
 	}
 	if b, ok := p.redirector.(*address.Backend); ok {
@@ -238,9 +243,8 @@ func (p *Pod) closeListeners() error {
 func closeAll(listeners []net.Listener) error {
 	var errs []error
 	for _, l := range listeners {
-		// Its user may have closed it.
-		if err := l.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
-			errs = append(errs, fmt.Errorf("closing listener: %w", err))
+		if err := l.Close(); !errors.Is(err, net.ErrClosed) { // its user may have closed it
+			errs = append(errs, failure.Wrap(err, "closing listener"))
 		}
 	}
 	return errors.Join(errs...)

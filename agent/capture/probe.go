@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
+	"github.com/ctrlmesh/ctrlmesh/internal/descriptor"
 )
 
 // probe is a connection that should arrive at the pod's listener.
@@ -159,7 +160,7 @@ func addrPort(at unix.Sockaddr) netip.AddrPort {
 	case *unix.SockaddrInet4:
 		return netip.AddrPortFrom(netip.AddrFrom4(at.Addr), uint16(at.Port))
 	case *unix.SockaddrInet6:
-		return netip.AddrPortFrom(netip.AddrFrom16(at.Addr).Unmap(), uint16(at.Port))
+		return netip.AddrPortFrom(netip.AddrFrom16(at.Addr), uint16(at.Port))
 	}
 	return netip.AddrPort{}
 }
@@ -175,7 +176,7 @@ func (p *Pod) landed(pr *probe) (elsewhere, waits bool) {
 		return !waits && err == nil && info.State == unix.BPF_TCP_ESTABLISHED, waits
 	}
 	for _, l := range p.sockets {
-		_ = control(l, func(fd int) error {
+		_ = descriptor.Control(l, func(fd int) error {
 			// Of a listening socket, Unacked is the length of its queue.
 			info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 			waits = waits || err == nil && info.Unacked > 0
@@ -235,7 +236,7 @@ func (h *health) captureOwn() error {
 // acceptOwn accepts and closes the connections of the agent's own pod.
 func (p *Pod) acceptOwn() {
 	for _, l := range p.sockets {
-		_ = control(l, func(fd int) error {
+		_ = descriptor.Control(l, func(fd int) error {
 			for {
 				accepted, from, err := unix.Accept4(fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 				if err != nil {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/program"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/redirect"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 // Mark is the mark (SO_MARK) of the agent's own sockets, which the rules let pass. It can be
@@ -189,10 +190,7 @@ func (t Table) Lead(ctx context.Context) (Lead, error) {
 	if errors.As(err, &exit) && exit.ExitStatus() == 1 {
 		return Lead{}, nil // the chain does not exist; the message depends on the variant
 	}
-	if err != nil {
-		return Lead{}, fmt.Errorf("listing chain %s: %w", Chain, err)
-	}
-	return leadsOf(lines), nil
+	return leadsOf(lines), failure.Wrap(err, "listing chain %s", Chain)
 }
 
 // LastLead is Lead for the capture of a pod. It runs iptables directly, because the

@@ -11,6 +11,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 // Own is the network namespace of the calling thread. That of the process is its first
@@ -124,10 +126,7 @@ func Cookie() (uint64, error) {
 	}
 	defer unix.Close(fd)
 	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-	if err != nil {
-		return 0, fmt.Errorf("reading the netns cookie: %w", os.NewSyscallError("getsockopt", err))
-	}
-	return cookie, nil
+	return cookie, failure.Wrap(os.NewSyscallError("getsockopt", err), "reading the netns cookie")
 }
 
 // New creates a network namespace that has nothing but lo, where every address is local:
