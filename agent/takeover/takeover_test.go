@@ -504,10 +504,10 @@ func TestAgentWithoutRulesIsTakenOver(t *testing.T) {
 	_, err = p.receivePods()
 	require.NoError(t, err)
 	require.NoError(t, p.send(message{Ask: serving}))
-	_, err = p.answer()
+	_, err = p.next()
 	require.NoError(t, err, "which is all that it waits for")
 	close(first.drained)
-	require.Eventually(t, func() bool { _, err := p.answer(); return err != nil }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { _, err := p.next(); return err != nil }, 10*time.Second, time.Millisecond)
 }
 
 func TestManyCountsNeedSeveralMessages(t *testing.T) {

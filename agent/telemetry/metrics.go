@@ -1,6 +1,7 @@
 package telemetry
 
 import (
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -50,7 +51,7 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 			Help: "Connections to this agent that were closed. In capture mode address: the peer is no captured pod (stranger), or too many of its connections wait (queue_full). Under hostNetwork: no process of the pod made it (foreign_process). For health and metrics: the peer has too many (per_peer), or all peers together (total).",
 		}, []string{"reason"}),
 	}
-	for _, why := range []string{string(capture.Stranger), string(capture.QueueFull), string(capture.ForeignProcess), refusedPerPeer, refusedTotal} {
+	for _, why := range []string{string(capture.Stranger), string(capture.QueueFull), string(capture.ForeignProcess), refusedBy(listen.PerPeer), refusedBy(listen.Total)} {
 		m.refused.WithLabelValues(why)
 	}
 	for _, mode := range modes { // a rate needs the zero before the first
@@ -60,12 +61,6 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 	r.MustRegister(m.pods, m.captureSeconds, m.enrolmentSeconds, m.lockHolder, m.losses, m.repaired, m.refused)
 	return m
 }
-
-// Reasons for which connections for health and metrics are refused.
-const (
-	refusedPerPeer = "per_peer"
-	refusedTotal   = "total"
-)
 
 // Captured counts a pod that was captured within d after its network namespace existed.
 func (m *Metrics) Captured(d time.Duration) { m.captureSeconds.Observe(d.Seconds()) }
@@ -84,12 +79,10 @@ func (m *Metrics) RefusedCapture(r capture.Refusal) { m.refused.WithLabelValues(
 
 // RefusedEndpoint counts a connection for health and metrics that a bound closed.
 func (m *Metrics) RefusedEndpoint(r listen.Refusal) {
-	reason := refusedTotal
-	if r.Bound == listen.PerPeer {
-		reason = refusedPerPeer
-	}
-	m.refused.WithLabelValues(reason).Inc()
+	m.refused.WithLabelValues(refusedBy(r.Bound)).Inc()
 }
+
+func refusedBy(b listen.Bound) string { return strings.ReplaceAll(string(b), "-", "_") }
 
 // SetLockHolder records whether a member of a shard with a lock holds it.
 func (m *Metrics) SetLockHolder(namespace, pod, shard string, holds bool) {
