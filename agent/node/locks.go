@@ -53,10 +53,9 @@ func (r lockRecorder) Exited(dead []*meshv1.DeadHolder) {
 func (r lockRecorder) in(f func(*pod)) {
 	ctx, cancel := context.WithTimeout(context.Background(), loopTimeout)
 	defer cancel()
-	_ = r.do(ctx, func() error {
+	_ = r.run(ctx, func() {
 		if p := r.pods[r.uid]; p != nil {
 			f(p)
 		}
-		return nil
 	})
 }

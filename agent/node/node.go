@@ -87,6 +87,11 @@ func (c *core) do(ctx context.Context, f func() error) error {
 	}
 }
 
+// run is do for what cannot fail in the loop.
+func (c *core) run(ctx context.Context, f func()) error {
+	return c.do(ctx, func() error { f(); return nil })
+}
+
 func (c *core) enter(p phase) {
 	c.phase = p
 	c.shown.Store(int32(p))
