@@ -126,8 +126,12 @@ func (a *agent) open() error {
 
 // connection returns the connection to the manager, which is not open yet.
 func (a *agent) connection() *control.Manager {
+	host, _, err := net.SplitHostPort(a.ManagerAddress)
+	if err != nil {
+		host = a.ManagerAddress
+	}
 	c := control.Config{
-		Address: a.ManagerAddress, ServerName: hostOf(a.ManagerAddress),
+		Address: a.ManagerAddress, ServerName: host,
 		Roots: managerRoots(a.Client, a.Namespace), TokenFile: a.TokenFile,
 		Node: a.Node, Version: a.Version, Logger: a.Logger,
 		HostNetwork: a.capture.HostNetwork(),
@@ -242,12 +246,4 @@ func managerRoots(client kubernetes.Interface, namespace string) func(context.Co
 		}
 		return pool, nil
 	}
-}
-
-func hostOf(address string) string {
-	host, _, err := net.SplitHostPort(address)
-	if err != nil {
-		return address
-	}
-	return host
 }

@@ -32,13 +32,18 @@ func (f *Files) listeners(namespace *os.File) (listeners, egress map[netip.Addr]
 	return listenersOf(f.Listeners, namespace), listenersOf(f.Egress, namespace)
 }
 
+// listenersOf returns listeners for the valid ones of the files that another process sent.
 func listenersOf(files []*os.File, namespace *os.File) map[netip.Addr]*net.TCPListener {
 	listeners := map[netip.Addr]*net.TCPListener{}
 	for _, f := range files {
-		l, err := listenerOf(f, namespace)
-		if err != nil {
+		if descriptor.Control(f, func(fd int) error { return checkListener(fd, namespace) }) != nil {
 			continue // the pod gets a listener of this agent's own
 		}
+		opened, err := net.FileListener(f)
+		if err != nil {
+			continue
+		}
+		l := opened.(*net.TCPListener) //nolint:forcetypeassert // as checkListener requires
 		at := l.Addr().(*net.TCPAddr).AddrPort().Addr()
 		if listeners[at] != nil {
 			l.Close()
@@ -47,18 +52,6 @@ func listenersOf(files []*os.File, namespace *os.File) map[netip.Addr]*net.TCPLi
 		}
 	}
 	return listeners
-}
-
-// listenerOf returns a listener for a file that another process sent.
-func listenerOf(f *os.File, namespace *os.File) (*net.TCPListener, error) {
-	if err := descriptor.Control(f, func(fd int) error { return checkListener(fd, namespace) }); err != nil {
-		return nil, err
-	}
-	l, err := net.FileListener(f)
-	if err != nil {
-		return nil, err
-	}
-	return l.(*net.TCPListener), nil
 }
 
 // checkListener requires a TCP socket that listens on 127.0.0.1 or ::1 in the namespace.

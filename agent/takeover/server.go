@@ -91,10 +91,7 @@ func Listen(path string, logger *slog.Logger) (*Socket, error) {
 
 func listen(path string, logger *slog.Logger) (*Socket, error) {
 	dir := filepath.Dir(path)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, err
-	}
-	if err := os.Chmod(dir, 0o700); err != nil {
+	if err := errors.Join(os.MkdirAll(dir, 0o700), os.Chmod(dir, 0o700)); err != nil {
 		return nil, err
 	}
 	// The rename in Take is atomic: there is always a socket at path.

@@ -2,6 +2,7 @@
 package netns
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -35,23 +36,19 @@ func Open(path string, shared bool) (*os.File, error) {
 	if shared {
 		return namespace, nil
 	}
-	for _, path := range []string{Own, node} {
-		other, err := os.Open(path)
-		if path == node && err != nil {
-			continue
-		}
-		if err != nil {
-			namespace.Close()
-			return nil, fmt.Errorf("opening own network namespace: %w", err)
-		}
-		same := Same(namespace, other)
-		other.Close()
-		if same {
-			namespace.Close()
-			return nil, ErrHostNetwork
-		}
+	its, err := namespace.Stat()
+	own, ownErr := os.Stat(Own)
+	host, _ := os.Stat(node)
+	switch err = cmp.Or(err, ownErr); {
+	case err != nil:
+		err = fmt.Errorf("opening own network namespace: %w", err)
+	case os.SameFile(its, own), host != nil && os.SameFile(its, host):
+		err = ErrHostNetwork
+	default:
+		return namespace, nil
 	}
-	return namespace, nil
+	namespace.Close()
+	return nil, err
 }
 
 // Same reports whether two files are of one network namespace.
