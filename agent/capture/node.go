@@ -279,7 +279,7 @@ func (n *node) capture(r Request) (*Pod, error) {
 		err = os.ErrClosed
 	case len(n.destinations) == 0:
 		err = errors.New("no destinations have been set")
-	case earlier != nil && earlier.isFor(r, namespace):
+	case earlier != nil && earlier.hostNetwork == r.HostNetwork && (earlier.cgroup == r.Cgroup || !r.HostNetwork) && netns.Same(earlier.netns, namespace):
 		namespace.Close()
 		return earlier, nil
 	}
@@ -287,7 +287,7 @@ func (n *node) capture(r Request) (*Pod, error) {
 		namespace.Close()
 		return nil, err
 	}
-	p := &Pod{uid: id, node: n, redirector: by.redirector, mode: by.mode, netns: namespace, hostNetwork: r.HostNetwork, cgroup: r.Cgroup, failOpen: r.FailOpen}
+	p := &Pod{uid: id, node: n, redirector: by.redirector, mode: by.mode, listening: listening{netns: namespace}, hostNetwork: r.HostNetwork, cgroup: r.Cgroup, failOpen: r.FailOpen}
 	if r.HostNetwork {
 		p.members = &membership{root: n.cfg.CgroupRoot, cgroup: r.Cgroup, netns: namespace}
 	}

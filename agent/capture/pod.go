@@ -23,7 +23,6 @@ type Pod struct {
 	node        *node
 	redirector  redirector
 	mode        Mode
-	netns       *os.File
 	hostNetwork bool        // netns is the node's
 	cgroup      uint64      // 0 if it is unknown; never under hostNetwork
 	members     *membership // of hostNetwork; nil: every connection is the pod's
@@ -37,7 +36,8 @@ type Pod struct {
 
 // listening is where a pod's connections arrive.
 type listening struct {
-	cookie    uint64             // of the network namespace; 0 if the kernel gives none
+	netns     *os.File           // the pod's network namespace
+	cookie    uint64             // of it; 0 if the kernel gives none
 	port      uint16             // of all sockets
 	sockets   []*net.TCPListener // in the network namespace; none in mode Address
 	addressed *address.Pod       // in mode Address
@@ -55,11 +55,6 @@ func (p *Pod) target() redirect.Pod {
 		t.Egress = &p.egress.Egress
 	}
 	return t
-}
-
-// isFor reports whether the pod is the one that a request asks for.
-func (p *Pod) isFor(r Request, namespace *os.File) bool {
-	return (p.cgroup == r.Cgroup || !r.HostNetwork) && p.hostNetwork == r.HostNetwork && netns.Same(p.netns, namespace)
 }
 
 // isCurrent reports, under node.mu, whether the pod is captured, and not another agent's.
@@ -232,10 +227,10 @@ func (p *Pod) redirect() error {
 	return err
 }
 
-func (p *Pod) closeListeners() error {
-	err := closeAll(p.listeners)
-	if p.egress != nil {
-		err = errors.Join(err, closeAll(p.egress.listeners))
+func (l *listening) closeListeners() error {
+	err := closeAll(l.listeners)
+	if l.egress != nil {
+		err = errors.Join(err, closeAll(l.egress.listeners))
 	}
 	return err
 }

@@ -50,8 +50,8 @@ func listen(last uint16, given map[netip.Addr]*net.TCPListener) ([]*net.TCPListe
 }
 
 // listen opens listeners in the pod's network namespace.
-func (p *Pod) listen(last uint16, given map[netip.Addr]*net.TCPListener) (sockets []*net.TCPListener, err error) {
-	err = netns.Do(p.netns, func() (err error) {
+func (l *listening) listen(last uint16, given map[netip.Addr]*net.TCPListener) (sockets []*net.TCPListener, err error) {
+	err = netns.Do(l.netns, func() (err error) {
 		sockets, err = listen(last, given)
 		return err
 	})

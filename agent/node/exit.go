@@ -141,32 +141,23 @@ func (d *departure) stop() {
 	}
 	before := d.phase
 	d.enter(stopped)
-	var proxied []*proxy.Pod
+	ctx, cancel := context.WithTimeout(context.Background(), shutdownGrace)
+	defer cancel()
+	var ended sync.WaitGroup
 	for uid, p := range d.pods {
-		if p.proxied != nil {
-			proxied = append(proxied, p.proxied)
+		if proxied := p.proxied; proxied != nil {
+			ended.Go(func() { _ = proxied.Shutdown(ctx) })
 		}
 		p.captured, p.proxied = nil, nil
 		d.effects.handle(uid, p, lifecycle.Stop)
 	}
-	shutdown(proxied)
+	ended.Wait()
 	d.logError(d.Capture.Close(), "failed to close the capture", nil)
 	if before < yielded {
 		close(d.yielded)
 	}
 	d.draining, d.unsettled = 0, 0
 	d.settle()
-}
-
-// shutdown ends the requests in flight of all pods at once.
-func shutdown(all []*proxy.Pod) {
-	ctx, cancel := context.WithTimeout(context.Background(), shutdownGrace)
-	defer cancel()
-	var wg sync.WaitGroup
-	for _, p := range all {
-		wg.Go(func() { _ = p.Shutdown(ctx) })
-	}
-	wg.Wait()
 }
 
 // AwaitDrained blocks after the signal to stop. It returns when a successor has taken over and
