@@ -64,23 +64,14 @@ func (h handler) Synced(uids map[string]bool) {
 
 // TrafficProblem implements control.Handler.
 func (h handler) TrafficProblem(uid string) (why string) {
-	h.read(uid, func(p *pod) { why = p.trafficProblem() })
+	h.with(h.ctx, uid, func(p *pod) { why = p.trafficProblem() })
 	return why
 }
 
 // Serial implements control.Handler.
 func (h handler) Serial(uid string) (serial uint64, barred bool) {
-	h.read(uid, func(p *pod) { serial, barred = p.fence.Highest, p.fence.Barred() })
+	h.with(h.ctx, uid, func(p *pod) { serial, barred = p.fence.Highest, p.fence.Barred() })
 	return serial, barred
-}
-
-// read calls f in the loop, if the pod is known.
-func (h handler) read(uid string, f func(*pod)) {
-	_ = h.run(h.ctx, func() {
-		if p := h.pods[uid]; p != nil {
-			f(p)
-		}
-	})
 }
 
 // Namespaces implements control.Handler.

@@ -53,9 +53,5 @@ func (r lockRecorder) Exited(dead []*meshv1.DeadHolder) {
 func (r lockRecorder) in(f func(*pod)) {
 	ctx, cancel := context.WithTimeout(context.Background(), loopTimeout)
 	defer cancel()
-	_ = r.run(ctx, func() {
-		if p := r.pods[r.uid]; p != nil {
-			f(p)
-		}
-	})
+	r.with(ctx, r.uid, f)
 }

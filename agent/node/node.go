@@ -92,6 +92,15 @@ func (c *core) run(ctx context.Context, f func()) error {
 	return c.do(ctx, func() error { f(); return nil })
 }
 
+// with calls f in the loop, if the pod is known.
+func (c *core) with(ctx context.Context, uid string, f func(*pod)) {
+	_ = c.run(ctx, func() {
+		if p := c.pods[uid]; p != nil {
+			f(p)
+		}
+	})
+}
+
 func (c *core) enter(p phase) {
 	c.phase = p
 	c.shown.Store(int32(p))
