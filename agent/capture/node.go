@@ -279,7 +279,7 @@ func (n *node) capture(r Request) (*Pod, error) {
 		err = os.ErrClosed
 	case len(n.destinations) == 0:
 		err = errors.New("no destinations have been set")
-	case earlier != nil && earlier.hostNetwork == r.HostNetwork && (earlier.cgroup == r.Cgroup || !r.HostNetwork) && netns.Same(earlier.netns, namespace):
+	case earlier != nil && r.asksFor(earlier, namespace):
 		namespace.Close()
 		return earlier, nil
 	}
@@ -302,6 +302,11 @@ func (n *node) capture(r Request) (*Pod, error) {
 		_ = earlier.closeFiles()
 	}
 	return p, nil
+}
+
+// asksFor reports whether a captured pod is the one that the request asks for.
+func (r Request) asksFor(p *Pod, namespace *os.File) bool {
+	return (p.cgroup == r.Cgroup || !r.HostNetwork) && p.hostNetwork == r.HostNetwork && netns.Same(p.netns, namespace)
 }
 
 // forgetOthers ends the pod's redirections by other modes than its own. An earlier agent
