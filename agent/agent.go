@@ -29,6 +29,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
 	"github.com/ctrlmesh/ctrlmesh/agent/telemetry"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
 
@@ -125,16 +126,20 @@ func (a *agent) open() error {
 
 // connection returns the connection to the manager, which is not open yet.
 func (a *agent) connection() *control.Manager {
-	m := &control.Manager{
-		Address: a.ManagerAddress, ServerName: hostOf(a.ManagerAddress),
+	host, _, err := net.SplitHostPort(a.ManagerAddress)
+	if err != nil {
+		host = a.ManagerAddress
+	}
+	c := control.Config{
+		Address: a.ManagerAddress, ServerName: host,
 		Roots: managerRoots(a.Client, a.Namespace), TokenFile: a.TokenFile,
 		Node: a.Node, Version: a.Version, Logger: a.Logger,
 		HostNetwork: a.capture.HostNetwork(),
 	}
 	for _, mode := range a.capture.Modes() {
-		m.Captures = append(m.Captures, string(mode))
+		c.Captures = append(c.Captures, string(mode))
 	}
-	return m
+	return control.New(c)
 }
 
 func (a *agent) newProxy() (*proxy.Server, error) {
@@ -149,10 +154,7 @@ func (a *agent) newProxy() (*proxy.Server, error) {
 			a.events.Pod(pods.Pod{UID: p.UID, Namespace: p.Namespace, Name: p.Name}, reason, message)
 		},
 	})
-	if err != nil {
-		return nil, fmt.Errorf("starting the proxy: %w", err)
-	}
-	return server, nil
+	return server, failure.Wrap(err, "starting the proxy")
 }
 
 // serve takes the pods over, then starts all parts in group. After an error, an agent that
@@ -244,12 +246,4 @@ func managerRoots(client kubernetes.Interface, namespace string) func(context.Co
 		}
 		return pool, nil
 	}
-}
-
-func hostOf(address string) string {
-	host, _, err := net.SplitHostPort(address)
-	if err != nil {
-		return address
-	}
-	return host
 }

@@ -56,7 +56,7 @@ func TestOldKernelLacksOptionalFeatures(t *testing.T) {
 			require.ErrorContains(t, r.Lacks()[0], "an old kernel")
 			if test.lack == lackOfCgroups {
 				require.ErrorIs(t, r.HostNetwork(), ErrUnsupported)
-				require.ErrorIs(t, r.SetCgroup(1, Pod{}), ErrUnsupported)
+				require.ErrorIs(t, r.SetPod(ByCgroup(1), Pod{}), ErrUnsupported)
 			}
 		})
 	}

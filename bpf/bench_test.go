@@ -52,7 +52,7 @@ func BenchmarkConnect(b *testing.B) {
 	for b.Loop() {
 		for i, way := range ways {
 			join(b, way.cgroup)
-			require.NoError(b, r.SetPod(cookie, bpf.Pod{Port: loopback.Port(), Open: way.open, Egress: loopback.Port()}))
+			require.NoError(b, r.SetPod(bpf.ByCookie(cookie), bpf.Pod{Port: loopback.Port(), Open: way.open, Egress: loopback.Port()}))
 			r.Beat()
 			var times []float64
 			for range connects {

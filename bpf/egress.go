@@ -9,6 +9,8 @@ import (
 	"slices"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 // SetEgress sets the ports at which connections of the pod with this uid to hosts other
@@ -21,24 +23,22 @@ func (r *Redirect) SetEgress(uid [16]byte, ports []uint16, own []netip.Addr) err
 			return err
 		}
 	}
-	addresses := make(map[redirectOwnAddress]bool, len(own))
-	for _, a := range own {
-		addresses[redirectOwnAddress{Uid: uid, Address: words(a)}] = true
-	}
-	wanted := make(map[redirectEgressPort]bool, len(ports))
-	for _, port := range ports {
-		wanted[redirectEgressPort{Uid: uid, Port: port}] = true
-	}
-	if err := setOf(r.maps.OwnAddresses, uid, addresses); err != nil {
+	err := replaceKeys(r.maps.OwnAddresses, own,
+		func(a netip.Addr) redirectOwnAddress { return redirectOwnAddress{Uid: uid, Address: words(a)} },
+		func(k redirectOwnAddress) bool { return k.Uid == uid })
+	if err != nil {
 		return fmt.Errorf("setting the pod's own addresses: %w", err)
 	}
-	if err := setOf(r.maps.EgressPorts, uid, wanted); err != nil {
+	err = replaceKeys(r.maps.EgressPorts, ports,
+		func(port uint16) redirectEgressPort { return redirectEgressPort{Uid: uid, Port: port} },
+		func(k redirectEgressPort) bool { return k.Uid == uid })
+	if err != nil {
 		return fmt.Errorf("setting the ports to redirect: %w", err)
 	}
 	r.sweptSlots.Store(false)
 	// After the ports themselves: a process that clears slots reads the ports again.
 	for _, port := range ports {
-		if err := r.useSlot(port); err != nil {
+		if err := r.maps.setSlot(slotOf(port), 1); err != nil {
 			return err
 		}
 	}
@@ -66,19 +66,14 @@ func (r *Redirect) HasEgress(uid [16]byte, ports []uint16) (bool, error) {
 // EgressPorts returns the ports of the last [Redirect.SetEgress], sorted.
 func (r *Redirect) EgressPorts(uid [16]byte) ([]uint16, error) {
 	var ports []uint16
-	var key redirectEgressPort
-	var one uint8
-	it := r.maps.EgressPorts.Iterate()
-	for it.Next(&key, &one) {
-		if key.Uid == uid {
-			ports = append(ports, key.Port)
+	_, err := matching(r.maps.EgressPorts, func(k redirectEgressPort, _ []byte) bool {
+		if k.Uid == uid {
+			ports = append(ports, k.Port)
 		}
-	}
-	if err := it.Err(); err != nil {
-		return nil, fmt.Errorf("listing redirected ports: %w", err)
-	}
+		return false
+	})
 	slices.Sort(ports)
-	return slices.Compact(ports), nil
+	return slices.Compact(ports), failure.Wrap(err, "listing redirected ports")
 }
 
 // TakeOrigin returns the original destination of a connection from an address to the
@@ -109,65 +104,21 @@ func (r *Redirect) TakeOrigin(cookie uint64, from netip.AddrPort, port uint16) (
 	return netip.AddrPortFrom(netip.AddrFrom16(address).Unmap(), to.Port), true, nil
 }
 
-// egressKey is a key that begins with the pod's uid.
-type egressKey interface {
-	redirectEgressPort | redirectOwnAddress
-	uid() [16]byte
-}
-
-func (k redirectEgressPort) uid() [16]byte { return k.Uid }
-func (k redirectOwnAddress) uid() [16]byte { return k.Uid }
-
-// setOf replaces the keys of one pod; it adds new ones before it removes old ones.
-func setOf[K egressKey](m *ebpf.Map, uid [16]byte, wanted map[K]bool) error {
-	for key := range wanted {
-		if err := m.Put(key, uint8(1)); err != nil {
-			return err
-		}
-	}
-	return deleteKeys(m, func(key K) bool { return key.uid() == uid && !wanted[key] })
-}
-
-// deleteKeys deletes the keys that match.
-func deleteKeys[K egressKey](m *ebpf.Map, match func(K) bool) error {
-	var key K
-	var one uint8
-	var unwanted []K
-	it := m.Iterate()
-	for it.Next(&key, &one) {
-		if match(key) {
-			unwanted = append(unwanted, key)
-		}
-	}
-	if err := it.Err(); err != nil {
-		return err
-	}
-	for _, key := range unwanted {
-		if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return err
-		}
-	}
-	return nil
-}
-
 // slots is SLOTS of redirect.c.
 const slots = 4096
 
 func slotOf(port uint16) uint32 { return uint32(port) % slots }
 
-func (r *Redirect) useSlot(port uint16) error {
-	if err := r.maps.EgressSlots.Put(slotOf(port), uint8(1)); err != nil {
-		return fmt.Errorf("redirecting port %d: %w", port, err)
-	}
-	return nil
+func (m *redirectMaps) setSlot(slot uint32, used uint8) error {
+	return failure.Wrap(m.EgressSlots.Put(slot, used), "setting slot %d of ports", slot)
 }
 
 // sweepEgress removes the ports and addresses of pods for which keep is false, and clears
 // unused slots. Another process may set ports meanwhile.
 func (r *Redirect) sweepEgress(keep func(uid [16]byte) bool) error {
 	err := errors.Join(
-		deleteKeys(r.maps.EgressPorts, func(k redirectEgressPort) bool { return !keep(k.Uid) }),
-		deleteKeys(r.maps.OwnAddresses, func(k redirectOwnAddress) bool { return !keep(k.Uid) }),
+		deleteMatching(r.maps.EgressPorts, func(k redirectEgressPort, _ []byte) bool { return !keep(k.Uid) }),
+		deleteMatching(r.maps.OwnAddresses, func(k redirectOwnAddress, _ []byte) bool { return !keep(k.Uid) }),
 	)
 	if err != nil {
 		return fmt.Errorf("removing the ports of deleted pods: %w", err)
@@ -175,36 +126,25 @@ func (r *Redirect) sweepEgress(keep func(uid [16]byte) bool) error {
 	if r.sweptSlots.Swap(true) {
 		return nil
 	}
-	used, err := r.usedSlots()
+	used, err := r.maps.usedSlots()
 	if err != nil {
 		return err
 	}
-	var cleared bool
-	for slot := range uint32(slots) {
-		var is uint8
-		if used[slot] {
-			continue
-		}
-		if err := r.maps.EgressSlots.Lookup(slot, &is); err != nil {
-			return fmt.Errorf("looking up slot of ports: %w", err)
-		}
-		if is == 0 {
-			continue
-		}
-		cleared = true
-		if err := r.maps.EgressSlots.Put(slot, uint8(0)); err != nil {
-			return fmt.Errorf("clearing slot of ports: %w", err)
-		}
+	unused, err := matching(r.maps.EgressSlots, func(slot uint32, value []byte) bool { return value[0] != 0 && !used[slot] })
+	if err != nil || len(unused) == 0 {
+		return failure.Wrap(err, "looking up slots of ports")
 	}
-	if !cleared {
-		return nil
+	for _, slot := range unused {
+		if err := r.maps.setSlot(slot, 0); err != nil {
+			return err
+		}
 	}
 	// Set again the slots of ports that were added since they were read.
-	if used, err = r.usedSlots(); err != nil {
+	if used, err = r.maps.usedSlots(); err != nil {
 		return err
 	}
 	for slot := range used {
-		if err := r.useSlot(uint16(slot)); err != nil {
+		if err := r.maps.setSlot(slot, 1); err != nil {
 			return err
 		}
 	}
@@ -212,16 +152,11 @@ func (r *Redirect) sweepEgress(keep func(uid [16]byte) bool) error {
 }
 
 // usedSlots returns the slots of the ports that are redirected.
-func (r *Redirect) usedSlots() (map[uint32]bool, error) {
+func (m *redirectMaps) usedSlots() (map[uint32]bool, error) {
 	used := map[uint32]bool{}
-	var key redirectEgressPort
-	var one uint8
-	it := r.maps.EgressPorts.Iterate()
-	for it.Next(&key, &one) {
-		used[slotOf(key.Port)] = true
-	}
-	if err := it.Err(); err != nil {
-		return nil, fmt.Errorf("listing redirected ports: %w", err)
-	}
-	return used, nil
+	_, err := matching(m.EgressPorts, func(k redirectEgressPort, _ []byte) bool {
+		used[slotOf(k.Port)] = true
+		return false
+	})
+	return used, failure.Wrap(err, "listing redirected ports")
 }

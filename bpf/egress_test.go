@@ -95,8 +95,8 @@ func TestEgressPortsAreRedirected(t *testing.T) {
 	require.NoError(t, e.r.SetEgress(e.pod.UID, []uint16{443, 8443}, []netip.Addr{netip.MustParseAddr("198.18.254.7"), netip.MustParseAddr("fd00:18::7")}))
 	e.direct("no listener yet")
 	e.pod.Egress = e.port
-	require.NoError(t, e.r.SetPod(e.cookie, e.pod))
-	got, _, err := e.r.Pod(e.cookie)
+	require.NoError(t, e.r.SetPod(bpf.ByCookie(e.cookie), e.pod))
+	got, _, err := e.r.Pod(bpf.ByCookie(e.cookie))
 	require.NoError(t, err)
 	require.Equal(t, e.pod, got)
 	e.redirected("set")
@@ -107,7 +107,7 @@ func TestEgressPortsAreRedirected(t *testing.T) {
 	e.withoutAgent()
 
 	e.pod.Open, e.pod.Egress = false, 0
-	require.NoError(t, e.r.SetPod(e.cookie, e.pod))
+	require.NoError(t, e.r.SetPod(bpf.ByCookie(e.cookie), e.pod))
 	e.direct("ended")
 	require.NoError(t, e.r.SetEgress(e.pod.UID, nil, nil))
 	requireRedirected(t, "the apiserver still")
@@ -133,7 +133,7 @@ func newEgressTest(t *testing.T) *egressTest {
 	e.port, e.went, e.stop = accepter(t, e.r, e.cookie)
 	require.NoError(t, e.r.SetDestinations([]netip.AddrPort{service4, service6}))
 	e.pod = bpf.Pod{UID: [16]byte{1}, Port: main}
-	require.NoError(t, e.r.SetPod(e.cookie, e.pod))
+	require.NoError(t, e.r.SetPod(bpf.ByCookie(e.cookie), e.pod))
 	return e
 }
 
@@ -237,7 +237,7 @@ func (e *egressTest) withoutAgent() {
 	require.ErrorIs(e, err, unix.ECONNREFUSED, "nothing listens")
 	require.ErrorIs(e, send(elsewhere4, false, false), unix.EPERM)
 	e.pod.Open = true
-	require.NoError(e, e.r.SetPod(e.cookie, e.pod))
+	require.NoError(e, e.r.SetPod(bpf.ByCookie(e.cookie), e.pod))
 	e.r.Beat()
 	e.direct("open, and nothing listens")
 }
@@ -257,8 +257,8 @@ func TestEgressOfHostNetworkPods(t *testing.T) {
 	t.Cleanup(func() { join(t, cgroup) })
 	pod := bpf.Pod{UID: [16]byte{1}, Port: main, Egress: port}
 	require.NoError(t, r.SetEgress(pod.UID, []uint16{8443}, nil))
-	require.NoError(t, r.SetCgroup(inode(t, filepath.Join(cgroup, "one")), pod))
-	require.NoError(t, r.SetCgroup(inode(t, filepath.Join(cgroup, "two")), bpf.Pod{UID: [16]byte{2}, Port: main}))
+	require.NoError(t, r.SetPod(bpf.ByCgroup(inode(t, filepath.Join(cgroup, "one"))), pod))
+	require.NoError(t, r.SetPod(bpf.ByCgroup(inode(t, filepath.Join(cgroup, "two"))), bpf.Pod{UID: [16]byte{2}, Port: main}))
 	for _, way := range everyWayElsewhere {
 		join(t, filepath.Join(cgroup, "one"))
 		_, err := way.connect(way.to)
@@ -282,7 +282,7 @@ func TestOriginsOfConcurrentConnections(t *testing.T) {
 	require.NoError(t, err)
 	defer netns.Close()
 	port, went, _ := accepter(t, r, cookie)
-	require.NoError(t, r.SetPod(cookie, bpf.Pod{UID: [16]byte{1}, Port: 1, Egress: port}))
+	require.NoError(t, r.SetPod(bpf.ByCookie(cookie), bpf.Pod{UID: [16]byte{1}, Port: 1, Egress: port}))
 	require.NoError(t, r.SetEgress([16]byte{1}, []uint16{8443}, nil))
 
 	const workers, each = 16, 100

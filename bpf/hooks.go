@@ -12,10 +12,10 @@ import (
 // hook is an attach point and our program there. The program stays loaded, so that it can
 // be attached again if link and pin are removed.
 type hook struct {
-	name    string // of the pin
+	name    string // of the program, and of the pin
 	attach  ebpf.AttachType
-	program *ebpf.Program
-	link    link.Link // nil until attached
+	program *ebpf.Program // nil until loaded
+	link    link.Link     // nil until attached
 }
 
 // check returns an error unless the hook is attached to the cgroup.

@@ -8,6 +8,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 // layout is the name of the directory of the pins. It changes whenever a map's key,
@@ -74,49 +76,32 @@ func (p *pins) shareAgentSockets(spec *ebpf.MapSpec) error {
 			return fmt.Errorf("sharing %s: %w", other, err)
 		}
 		defer second.Close()
-		if err := second.Pin(path); err != nil {
-			return fmt.Errorf("sharing %s: %w", other, unsupported(err))
-		}
-		return nil
+		return failure.Wrap(unsupported(second.Pin(path)), "sharing %s", other)
 	}
 	return nil
 }
 
-// delete removes the pod of the n-th map's key.
-func (t *table) delete(n int, key uint64) error {
-	if n >= len(t.maps) {
+// delete removes a pod. It succeeds if there is none.
+func (t *table) delete(k Key) error {
+	if k.by >= len(t.maps) {
 		return nil
 	}
-	if err := t.maps[n].Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return err
-	}
-	return nil
+	return failure.Wrap(deleteKey(t.maps[k.by], k.id), "ending redirection of pod with %s", k)
 }
 
 // sweep removes the pods for which keep is false, and returns how many are left.
 func (t *table) sweep(keep func(uid [16]byte) bool) (left int, err error) {
 	for _, m := range t.maps {
-		var unwanted []uint64
-		var key uint64
-		value := make([]byte, m.ValueSize())
-		it := m.Iterate()
-		for it.Next(&key, &value) {
+		err := deleteMatching(m, func(_ uint64, value []byte) bool {
 			uid := [16]byte(value)
-			switch {
-			case uid == [16]byte{}:
-			case keep(uid):
-				left++
-			default:
-				unwanted = append(unwanted, key)
+			if uid == [16]byte{} || !keep(uid) {
+				return uid != [16]byte{}
 			}
-		}
-		if err := it.Err(); err != nil {
-			return left, fmt.Errorf("listing redirected pods: %w", err)
-		}
-		for _, key := range unwanted {
-			if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-				return left, fmt.Errorf("ending the redirection of a deleted pod: %w", err)
-			}
+			left++
+			return false
+		})
+		if err != nil {
+			return left, fmt.Errorf("ending the redirection of deleted pods: %w", err)
 		}
 	}
 	return left, nil
@@ -128,6 +113,16 @@ func (t *table) close() error {
 		errs = append(errs, m.Close())
 	}
 	return errors.Join(errs...)
+}
+
+// retire removes the layout.
+func (t *table) retire() error {
+	pins, err := openPins(filepath.Dir(t.dir))
+	if err != nil {
+		return err
+	}
+	defer pins.unlock()
+	return removeLayout(t.dir)
 }
 
 // removeLayout detaches the links pinned in a layout's directory and unpins everything.
@@ -170,8 +165,8 @@ func Forget(pinDir string, cookie uint64) error {
 			return fmt.Errorf("opening pinned map of pods: %w", unsupported(err))
 		}
 		t := &table{maps: []*ebpf.Map{pods}}
-		if err := errors.Join(t.delete(0, cookie), t.close()); err != nil {
-			return fmt.Errorf("ending redirection of pod with netns cookie %d: %w", cookie, err)
+		if err := errors.Join(t.delete(ByCookie(cookie)), t.close()); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 // Pod is where a captured pod's connections go.
@@ -52,125 +54,78 @@ func (e redirectPod) pod() Pod {
 // Addresses in both sets are redirected throughout; new ones are added before old ones
 // are removed. The set has at most 4096 addresses.
 func (r *Redirect) SetDestinations(destinations []netip.AddrPort) error {
-	wanted := make(map[redirectDestination]bool, len(destinations))
-	for _, d := range destinations {
-		key := destinationKey(d)
-		wanted[key] = true
-		if err := r.maps.Destinations.Put(key, uint8(1)); err != nil {
-			return fmt.Errorf("adding destination %s: %w", d, err)
-		}
-	}
-	var key redirectDestination
-	var one uint8
-	var unwanted []redirectDestination
-	for it := r.maps.Destinations.Iterate(); ; {
-		if !it.Next(&key, &one) {
-			if err := it.Err(); err != nil {
-				return fmt.Errorf("listing destinations: %w", err)
-			}
-			break
-		}
-		if !wanted[key] {
-			unwanted = append(unwanted, key)
-		}
-	}
-	for _, key := range unwanted {
-		if err := r.maps.Destinations.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("removing destination: %w", err)
-		}
-	}
-	return nil
+	err := replaceKeys(r.maps.Destinations, destinations, destinationKey, func(redirectDestination) bool { return true })
+	return failure.Wrap(err, "setting the destinations")
 }
 
-// SetPod redirects the pod whose network namespace has this cookie. It replaces an
-// earlier entry atomically, in another layout too: every connect sees one or the other.
-// There are at most 16384 entries.
-func (r *Redirect) SetPod(cookie uint64, pod Pod) error {
-	return r.set(podsByCookie, cookie, pod)
+// Key is what the programs know a pod by.
+type Key struct {
+	by int // the index of a table's map
+	id uint64
 }
 
-// SetCgroup redirects the pod whose cgroup has this id, if it is in a network
-// namespace that [Redirect.SetHost] named. It does what [Redirect.SetPod] does
-// for pods with a network namespace of their own.
-func (r *Redirect) SetCgroup(id uint64, pod Pod) error {
-	if err := r.HostNetwork(); err != nil {
-		return err
+// ByCookie returns the key of the pod whose network namespace has this cookie.
+func ByCookie(cookie uint64) Key { return Key{0, cookie} }
+
+// ByCgroup returns the key of the pod whose cgroup has this id, in a network namespace
+// that [Redirect.SetHost] named.
+func ByCgroup(id uint64) Key { return Key{1, id} }
+
+// String names the key in errors.
+func (k Key) String() string {
+	return fmt.Sprintf("%s %d", []string{"netns cookie", "cgroup"}[k.by], k.id)
+}
+
+// SetPod redirects a pod. It replaces an earlier entry atomically, in another layout too:
+// every connect sees one or the other. There are at most 16384 entries.
+func (r *Redirect) SetPod(k Key, pod Pod) error {
+	if k.by == ByCgroup(0).by {
+		if err := r.HostNetwork(); err != nil {
+			return err
+		}
 	}
-	return r.set(podsByCgroup, id, pod)
+	if err := r.maps.table().maps[k.by].Put(k.id, pod.entry()); err != nil {
+		return fmt.Errorf("redirecting pod with %s: %w", k, err)
+	}
+	return r.deleteOthers(k)
 }
 
 // SetHost makes the network namespace with this cookie the node's: the programs
 // distinguish the pods in it by their cgroups.
 func (r *Redirect) SetHost(cookie uint64) error {
-	if err := r.maps.Pods.Put(cookie, redirectPod{Flags: flagHost}); err != nil {
-		return fmt.Errorf("setting netns cookie %d as the node's: %w", cookie, err)
-	}
-	return nil
+	err := r.maps.Pods.Put(cookie, redirectPod{Flags: flagHost})
+	return failure.Wrap(err, "setting netns cookie %d as the node's", cookie)
 }
 
-// Pod returns the entry of the pod whose network namespace has this cookie, and whether there is one.
-func (r *Redirect) Pod(cookie uint64) (Pod, bool, error) { return r.get(podsByCookie, cookie) }
-
-// Cgroup returns the entry of the pod whose cgroup has this id, and whether there is one.
-func (r *Redirect) Cgroup(id uint64) (Pod, bool, error) { return r.get(podsByCgroup, id) }
+// Pod returns the entry of a pod, and whether there is one.
+func (r *Redirect) Pod(k Key) (Pod, bool, error) {
+	var entry redirectPod
+	err := r.maps.table().maps[k.by].Lookup(k.id, &entry)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return Pod{}, false, nil
+	}
+	return entry.pod(), err == nil, failure.Wrap(err, "looking up pod with %s", k)
+}
 
 // DeletePod ends the redirection of a pod: its connections go direct. It succeeds if the
 // pod was not redirected.
-func (r *Redirect) DeletePod(cookie uint64) error { return r.delete(podsByCookie, cookie) }
-
-// DeleteCgroup does what [Redirect.DeletePod] does, for pods identified by their cgroup.
-func (r *Redirect) DeleteCgroup(id uint64) error { return r.delete(podsByCgroup, id) }
-
-// How pods are identified; the index of a table's map too.
-const (
-	podsByCookie = iota
-	podsByCgroup
-)
-
-func (r *Redirect) podMap(by int) (m *ebpf.Map, what string) {
-	if by == podsByCgroup {
-		return r.maps.Cgroups, "cgroup"
+func (r *Redirect) DeletePod(k Key) error {
+	if err := r.maps.table().delete(k); err != nil {
+		return err
 	}
-	return r.maps.Pods, "netns cookie"
+	return r.deleteOthers(k)
 }
 
-func (r *Redirect) set(by int, key uint64, pod Pod) error {
-	m, what := r.podMap(by)
-	if err := m.Put(key, pod.entry()); err != nil {
-		return fmt.Errorf("redirecting pod with %s %d: %w", what, key, err)
-	}
-	return r.deleteOthers(by, key)
-}
-
-func (r *Redirect) get(by int, key uint64) (Pod, bool, error) {
-	m, what := r.podMap(by)
-	var entry redirectPod
-	err := m.Lookup(key, &entry)
-	switch {
-	case errors.Is(err, ebpf.ErrKeyNotExist):
-		return Pod{}, false, nil
-	case err != nil:
-		return Pod{}, false, fmt.Errorf("looking up pod with %s %d: %w", what, key, err)
-	}
-	return entry.pod(), true, nil
-}
-
-func (r *Redirect) delete(by int, key uint64) error {
-	m, what := r.podMap(by)
-	if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("ending redirection of pod with %s %d: %w", what, key, err)
-	}
-	return r.deleteOthers(by, key)
-}
+// table returns the pods of this layout.
+func (m *redirectMaps) table() *table { return &table{maps: []*ebpf.Map{m.Pods, m.Cgroups}} }
 
 // deleteOthers removes a pod from the other layouts.
-func (r *Redirect) deleteOthers(by int, key uint64) error {
+func (r *Redirect) deleteOthers(k Key) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, t := range r.others {
-		if err := t.delete(by, key); err != nil {
-			_, what := r.podMap(by)
-			return fmt.Errorf("ending redirection of pod with %s %d by another version: %w", what, key, err)
+		if err := t.delete(k); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -179,10 +134,7 @@ func (r *Redirect) deleteOthers(by int, key uint64) error {
 // MarkSocket exempts the TCP socket with this file descriptor from redirection until it is
 // closed. Mark it before it connects.
 func (r *Redirect) MarkSocket(fd int) error {
-	if err := r.maps.AgentSockets.Put(int32(fd), uint8(1)); err != nil {
-		return fmt.Errorf("marking socket as the agent's own: %w", err)
-	}
-	return nil
+	return failure.Wrap(r.maps.AgentSockets.Put(int32(fd), uint8(1)), "marking socket as the agent's own")
 }
 
 // destinationKey returns the key by which the programs look up d.
@@ -197,4 +149,47 @@ func words(a netip.Addr) (w [4]uint32) {
 		w[i] = binary.NativeEndian.Uint32(address[4*i:])
 	}
 	return w
+}
+
+// replaceKeys makes the keys of list those of a map, except for keys that are not replaced.
+// It adds new ones before it removes old ones.
+func replaceKeys[E any, K comparable](m *ebpf.Map, list []E, keyOf func(E) K, replaced func(K) bool) error {
+	wanted := make(map[K]bool, len(list))
+	for _, e := range list {
+		wanted[keyOf(e)] = true
+		if err := m.Put(keyOf(e), uint8(1)); err != nil {
+			return err
+		}
+	}
+	return deleteMatching(m, func(key K, _ []byte) bool { return replaced(key) && !wanted[key] })
+}
+
+// deleteMatching deletes the entries that match.
+func deleteMatching[K any](m *ebpf.Map, match func(key K, value []byte) bool) error {
+	keys, err := matching(m, match)
+	for _, key := range keys {
+		err = errors.Join(err, deleteKey(m, key))
+	}
+	return err
+}
+
+// deleteKey deletes a key that may not exist.
+func deleteKey(m *ebpf.Map, key any) error {
+	if err := m.Delete(key); !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return err
+	}
+	return nil
+}
+
+// matching returns the keys of the entries that match.
+func matching[K any](m *ebpf.Map, match func(key K, value []byte) bool) (keys []K, err error) {
+	var key K
+	value := make([]byte, m.ValueSize())
+	it := m.Iterate()
+	for it.Next(&key, &value) {
+		if match(key, value) {
+			keys = append(keys, key)
+		}
+	}
+	return keys, it.Err()
 }

@@ -6,8 +6,11 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 // pins is a locked directory of pinned maps and links.
@@ -67,10 +70,7 @@ func (p *pins) takeOver(h *hook, cgroup string) error {
 		return p.pin(h.name, h.link)
 	}
 	h.link = pinned
-	if err := pinned.Update(h.program); err != nil {
-		return fmt.Errorf("replacing program of pinned link: %w", err)
-	}
-	return nil
+	return failure.Wrap(pinned.Update(h.program), "replacing program of pinned link")
 }
 
 // link opens the pinned link of this name. It returns nil if there is none, or if it is not
@@ -111,16 +111,7 @@ func (p *pins) pin(name string, o object) error {
 	if err := o.Pin(next); err != nil {
 		return fmt.Errorf("pinning %s: %w", name, unsupported(err))
 	}
-	if err := os.Rename(next, path); err != nil {
-		return fmt.Errorf("pinning %s: %w", name, err)
-	}
-	return nil
-}
-
-// isPinned reports whether there is a pin of this name in dir.
-func isPinned(dir, name string) bool {
-	_, err := os.Lstat(filepath.Join(dir, name))
-	return err == nil
+	return failure.Wrap(os.Rename(next, path), "pinning %s", name)
 }
 
 // checkBPFFS returns an error unless dir, which may not exist yet, is on a bpffs.
@@ -138,4 +129,9 @@ func checkBPFFS(dir string) error {
 		}
 		return nil
 	}
+}
+
+// options opens the maps that are pinned in the directory, and pins new ones there.
+func (p *pins) options() *ebpf.CollectionOptions {
+	return &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: p.dir}}
 }

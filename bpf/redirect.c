@@ -13,7 +13,7 @@ char __license[] SEC("license") = "Apache-2.0";
 
 // What this kernel supports; set before the programs are loaded.
 const volatile _Bool can_look_up = 1; // sockets
-const volatile _Bool can_tell_cgroups = 1;
+const volatile _Bool can_see_cgroups = 1;
 const volatile _Bool can_show_peer = 1;
 
 // How old the agent's last sign of life may be, in nanoseconds.
@@ -183,7 +183,7 @@ inline int is_mapped(const __u32 address[4])
 inline const struct pod *pod_of_task(void)
 {
 	__u64 id;
-	if (!can_tell_cgroups)
+	if (!can_see_cgroups)
 		return 0;
 #pragma unroll
 	for (int level = 1; level <= LEVELS; level++) {

@@ -3,6 +3,8 @@ package bpf
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -13,6 +15,8 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/rlimit"
+
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 // Redirect is the redirection of this node. It is safe for concurrent use. Several
@@ -23,7 +27,7 @@ type Redirect struct {
 	maps   redirectMaps
 	beat   *heartbeat
 	others []*table // of other layouts
-	lacks  map[lack]error
+	lacks  lacks
 
 	// sweptSlots is true if no slot can have become unused since the last sweep.
 	sweptSlots atomic.Bool
@@ -37,6 +41,9 @@ type Redirect struct {
 
 // lack describes the effect of a missing optional kernel feature.
 type lack string
+
+// lacks are the causes of the lacks of this node.
+type lacks map[lack]error
 
 const (
 	lackOfLookUp   lack = "only the heartbeat shows whether an agent listens"
@@ -67,7 +74,7 @@ func Open(cgroupRoot, pinDir string) (_ *Redirect, err error) {
 		return nil, err
 	}
 	defer pins.unlock()
-	r := &Redirect{cgroupRoot: cgroupRoot, pinDir: pinDir, lacks: map[lack]error{}}
+	r := &Redirect{cgroupRoot: cgroupRoot, pinDir: pinDir, lacks: lacks{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, r.Close())
@@ -102,90 +109,57 @@ func Open(cgroupRoot, pinDir string) (_ *Redirect, err error) {
 // attach loads maps and programs and attaches the programs: those of connect, and the
 // optional ones if the kernel supports them.
 func (r *Redirect) attach(spec *ebpf.CollectionSpec, pins *pins) error {
-	options := &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: pins.dir}}
-	if err := r.attachPeerNames(spec, options, pins); err != nil {
-		r.lacks[lackOfPeerName] = err
+	if err := spec.LoadAndAssign(&r.maps, pins.options()); err != nil {
+		return fmt.Errorf("loading redirection: %w", unsupported(err))
 	}
+	// These show clients the address that they dialled.
+	r.attachOptional(spec, pins, lackOfPeerName, redirectProgGetpeername4, redirectProgGetpeername6)
 	if err := r.adjust(spec); err != nil {
 		return err
 	}
-	if err := r.attachConnect(spec, options, pins); err != nil {
+	connect, err := r.attachHooks(spec, pins, redirectProgConnect4, redirectProgConnect6)
+	r.hooks = append(r.hooks, connect...)
+	if err != nil {
 		return err
 	}
-	if err := r.attachEgress(spec, options, pins); err != nil {
-		r.lacks[lackOfEgress] = err
-	}
+	r.attachOptional(spec, pins, lackOfEgress, redirectProgSetOut, redirectProgSendmsg4, redirectProgSendmsg6)
 	return nil
 }
 
-// attachConnect loads the maps and attaches the programs that redirect connects.
-func (r *Redirect) attachConnect(spec *ebpf.CollectionSpec, options *ebpf.CollectionOptions, pins *pins) error {
-	var objects struct {
-		redirectMaps
-		Connect4 *ebpf.Program `ebpf:"connect4"`
-		Connect6 *ebpf.Program `ebpf:"connect6"`
+// attachOptional attaches all of the programs or none: then their effect is lacking.
+func (r *Redirect) attachOptional(spec *ebpf.CollectionSpec, pins *pins, effect lack, programs ...string) {
+	hooks, err := r.attachHooks(spec, pins, programs...)
+	if err == nil {
+		r.hooks = append(r.hooks, hooks...)
+		return
 	}
-	if err := spec.LoadAndAssign(&objects, options); err != nil {
-		return fmt.Errorf("loading redirection: %w", unsupported(err))
+	for _, h := range hooks {
+		err = errors.Join(err, h.detach(), h.close())
 	}
-	r.maps = objects.redirectMaps
-	hooks := []*hook{
-		{name: redirectProgConnect4, attach: ebpf.AttachCGroupInet4Connect, program: objects.Connect4},
-		{name: redirectProgConnect6, attach: ebpf.AttachCGroupInet6Connect, program: objects.Connect6},
+	r.lacks[effect] = err
+}
+
+// attachHooks loads programs and attaches them. It returns their hooks after an error, too.
+func (r *Redirect) attachHooks(spec *ebpf.CollectionSpec, pins *pins, programs ...string) (hooks []*hook, err error) {
+	part := *spec
+	part.Programs = map[string]*ebpf.ProgramSpec{}
+	for _, name := range programs {
+		part.Programs[name] = spec.Programs[name]
 	}
-	r.hooks = append(r.hooks, hooks...)
+	loaded, err := ebpf.NewCollectionWithOptions(&part, *pins.options())
+	if err != nil {
+		return nil, fmt.Errorf("loading redirection: %w", unsupported(err))
+	}
+	defer loaded.Close()
+	for _, name := range programs {
+		hooks = append(hooks, &hook{name: name, attach: spec.Programs[name].AttachType, program: loaded.DetachProgram(name)})
+	}
 	for _, h := range hooks {
 		if err := pins.takeOver(h, r.cgroupRoot); err != nil {
-			return fmt.Errorf("attaching %s to %s: %w", h.name, r.cgroupRoot, err)
+			return hooks, fmt.Errorf("attaching %s to %s: %w", h.name, r.cgroupRoot, err)
 		}
 	}
-	return nil
-}
-
-// attachPeerNames attaches the programs that show clients the address that they dialled.
-func (r *Redirect) attachPeerNames(spec *ebpf.CollectionSpec, options *ebpf.CollectionOptions, pins *pins) error {
-	var programs struct {
-		Getpeername4 *ebpf.Program `ebpf:"getpeername4"`
-		Getpeername6 *ebpf.Program `ebpf:"getpeername6"`
-	}
-	if err := spec.LoadAndAssign(&programs, options); err != nil {
-		return err
-	}
-	return r.attachOptional(pins,
-		&hook{name: redirectProgGetpeername4, attach: ebpf.AttachCgroupInet4GetPeername, program: programs.Getpeername4},
-		&hook{name: redirectProgGetpeername6, attach: ebpf.AttachCgroupInet6GetPeername, program: programs.Getpeername6},
-	)
-}
-
-// attachEgress attaches the further programs for connections to hosts other than the apiserver.
-func (r *Redirect) attachEgress(spec *ebpf.CollectionSpec, options *ebpf.CollectionOptions, pins *pins) error {
-	var programs struct {
-		SetOut   *ebpf.Program `ebpf:"set_out"`
-		Sendmsg4 *ebpf.Program `ebpf:"sendmsg4"`
-		Sendmsg6 *ebpf.Program `ebpf:"sendmsg6"`
-	}
-	if err := spec.LoadAndAssign(&programs, options); err != nil {
-		return err
-	}
-	return r.attachOptional(pins,
-		&hook{name: redirectProgSetOut, attach: ebpf.AttachCGroupSockOps, program: programs.SetOut},
-		&hook{name: redirectProgSendmsg4, attach: ebpf.AttachCGroupUDP4Sendmsg, program: programs.Sendmsg4},
-		&hook{name: redirectProgSendmsg6, attach: ebpf.AttachCGroupUDP6Sendmsg, program: programs.Sendmsg6},
-	)
-}
-
-// attachOptional attaches all of the hooks or none.
-func (r *Redirect) attachOptional(pins *pins, hooks ...*hook) error {
-	for _, h := range hooks {
-		if err := pins.takeOver(h, r.cgroupRoot); err != nil {
-			for _, h := range hooks {
-				err = errors.Join(err, h.detach(), h.close())
-			}
-			return err
-		}
-	}
-	r.hooks = append(r.hooks, hooks...)
-	return nil
+	return hooks, nil
 }
 
 // adjust sets the constants by which the programs know what this kernel supports.
@@ -203,7 +177,7 @@ func (r *Redirect) adjust(spec *ebpf.CollectionSpec) error {
 		r.lacks[lackOfCgroups] = err
 	}
 	for variable, l := range map[string]lack{
-		redirectVarCanLookUp: lackOfLookUp, redirectVarCanTellCgroups: lackOfCgroups, redirectVarCanShowPeer: lackOfPeerName,
+		redirectVarCanLookUp: lackOfLookUp, redirectVarCanSeeCgroups: lackOfCgroups, redirectVarCanShowPeer: lackOfPeerName,
 	} {
 		if err := spec.Variables[variable].Set(r.lacks[l] == nil); err != nil {
 			return fmt.Errorf("configuring the redirection's programs: %w", err)
@@ -226,18 +200,16 @@ func (r *Redirect) Lacks() []error {
 
 // HostNetwork returns nil if the programs can distinguish pods by their cgroups, else an
 // [ErrUnsupported] with the reason.
-func (r *Redirect) HostNetwork() error {
-	if err := r.lacks[lackOfCgroups]; err != nil {
-		return fmt.Errorf("%w: %s: %w", ErrUnsupported, lackOfCgroups, err)
-	}
-	return nil
-}
+func (r *Redirect) HostNetwork() error { return r.lacks.require(lackOfCgroups) }
 
 // Egress returns nil if connections to hosts other than the apiserver can be redirected,
 // else an [ErrUnsupported] with the reason.
-func (r *Redirect) Egress() error {
-	if err := r.lacks[lackOfEgress]; err != nil {
-		return fmt.Errorf("%w: %s: %w", ErrUnsupported, lackOfEgress, err)
+func (r *Redirect) Egress() error { return r.lacks.require(lackOfEgress) }
+
+// require returns an [ErrUnsupported] if a feature is missing.
+func (all lacks) require(l lack) error {
+	if err := all[l]; err != nil {
+		return fmt.Errorf("%w: %s: %w", ErrUnsupported, l, err)
 	}
 	return nil
 }
@@ -245,7 +217,7 @@ func (r *Redirect) Egress() error {
 // Beat is the agent's heartbeat. Pods that are Open are redirected only while the last
 // beat is at most two seconds old. Beat reports whether the heartbeat of all processes
 // lapsed at some time since the last beat of this process, or since [Open]: open pods may
-// have missing direct meanwhile.
+// have gone direct meanwhile.
 func (r *Redirect) Beat() (lapsed bool) { return r.beat.beat() }
 
 // Check returns an error for each hook that was detached and each pin that was removed
@@ -258,16 +230,8 @@ func (r *Redirect) Check() error {
 		errs = append(errs, h.check(r.cgroupRoot))
 	}
 	errs = append(errs, checkBPFFS(r.pinDir))
-	dir := filepath.Join(r.pinDir, layout)
-	var missing []string
-	for name := range r.pinned() {
-		if !isPinned(dir, name) {
-			missing = append(missing, name)
-		}
-	}
-	if len(missing) > 0 {
-		slices.Sort(missing)
-		errs = append(errs, fmt.Errorf("no longer pinned in %s: %s", dir, strings.Join(missing, ", ")))
+	if missing := slices.Sorted(maps.Keys(r.unpinned())); len(missing) > 0 {
+		errs = append(errs, fmt.Errorf("no longer pinned in %s: %s", filepath.Join(r.pinDir, layout), strings.Join(missing, ", ")))
 	}
 	return errors.Join(errs...)
 }
@@ -294,17 +258,15 @@ func (r *Redirect) Repair() error {
 		}
 	}
 	if pins != nil {
-		for name, o := range r.pinned() {
-			if !isPinned(pins.dir, name) {
-				errs = append(errs, pins.pin(name, o))
-			}
+		for name, o := range r.unpinned() {
+			errs = append(errs, pins.pin(name, o))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// pinned returns the objects that have a pin, by the pin's name.
-func (r *Redirect) pinned() map[string]object {
+// unpinned returns the objects whose pins are missing, by the pin's name.
+func (r *Redirect) unpinned() map[string]object {
 	objects := map[string]object{
 		redirectMapAgentSockets:  r.maps.AgentSockets,
 		redirectMapCgroups:       r.maps.Cgroups,
@@ -320,6 +282,10 @@ func (r *Redirect) pinned() map[string]object {
 	for _, h := range r.hooks {
 		objects[h.name] = h.link
 	}
+	maps.DeleteFunc(objects, func(name string, _ object) bool {
+		_, err := os.Lstat(filepath.Join(r.pinDir, layout, name))
+		return err == nil
+	})
 	return objects
 }
 
@@ -339,10 +305,7 @@ func (r *Redirect) Close() error {
 	errs = append(errs, r.beat.close(), r.maps.Close())
 	r.taking.Unlock()
 	r.hooks, r.others = nil, nil
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("closing redirection: %w", err)
-	}
-	return nil
+	return failure.Wrap(errors.Join(errs...), "closing redirection")
 }
 
 // Sweep ends the redirection of the pods for which keep is false, in other layouts too,
@@ -351,8 +314,7 @@ func (r *Redirect) Close() error {
 func (r *Redirect) Sweep(keep func(uid [16]byte) bool) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	own := &table{maps: []*ebpf.Map{r.maps.Pods, r.maps.Cgroups}}
-	if _, err := own.sweep(keep); err != nil {
+	if _, err := r.maps.table().sweep(keep); err != nil {
 		return err
 	}
 	if err := r.sweepEgress(keep); err != nil {
@@ -361,23 +323,12 @@ func (r *Redirect) Sweep(keep func(uid [16]byte) bool) error {
 	var errs []error
 	r.others = slices.DeleteFunc(r.others, func(t *table) bool {
 		left, err := t.sweep(keep)
-		if err == nil && left == 0 {
-			err = errors.Join(t.close(), r.retire(t))
-			errs = append(errs, err)
-			return true
+		unused := err == nil && left == 0
+		if unused {
+			err = errors.Join(t.close(), t.retire())
 		}
 		errs = append(errs, err)
-		return false
+		return unused
 	})
 	return errors.Join(errs...)
-}
-
-// retire removes another layout.
-func (r *Redirect) retire(t *table) error {
-	pins, err := openPins(r.pinDir)
-	if err != nil {
-		return err
-	}
-	defer pins.unlock()
-	return removeLayout(t.dir)
 }

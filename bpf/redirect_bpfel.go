@@ -63,26 +63,26 @@ type redirectTurned struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	redirectMapAgentSockets   = "agent_sockets"
-	redirectMapCgroups        = "cgroups"
-	redirectMapDestinations   = "destinations"
-	redirectMapEgressPorts    = "egress_ports"
-	redirectMapEgressSlots    = "egress_slots"
-	redirectMapHeartbeat      = "heartbeat"
-	redirectMapOrigins        = "origins"
-	redirectMapOwnAddresses   = "own_addresses"
-	redirectMapPods           = "pods"
-	redirectMapTurnedSockets  = "turned_sockets"
-	redirectProgConnect4      = "connect4"
-	redirectProgConnect6      = "connect6"
-	redirectProgGetpeername4  = "getpeername4"
-	redirectProgGetpeername6  = "getpeername6"
-	redirectProgSendmsg4      = "sendmsg4"
-	redirectProgSendmsg6      = "sendmsg6"
-	redirectProgSetOut        = "set_out"
-	redirectVarCanLookUp      = "can_look_up"
-	redirectVarCanShowPeer    = "can_show_peer"
-	redirectVarCanTellCgroups = "can_tell_cgroups"
+	redirectMapAgentSockets  = "agent_sockets"
+	redirectMapCgroups       = "cgroups"
+	redirectMapDestinations  = "destinations"
+	redirectMapEgressPorts   = "egress_ports"
+	redirectMapEgressSlots   = "egress_slots"
+	redirectMapHeartbeat     = "heartbeat"
+	redirectMapOrigins       = "origins"
+	redirectMapOwnAddresses  = "own_addresses"
+	redirectMapPods          = "pods"
+	redirectMapTurnedSockets = "turned_sockets"
+	redirectProgConnect4     = "connect4"
+	redirectProgConnect6     = "connect6"
+	redirectProgGetpeername4 = "getpeername4"
+	redirectProgGetpeername6 = "getpeername6"
+	redirectProgSendmsg4     = "sendmsg4"
+	redirectProgSendmsg6     = "sendmsg6"
+	redirectProgSetOut       = "set_out"
+	redirectVarCanLookUp     = "can_look_up"
+	redirectVarCanSeeCgroups = "can_see_cgroups"
+	redirectVarCanShowPeer   = "can_show_peer"
 )
 
 // loadRedirect returns the embedded CollectionSpec for redirect.
@@ -156,9 +156,9 @@ type redirectMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type redirectVariableSpecs struct {
-	CanLookUp      *ebpf.VariableSpec `ebpf:"can_look_up"`
-	CanShowPeer    *ebpf.VariableSpec `ebpf:"can_show_peer"`
-	CanTellCgroups *ebpf.VariableSpec `ebpf:"can_tell_cgroups"`
+	CanLookUp     *ebpf.VariableSpec `ebpf:"can_look_up"`
+	CanSeeCgroups *ebpf.VariableSpec `ebpf:"can_see_cgroups"`
+	CanShowPeer   *ebpf.VariableSpec `ebpf:"can_show_peer"`
 }
 
 // redirectObjects contains all objects after they have been loaded into the kernel.
@@ -212,9 +212,9 @@ func (m *redirectMaps) Close() error {
 //
 // It can be passed to loadRedirectObjects or ebpf.CollectionSpec.LoadAndAssign.
 type redirectVariables struct {
-	CanLookUp      *ebpf.Variable `ebpf:"can_look_up"`
-	CanShowPeer    *ebpf.Variable `ebpf:"can_show_peer"`
-	CanTellCgroups *ebpf.Variable `ebpf:"can_tell_cgroups"`
+	CanLookUp     *ebpf.Variable `ebpf:"can_look_up"`
+	CanSeeCgroups *ebpf.Variable `ebpf:"can_see_cgroups"`
+	CanShowPeer   *ebpf.Variable `ebpf:"can_show_peer"`
 }
 
 // redirectPrograms contains all programs after they have been loaded into the kernel.

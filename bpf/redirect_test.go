@@ -36,18 +36,18 @@ func TestMapsAreTakenOver(t *testing.T) {
 	cgroup, dir := bpftest.Cgroup(t), filepath.Join(bpftest.BPFFS(t), "ctrlmesh")
 	first := open(t, cgroup, dir)
 	pod := bpf.Pod{UID: [16]byte{1, 2, 3}, Port: 1234}
-	require.NoError(t, first.SetPod(7, pod))
+	require.NoError(t, first.SetPod(bpf.ByCookie(7), pod))
 	require.NoError(t, first.Close())
 
 	second := open(t, cgroup, dir)
-	got, ok, err := second.Pod(7)
+	got, ok, err := second.Pod(bpf.ByCookie(7))
 	require.NoError(t, err)
 	require.True(t, ok)
 	require.Equal(t, pod, got)
 
-	require.NoError(t, second.DeletePod(7))
-	require.NoError(t, second.DeletePod(7), "deleting twice")
-	_, ok, err = second.Pod(7)
+	require.NoError(t, second.DeletePod(bpf.ByCookie(7)))
+	require.NoError(t, second.DeletePod(bpf.ByCookie(7)), "deleting twice")
+	_, ok, err = second.Pod(bpf.ByCookie(7))
 	require.NoError(t, err)
 	require.False(t, ok)
 }
@@ -300,7 +300,7 @@ func TestConnectsOfEveryKindAreDecided(t *testing.T) {
 
 	require.NoError(t, r.SetDestinations([]netip.AddrPort{service4, service6}))
 	requireDirect(t, "unknown pod")
-	require.NoError(t, r.SetPod(cookie, bpf.Pod{Port: port}))
+	require.NoError(t, r.SetPod(bpf.ByCookie(cookie), bpf.Pod{Port: port}))
 
 	requireRedirected(t, "never a heartbeat")
 	for _, way := range everyWay {
@@ -320,7 +320,7 @@ func TestConnectsOfEveryKindAreDecided(t *testing.T) {
 	stop()
 	_, err = client{}.connect(other4)
 	require.ErrorIs(t, err, unix.ECONNREFUSED, "nothing listens")
-	require.NoError(t, r.DeletePod(cookie))
+	require.NoError(t, r.DeletePod(bpf.ByCookie(cookie)))
 	_, err = client{}.connect(other4)
 	require.ErrorIs(t, err, unix.ENETUNREACH, "let go")
 
@@ -333,7 +333,7 @@ func TestOpenPodsGoDirectWithoutAgent(t *testing.T) {
 	port, stop := listen(t)
 	require.NoError(t, r.SetDestinations([]netip.AddrPort{service4, service6}))
 	pod := bpf.Pod{Port: port, Open: true}
-	require.NoError(t, r.SetPod(cookie, pod))
+	require.NoError(t, r.SetPod(bpf.ByCookie(cookie), pod))
 
 	requireDirect(t, "never a heartbeat")
 	bound := func() error {
@@ -361,16 +361,16 @@ func TestOpenPodsGoDirectWithoutAgent(t *testing.T) {
 	requireRedirected(t, "back")
 
 	pod.Stalled = true
-	require.NoError(t, r.SetPod(cookie, pod))
+	require.NoError(t, r.SetPod(bpf.ByCookie(cookie), pod))
 	requireDirect(t, "stalled")
-	got, _, err := r.Pod(cookie)
+	got, _, err := r.Pod(bpf.ByCookie(cookie))
 	require.NoError(t, err)
 	require.Equal(t, pod, got)
 	pod.Open = false
-	require.NoError(t, r.SetPod(cookie, pod))
+	require.NoError(t, r.SetPod(bpf.ByCookie(cookie), pod))
 	requireRedirected(t, "stalled, but not open")
 	pod.Open, pod.Stalled = true, false
-	require.NoError(t, r.SetPod(cookie, pod))
+	require.NoError(t, r.SetPod(bpf.ByCookie(cookie), pod))
 
 	stop()
 	r.Beat()
@@ -406,7 +406,7 @@ func TestHostNetworkPodsByCgroup(t *testing.T) {
 		}
 	})
 	pod := bpf.Pod{UID: [16]byte{1}, Port: port}
-	require.NoError(t, r.SetCgroup(inode(t, filepath.Join(cgroup, "pod")), pod))
+	require.NoError(t, r.SetPod(bpf.ByCgroup(inode(t, filepath.Join(cgroup, "pod"))), pod))
 
 	requireDirect(t, "not in the pod")
 	join(t, filepath.Join(cgroup, "pod/container"))
@@ -419,12 +419,12 @@ func TestHostNetworkPodsByCgroup(t *testing.T) {
 	requireDirect(t, "in another pod")
 	join(t, filepath.Join(cgroup, deep))
 	requireDirect(t, "far below")
-	require.NoError(t, r.SetCgroup(inode(t, filepath.Join(cgroup, deep)), pod))
+	require.NoError(t, r.SetPod(bpf.ByCgroup(inode(t, filepath.Join(cgroup, deep))), pod))
 	requireRedirected(t, "deeper than is looked for, but right there")
 
 	join(t, filepath.Join(cgroup, "pod/container"))
 	pod.Open = true
-	require.NoError(t, r.SetCgroup(inode(t, filepath.Join(cgroup, "pod")), pod))
+	require.NoError(t, r.SetPod(bpf.ByCgroup(inode(t, filepath.Join(cgroup, "pod"))), pod))
 	requireDirect(t, "open, without a heartbeat")
 	r.Beat()
 	requireRedirected(t, "open")
@@ -432,7 +432,7 @@ func TestHostNetworkPodsByCgroup(t *testing.T) {
 	requireDirect(t, "open, and nothing listens")
 
 	require.NoError(t, r.Sweep(func([16]byte) bool { return false }))
-	_, there, err := r.Cgroup(inode(t, filepath.Join(cgroup, "pod")))
+	_, there, err := r.Pod(bpf.ByCgroup(inode(t, filepath.Join(cgroup, "pod"))))
 	require.NoError(t, err)
 	require.False(t, there)
 	requireDirect(t, "let go")
@@ -456,7 +456,7 @@ func TestClientsSeeDialledAddress(t *testing.T) {
 	cookie := namespace(t)
 	port, _ := listen(t)
 	require.NoError(t, r.SetDestinations([]netip.AddrPort{service4, service6}))
-	require.NoError(t, r.SetPod(cookie, bpf.Pod{Port: port}))
+	require.NoError(t, r.SetPod(bpf.ByCookie(cookie), bpf.Pod{Port: port}))
 
 	for name, way := range everyWay {
 		peer, err := way.connect(way.to)

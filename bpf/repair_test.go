@@ -60,7 +60,7 @@ func TestRepairRestoresHooksAndPins(t *testing.T) {
 			cookie := namespace(t)
 			port, _ := listen(t)
 			require.NoError(t, r.SetDestinations([]netip.AddrPort{service4, service6}))
-			require.NoError(t, r.SetPod(cookie, bpf.Pod{Port: port}))
+			require.NoError(t, r.SetPod(bpf.ByCookie(cookie), bpf.Pod{Port: port}))
 			require.NoError(t, r.Check())
 			require.NoError(t, r.Repair(), "nothing to repair")
 			requireRedirected(t, "before")
@@ -80,7 +80,7 @@ func TestRepairRestoresHooksAndPins(t *testing.T) {
 			requireRedirected(t, "without an agent")
 			next := open(t, cgroup, dir)
 			requireAttached(t, cgroup, hooks)
-			_, ok, err := next.Pod(cookie)
+			_, ok, err := next.Pod(bpf.ByCookie(cookie))
 			require.NoError(t, err)
 			require.True(t, ok)
 			requireRedirected(t, "by the next agent")
@@ -97,7 +97,7 @@ func TestRepairWithoutBPFFSAttachesHooks(t *testing.T) {
 	cookie := namespace(t)
 	port, _ := listen(t)
 	require.NoError(t, r.SetDestinations([]netip.AddrPort{service4, service6}))
-	require.NoError(t, r.SetPod(cookie, bpf.Pod{Port: port}))
+	require.NoError(t, r.SetPod(bpf.ByCookie(cookie), bpf.Pod{Port: port}))
 	for _, name := range []string{"connect4", "connect6"} {
 		detach(t, filepath.Join(dir, "v3", name))
 	}

@@ -326,7 +326,7 @@ func TestSweepReleasesDeletedPods(t *testing.T) {
 			for _, pod := range pods[1:] {
 				var cookie uint64
 				require.NoError(t, pod.do(func() (err error) { cookie, err = netns.Cookie(); return err }))
-				_, ok, err := n.modes[0].redirector.(*ebpf.Backend).Pod(cookie)
+				_, ok, err := n.modes[0].redirector.(*ebpf.Backend).Pod(bpf.ByCookie(cookie))
 				require.NoError(t, err)
 				require.False(t, ok)
 			}

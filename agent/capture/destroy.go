@@ -106,11 +106,11 @@ func (n *node) isDirect(namespace *os.File, destinations []netip.AddrPort, ports
 }
 
 // ownSockets returns how many sockets the agent has in the pod's network namespace.
-func (p *Pod) ownSockets() int {
-	if p.egress == nil {
-		return len(p.sockets)
+func (l *listening) ownSockets() int {
+	if l.egress == nil {
+		return len(l.sockets)
 	}
-	return len(p.sockets) + len(p.egress.sockets)
+	return len(l.sockets) + len(l.egress.sockets)
 }
 
 // search finds the direct connections in one network namespace.
@@ -156,9 +156,6 @@ func (s search) destroy() (destroyed int, more bool, err error) {
 		return 0, false, err
 	}
 	destroyed, err = destroyAll(*sockets, found, cgroups)
-	if errors.Is(err, unix.EOPNOTSUPP) {
-		return destroyed, false, err
-	}
 	return destroyed, more, err
 }
 

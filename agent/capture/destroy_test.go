@@ -23,7 +23,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
 )
 
-// Servers that say nothing until they are told to.
+// Servers that send nothing until a test asks them to.
 var (
 	quiet4  = netip.MustParseAddrPort("198.19.0.4:443")
 	quiet6  = netip.MustParseAddrPort("[fd00:19::4]:443")
@@ -88,7 +88,7 @@ func (q *quiet) speak() {
 // test connects itself would be the agent's.
 const strangerEnv = "CTRLMESH_TEST_STRANGER"
 
-// stranger connects, and tells what it reads and why it ends.
+// strangerMain connects, and prints what it reads and why it ends.
 func strangerMain(what string) {
 	family, to, _ := strings.Cut(what, " ")
 	c, err := strangerConnect(family, netip.MustParseAddrPort(to))

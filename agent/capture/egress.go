@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/redirect"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 // MaxEgressPorts bounds the ports of one pod, because the pods of a node share a table.
@@ -40,10 +41,7 @@ func (p *Pod) SetEgress(ports []uint16) ([]net.Listener, error) {
 	p.node.mu.Lock()
 	defer p.node.mu.Unlock()
 	listeners, err := p.setEgress(ports)
-	if err != nil {
-		return nil, fmt.Errorf("redirecting other connections of pod %s: %w", p.uid, err)
-	}
-	return listeners, nil
+	return listeners, failure.Wrap(err, "redirecting other connections of pod %s", p.uid)
 }
 
 func portSet(ports []uint16) []uint16 { return slices.Compact(slices.Sorted(slices.Values(ports))) }
@@ -84,7 +82,7 @@ func (p *Pod) replaceEgress(before *egress, ports []uint16) (*egress, error) {
 		*next = *before
 	}
 	next.Ports = ports
-	if err := p.listenEgress(next, nil); err != nil {
+	if err := next.listen(p, nil); err != nil {
 		return nil, err
 	}
 	p.egress = next
@@ -100,8 +98,8 @@ func (p *Pod) replaceEgress(before *egress, ports []uint16) (*egress, error) {
 	return nil, errors.Join(err, p.redirector.Apply(context.Background(), p.target()))
 }
 
-// listenEgress opens the listeners, unless they are open.
-func (p *Pod) listenEgress(e *egress, given map[netip.Addr]*net.TCPListener) error {
+// listen opens the listeners, unless they are open.
+func (e *egress) listen(p *Pod, given map[netip.Addr]*net.TCPListener) error {
 	if len(e.sockets) > 0 {
 		return nil
 	}
@@ -138,13 +136,13 @@ func (p *Pod) inheritEgress(earlier *redirect.Egress, ports []uint16, given map[
 	case p.redirector.Egress() != nil:
 	case earlier != nil:
 		p.egress = &egress{Egress: *earlier}
-		if len(given) > 0 && p.listenEgress(p.egress, given) == nil {
+		if len(given) > 0 && p.egress.listen(p, given) == nil {
 			return
 		}
 		p.egress.sockets, p.egress.listeners = nil, nil
 	case len(ports) > 0 && ports[0] > 0 && len(ports) <= MaxEgressPorts:
 		e := &egress{Egress: redirect.Egress{Ports: ports}}
-		if p.listenEgress(e, given) == nil {
+		if e.listen(p, given) == nil {
 			p.egress = e
 			return
 		}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
+	"github.com/ctrlmesh/ctrlmesh/internal/descriptor"
 )
 
 // Close closes the files, unless f is nil. They may have been closed before.
@@ -31,33 +32,26 @@ func (f *Files) listeners(namespace *os.File) (listeners, egress map[netip.Addr]
 	return listenersOf(f.Listeners, namespace), listenersOf(f.Egress, namespace)
 }
 
+// listenersOf returns listeners for the valid ones of the files that another process sent.
 func listenersOf(files []*os.File, namespace *os.File) map[netip.Addr]*net.TCPListener {
 	listeners := map[netip.Addr]*net.TCPListener{}
 	for _, f := range files {
-		l, err := listenerOf(f, namespace)
-		if err != nil {
+		if descriptor.Control(f, func(fd int) error { return checkListener(fd, namespace) }) != nil {
 			continue // the pod gets a listener of this agent's own
 		}
+		opened, err := net.FileListener(f)
+		if err != nil {
+			continue
+		}
+		l := opened.(*net.TCPListener) //nolint:forcetypeassert // as checkListener requires
 		at := l.Addr().(*net.TCPAddr).AddrPort().Addr()
 		if listeners[at] != nil {
 			l.Close()
-			continue
+		} else {
+			listeners[at] = l
 		}
-		listeners[at] = l
 	}
 	return listeners
-}
-
-// listenerOf returns a listener for a file that another process sent.
-func listenerOf(f *os.File, namespace *os.File) (*net.TCPListener, error) {
-	if err := control(f, func(fd int) error { return checkListener(fd, namespace) }); err != nil {
-		return nil, err
-	}
-	l, err := net.FileListener(f)
-	if err != nil {
-		return nil, err
-	}
-	return l.(*net.TCPListener), nil
 }
 
 // checkListener requires a TCP socket that listens on 127.0.0.1 or ::1 in the namespace.
@@ -75,14 +69,7 @@ func checkListener(fd int, namespace *os.File) error {
 	if err != nil {
 		return os.NewSyscallError("getsockname", err)
 	}
-	var address netip.Addr
-	switch at := at.(type) {
-	case *unix.SockaddrInet4:
-		address = netip.AddrFrom4(at.Addr)
-	case *unix.SockaddrInet6:
-		address = netip.AddrFrom16(at.Addr)
-	}
-	if address != loopback4 && address != loopback6 {
+	if address := addrPort(at).Addr(); address != loopback4 && address != loopback6 {
 		return fmt.Errorf("it listens on %s, not on 127.0.0.1 or ::1", address)
 	}
 	number, err := unix.IoctlRetInt(fd, unix.SIOCGSKNS)
@@ -97,26 +84,19 @@ func checkListener(fd int, namespace *os.File) error {
 	return nil
 }
 
+// duplicates copies the descriptors of listeners. [net.TCPListener.File] would make both
+// block when the copy is asked for its number.
 func duplicates(listeners []*net.TCPListener) (files []*os.File, err error) {
 	for _, l := range listeners {
-		f, err := duplicate(l)
-		if err != nil {
+		if err := descriptor.Control(l, func(fd int) error {
+			copied, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+			if err == nil {
+				files = append(files, os.NewFile(uintptr(copied), "listener"))
+			}
+			return os.NewSyscallError("fcntl", err)
+		}); err != nil {
 			return files, err
 		}
-		files = append(files, f)
 	}
 	return files, nil
-}
-
-// duplicate copies a listener's descriptor. [net.TCPListener.File] would make both block
-// when the copy is asked for its number.
-func duplicate(l *net.TCPListener) (*os.File, error) {
-	copied := -1
-	if err := control(l, func(fd int) (err error) {
-		copied, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-		return os.NewSyscallError("fcntl", err)
-	}); err != nil {
-		return nil, err
-	}
-	return os.NewFile(uintptr(copied), "listener"), nil
 }

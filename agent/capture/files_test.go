@@ -22,7 +22,8 @@ func TestInvalidFilesAreIgnored(t *testing.T) {
 				return err
 			}
 			defer l.Close()
-			f, err = duplicate(l.(*net.TCPListener))
+			files, err := duplicates([]*net.TCPListener{l.(*net.TCPListener)})
+			f = files[0]
 			return err
 		}))
 		return f

@@ -108,7 +108,7 @@ func (h *health) beat() {
 	if own.status.probe == nil {
 		h.begin([]*Pod{own})
 	}
-	own.acceptOwn()
+	h.acceptOwn()
 	if pr := own.status.probe; pr == nil || !pr.arrived.Load() {
 		return
 	}
@@ -251,7 +251,7 @@ func (h *health) examine(p *Pod) (repaired *Loss) {
 
 // outcome returns whether a probe has arrived, or waits to be accepted; pending: that is not
 // decided yet.
-func (p *Pod) outcome(pr *probe) (arrived, waits, pending bool) {
+func (l *listening) outcome(pr *probe) (arrived, waits, pending bool) {
 	if pr.err == nil {
 		if code, err := unix.GetsockoptInt(pr.fd, unix.SOL_SOCKET, unix.SO_ERROR); err == nil && code != 0 {
 			pr.err = unix.Errno(code)
@@ -263,7 +263,7 @@ func (p *Pod) outcome(pr *probe) (arrived, waits, pending bool) {
 	case pr.err == nil && time.Since(pr.began) <= patience:
 		return false, false, true
 	}
-	arrived, waits = p.landed(pr)
+	arrived, waits = l.landed(pr)
 	return arrived, waits, false
 }
 

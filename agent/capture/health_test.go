@@ -324,7 +324,7 @@ func TestHostNetworkPodsAreCapturedByCgroup(t *testing.T) {
 
 	// An entry that somebody removed.
 	require.Empty(t, c.losses())
-	require.NoError(t, m.(*node).modes[0].redirector.(*ebpf.Backend).DeleteCgroup(q.cgroup))
+	require.NoError(t, m.(*node).modes[0].redirector.(*ebpf.Backend).DeletePod(bpf.ByCgroup(q.cgroup)))
 	require.Eventually(t, func() bool { return len(c.losses()) > 0 }, soon, time.Millisecond)
 	require.NoError(t, c.losses()[0].Repair)
 	join(filepath.Join(pods, "pod2/container"))
@@ -350,7 +350,7 @@ func TestOwnPodsOfExitedAgentsAreSwept(t *testing.T) {
 	require.NoError(t, dead.Run())
 	var uid uuid.UUID
 	binary.BigEndian.PutUint32(uid[12:], uint32(dead.Process.Pid))
-	require.NoError(t, r.SetPod(1, bpf.Pod{UID: uid, Port: 1}))
+	require.NoError(t, r.SetPod(bpf.ByCookie(1), bpf.Pod{UID: uid, Port: 1}))
 
 	require.NoError(t, m.Sweep(func(string) bool { return false }))
 	other, err := bpf.Open(cfg.CgroupRoot, cfg.PinDir)
@@ -358,12 +358,12 @@ func TestOwnPodsOfExitedAgentsAreSwept(t *testing.T) {
 	defer other.Close()
 	own := m.(*node).health.own.cookie
 	for cookie, want := range map[uint64]bool{1: false, own: true} {
-		_, there, err := other.Pod(cookie)
+		_, there, err := other.Pod(bpf.ByCookie(cookie))
 		require.NoError(t, err)
 		require.Equal(t, want, there)
 	}
 	require.NoError(t, m.Close())
-	_, there, err := other.Pod(own)
+	_, there, err := other.Pod(bpf.ByCookie(own))
 	require.NoError(t, err)
 	require.False(t, there)
 }
@@ -461,11 +461,11 @@ func TestSignOfLifeRepairsNothing(t *testing.T) {
 	r := request(m, uid, pod)
 	r.FailOpen = true
 	p := capturedBy(t, m, r, "mesh")
-	require.NoError(t, m.(*node).modes[0].redirector.(*ebpf.Backend).SetPod(p.cookie, bpf.Pod{UID: p.uid, Port: 1, Open: true}))
+	require.NoError(t, m.(*node).modes[0].redirector.(*ebpf.Backend).SetPod(bpf.ByCookie(p.cookie), bpf.Pod{UID: p.uid, Port: 1, Open: true}))
 	for start := time.Now(); time.Since(start) < 2*rotation; time.Sleep(CheckInterval / 5) {
 		require.Empty(t, m.Check(false))
 	}
-	entry, _, err := m.(*node).modes[0].redirector.(*ebpf.Backend).Pod(p.cookie)
+	entry, _, err := m.(*node).modes[0].redirector.(*ebpf.Backend).Pod(bpf.ByCookie(p.cookie))
 	require.NoError(t, err)
 	require.EqualValues(t, 1, entry.Port, "the successor's")
 	require.False(t, m.(*node).modes[0].redirector.(*ebpf.Backend).Beat(), "it showed no sign of life")

@@ -14,6 +14,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/sockdiag"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 // maxCgroups bounds the cgroups of one pod that are read and kept.
@@ -117,10 +118,7 @@ func cgroupsBelow(root string, tops map[uint64]bool) (map[uint64]bool, error) {
 		}
 		return nil
 	})
-	if err != nil {
-		return nil, err
-	}
-	return ids, nil
+	return ids, err
 }
 
 // walkCgroups visits the cgroup at root and those below. It omits those that are removed
@@ -139,10 +137,7 @@ func walkCgroups(root string, visit func(path string, id uint64) error) error {
 		}
 		return visit(path, info.Sys().(*syscall.Stat_t).Ino)
 	})
-	if err != nil {
-		return fmt.Errorf("listing the pod's cgroups: %w", err)
-	}
-	return nil
+	return failure.Wrap(err, "listing the pod's cgroups")
 }
 
 // findConnection asks the kernel for the socket with these ends in a network namespace.
@@ -154,8 +149,5 @@ func findConnection(namespace *os.File, local, remote netip.AddrPort) (found soc
 	if err == nil && found.Remote.Port() != remote.Port() {
 		err = fs.ErrNotExist // it is a listener
 	}
-	if err != nil {
-		return found, fmt.Errorf("finding a connection: %w", err)
-	}
-	return found, nil
+	return found, failure.Wrap(err, "finding a connection")
 }

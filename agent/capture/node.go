@@ -20,6 +20,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/redirect"
 	"github.com/ctrlmesh/ctrlmesh/bpf"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 // redirector implements one capture mode.
@@ -181,10 +182,7 @@ func (n *node) modeFor(r Request) (openMode, error) {
 }
 
 func (n *node) SetDestinations(apiservers, agents []netip.AddrPort) error {
-	if err := n.setDestinations(apiservers, agents); err != nil {
-		return fmt.Errorf("setting the destinations: %w", err)
-	}
-	return nil
+	return failure.Wrap(n.setDestinations(apiservers, agents), "setting the destinations")
 }
 
 func (n *node) setDestinations(apiservers, agents []netip.AddrPort) error {
@@ -253,10 +251,7 @@ func isServer(at netip.AddrPort) bool {
 
 func (n *node) Capture(r Request) (*Pod, error) {
 	p, err := n.capture(r)
-	if err != nil {
-		return nil, fmt.Errorf("capturing pod %s: %w", r.UID, err)
-	}
-	return p, nil
+	return p, failure.Wrap(err, "capturing pod %s", r.UID)
 }
 
 func (n *node) capture(r Request) (*Pod, error) {
@@ -284,7 +279,7 @@ func (n *node) capture(r Request) (*Pod, error) {
 		err = os.ErrClosed
 	case len(n.destinations) == 0:
 		err = errors.New("no destinations have been set")
-	case earlier != nil && earlier.isFor(r, namespace):
+	case earlier != nil && r.asksFor(earlier, namespace):
 		namespace.Close()
 		return earlier, nil
 	}
@@ -292,7 +287,7 @@ func (n *node) capture(r Request) (*Pod, error) {
 		namespace.Close()
 		return nil, err
 	}
-	p := &Pod{uid: id, node: n, redirector: by.redirector, mode: by.mode, netns: namespace, hostNetwork: r.HostNetwork, cgroup: r.Cgroup, failOpen: r.FailOpen}
+	p := &Pod{uid: id, node: n, redirector: by.redirector, mode: by.mode, listening: listening{netns: namespace}, hostNetwork: r.HostNetwork, cgroup: r.Cgroup, failOpen: r.FailOpen}
 	if r.HostNetwork {
 		p.members = &membership{root: n.cfg.CgroupRoot, cgroup: r.Cgroup, netns: namespace}
 	}
@@ -309,6 +304,11 @@ func (n *node) capture(r Request) (*Pod, error) {
 	return p, nil
 }
 
+// asksFor reports whether a captured pod is the one that the request asks for.
+func (r Request) asksFor(p *Pod, namespace *os.File) bool {
+	return (p.cgroup == r.Cgroup || !r.HostNetwork) && p.hostNetwork == r.HostNetwork && netns.Same(p.netns, namespace)
+}
+
 // forgetOthers ends the pod's redirections by other modes than its own. An earlier agent
 // made them, and they lead to that agent's port.
 func (n *node) forgetOthers(p *Pod) error {
@@ -319,10 +319,7 @@ func (n *node) forgetOthers(p *Pod) error {
 	if p.mode != IPTables && !p.hostNetwork {
 		errs = append(errs, iptables.Forget(p.netns, n.tables))
 	}
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("ending the redirection by an earlier agent: %w", err)
-	}
-	return nil
+	return failure.Wrap(errors.Join(errs...), "ending the redirection by an earlier agent")
 }
 
 // tables returns those that are open, because probing the programs takes time.
@@ -337,30 +334,12 @@ func (n *node) tables() ([2]iptables.Table, error) {
 
 // mark lets a socket pass every redirection, including those of an earlier agent.
 func (n *node) mark(fd int) error {
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, iptables.Mark); err != nil {
-		return fmt.Errorf("marking a socket as the agent's own: %w", os.NewSyscallError("setsockopt", err))
-	}
-	var errs []error
+	err := os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, iptables.Mark))
+	errs := []error{failure.Wrap(err, "marking a socket as the agent's own")}
 	for _, m := range n.modes {
 		errs = append(errs, m.MarkSocket(fd))
 	}
 	return errors.Join(errs...)
-}
-
-// release implements Pod.Release. The redirection of a pod that was abandoned stays.
-func (n *node) release(p *Pod) error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if !p.isCurrent() {
-		p.netns.Close()
-		return nil
-	}
-	delete(n.pods, p.uid.String())
-	p.stopRepair()
-	if err := errors.Join(p.closeListeners(), p.redirector.Release(p.target()), p.netns.Close()); err != nil {
-		return fmt.Errorf("releasing pod %s: %w", p.uid, err)
-	}
-	return nil
 }
 
 func (n *node) Sweep(keep func(uid string) bool) error {
@@ -375,7 +354,7 @@ func (n *node) Sweep(keep func(uid string) bool) error {
 
 	var errs []error
 	for _, p := range deleted {
-		errs = append(errs, n.release(p))
+		errs = append(errs, p.Release())
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -388,10 +367,7 @@ func (n *node) Sweep(keep func(uid string) bool) error {
 			return isOwnOfRunningAgent(uid) || n.pods[uid.String()] != nil || keep(uid.String())
 		}))
 	}
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("sweeping redirections: %w", err)
-	}
-	return nil
+	return failure.Wrap(errors.Join(errs...), "sweeping redirections")
 }
 
 func (n *node) Close() error {
@@ -418,8 +394,5 @@ func (n *node) Close() error {
 		errs = append(errs, p.closeFiles())
 		delete(n.pods, uid)
 	}
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("closing capture: %w", err)
-	}
-	return nil
+	return failure.Wrap(errors.Join(errs...), "closing capture")
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/address"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/redirect"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 // Pod is one captured pod. It is safe for concurrent use.
@@ -22,7 +23,6 @@ type Pod struct {
 	node        *node
 	redirector  redirector
 	mode        Mode
-	netns       *os.File
 	hostNetwork bool        // netns is the node's
 	cgroup      uint64      // 0 if it is unknown; never under hostNetwork
 	members     *membership // of hostNetwork; nil: every connection is the pod's
@@ -36,7 +36,8 @@ type Pod struct {
 
 // listening is where a pod's connections arrive.
 type listening struct {
-	cookie    uint64             // of the network namespace; 0 if the kernel gives none
+	netns     *os.File           // the pod's network namespace
+	cookie    uint64             // of it; 0 if the kernel gives none
 	port      uint16             // of all sockets
 	sockets   []*net.TCPListener // in the network namespace; none in mode Address
 	addressed *address.Pod       // in mode Address
@@ -56,11 +57,6 @@ func (p *Pod) target() redirect.Pod {
 	return t
 }
 
-// isFor reports whether the pod is the one that a request asks for.
-func (p *Pod) isFor(r Request, namespace *os.File) bool {
-	return (p.cgroup == r.Cgroup || !r.HostNetwork) && p.hostNetwork == r.HostNetwork && netns.Same(p.netns, namespace)
-}
-
 // isCurrent reports, under node.mu, whether the pod is captured, and not another agent's.
 func (p *Pod) isCurrent() bool { return p.node.pods[p.uid.String()] == p }
 
@@ -74,8 +70,20 @@ func (p *Pod) isCurrent() bool { return p.node.pods[p.uid.String()] == p }
 func (p *Pod) Listeners() []net.Listener { return p.listeners }
 
 // Release ends the capture. It closes the listeners, the redirection and the network
-// namespace. A redirection that another agent has taken over stays.
-func (p *Pod) Release() error { return p.node.release(p) }
+// namespace. A redirection that another agent has taken over stays, also that of a pod that
+// was abandoned.
+func (p *Pod) Release() error {
+	p.node.mu.Lock()
+	defer p.node.mu.Unlock()
+	if !p.isCurrent() {
+		p.netns.Close()
+		return nil
+	}
+	delete(p.node.pods, p.uid.String())
+	p.stopRepair()
+	err := errors.Join(p.closeListeners(), p.redirector.Release(p.target()), p.netns.Close())
+	return failure.Wrap(err, "releasing pod %s", p.uid)
+}
 
 // Addresses returns the addresses that identify the pod, if it is captured by Address.
 func (p *Pod) Addresses() []netip.Addr {
@@ -109,10 +117,7 @@ func (p *Pod) SetFailOpen(open bool) error {
 	if !p.isCurrent() {
 		return nil
 	}
-	if err := p.updateHook(); err != nil {
-		return fmt.Errorf("setting the failure policy of pod %s: %w", p.uid, err)
-	}
-	return nil
+	return failure.Wrap(p.updateHook(), "setting the failure policy of pod %s", p.uid)
 }
 
 // updateHook applies failOpen and stalled. Only the hook distinguishes them.
@@ -152,21 +157,16 @@ func (p *Pod) Abandon() error {
 		delete(p.node.pods, p.uid.String())
 	}
 	p.stopRepair()
-	if err := p.closeListeners(); err != nil {
-		return fmt.Errorf("abandoning pod %s: %w", p.uid, err)
-	}
-	return nil
+	return failure.Wrap(p.closeListeners(), "abandoning pod %s", p.uid)
 }
 
 // open opens the listeners, or uses those that an earlier agent passes on, and redirects the
 // pod to them.
 func (p *Pod) open(r Request) error {
 	if err := netns.Do(p.netns, func() (err error) {
-		if p.cookie, err = netns.Cookie(); err != nil && p.mode == EBPF {
-			return err
-		}
-		return nil
-	}); err != nil {
+		p.cookie, err = netns.Cookie()
+		return err
+	}); err != nil && p.mode == EBPF {
 		return err
 	}
 	if b, ok := p.redirector.(*address.Backend); ok {
@@ -227,10 +227,10 @@ func (p *Pod) redirect() error {
 	return err
 }
 
-func (p *Pod) closeListeners() error {
-	err := closeAll(p.listeners)
-	if p.egress != nil {
-		err = errors.Join(err, closeAll(p.egress.listeners))
+func (l *listening) closeListeners() error {
+	err := closeAll(l.listeners)
+	if l.egress != nil {
+		err = errors.Join(err, closeAll(l.egress.listeners))
 	}
 	return err
 }
@@ -238,9 +238,8 @@ func (p *Pod) closeListeners() error {
 func closeAll(listeners []net.Listener) error {
 	var errs []error
 	for _, l := range listeners {
-		// Its user may have closed it.
-		if err := l.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
-			errs = append(errs, fmt.Errorf("closing listener: %w", err))
+		if err := l.Close(); !errors.Is(err, net.ErrClosed) { // its user may have closed it
+			errs = append(errs, failure.Wrap(err, "closing listener"))
 		}
 	}
 	return errors.Join(errs...)

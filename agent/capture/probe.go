@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
+	"github.com/ctrlmesh/ctrlmesh/internal/descriptor"
 )
 
 // probe is a connection that should arrive at the pod's listener.
@@ -40,7 +41,7 @@ func (w watched) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		at, ok := conn.RemoteAddr().(*net.TCPAddr)
-		if !ok || !w.pod.status.takes(at.Port) && w.pod.owns(conn) {
+		if !ok || !w.pod.status.takes(at.Port) && w.owns(conn) {
 			return conn, nil
 		}
 		if tcp, ok := conn.(*net.TCPConn); ok {
@@ -52,19 +53,19 @@ func (w watched) Accept() (net.Conn, error) {
 
 // owns reports whether a process of the pod made a connection. In a network namespace of
 // its own there are no others.
-func (p *Pod) owns(conn net.Conn) bool {
-	if p.members == nil {
+func (w watched) owns(conn net.Conn) bool {
+	if w.pod.members == nil {
 		return true
 	}
-	err := p.members.check(conn)
+	err := w.pod.members.check(conn)
 	if err == nil {
 		return true
 	}
 	peer := conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
 	if !errors.Is(err, errForeign) && !errors.Is(err, fs.ErrNotExist) {
-		p.node.cfg.Logger.Warn("closed a connection whose process is unknown", "pod", p.uid, "error", err)
+		w.pod.node.cfg.Logger.Warn("closed a connection whose process is unknown", "pod", w.pod.uid, "error", err)
 	}
-	p.node.cfg.Refused(peer, ForeignProcess)
+	w.pod.node.cfg.Refused(peer, ForeignProcess)
 	return false
 }
 
@@ -159,7 +160,7 @@ func addrPort(at unix.Sockaddr) netip.AddrPort {
 	case *unix.SockaddrInet4:
 		return netip.AddrPortFrom(netip.AddrFrom4(at.Addr), uint16(at.Port))
 	case *unix.SockaddrInet6:
-		return netip.AddrPortFrom(netip.AddrFrom16(at.Addr).Unmap(), uint16(at.Port))
+		return netip.AddrPortFrom(netip.AddrFrom16(at.Addr), uint16(at.Port))
 	}
 	return netip.AddrPort{}
 }
@@ -167,35 +168,35 @@ func addrPort(at unix.Sockaddr) netip.AddrPort {
 // landed returns whether a probe that no listener reported was redirected all the same: to
 // another agent, which shares the listeners during a takeover (elsewhere), or to a queue of
 // connections that wait to be accepted.
-func (p *Pod) landed(pr *probe) (elsewhere, waits bool) {
-	if p.addressed != nil {
+func (l *listening) landed(pr *probe) (elsewhere, waits bool) {
+	if l.addressed != nil {
 		// While there are two agents, their Service leads to either.
 		info, err := unix.GetsockoptTCPInfo(pr.fd, unix.IPPROTO_TCP, unix.TCP_INFO)
-		waits = p.addressed.Waiting()
+		waits = l.addressed.Waiting()
 		return !waits && err == nil && info.State == unix.BPF_TCP_ESTABLISHED, waits
 	}
-	for _, l := range p.sockets {
-		_ = control(l, func(fd int) error {
+	for _, socket := range l.sockets {
+		_ = descriptor.Control(socket, func(fd int) error {
 			// Of a listening socket, Unacked is the length of its queue.
 			info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 			waits = waits || err == nil && info.Unacked > 0
 			return err
 		})
 	}
-	return !waits && p.accepted(pr), waits
+	return !waits && l.accepted(pr), waits
 }
 
 // accepted reports whether the kernel knows the other end of a probe.
-func (p *Pod) accepted(pr *probe) bool {
-	at, err := unix.Getsockname(pr.fd)
+func (l *listening) accepted(pr *probe) bool {
+	own, err := unix.Getsockname(pr.fd)
 	if err != nil {
 		return false
 	}
-	from, local := addrPort(at), loopback4
+	from, local := addrPort(own), loopback4
 	if from.Addr().Is6() {
 		local = loopback6
 	}
-	_, err = findConnection(p.netns, netip.AddrPortFrom(local, p.port), from)
+	_, err = findConnection(l.netns, netip.AddrPortFrom(local, l.port), from)
 	return err == nil
 }
 
@@ -223,7 +224,7 @@ func (h *health) captureOwn() error {
 	if err != nil {
 		return err
 	}
-	p := &Pod{uid: ownPod, node: h.node, redirector: h.modes[0].redirector, mode: h.modes[0].mode, netns: namespace}
+	p := &Pod{uid: ownPod, node: h.node, redirector: h.modes[0].redirector, mode: h.modes[0].mode, listening: listening{netns: namespace}}
 	binary.BigEndian.PutUint32(p.uid[12:], uint32(os.Getpid()))
 	if err := p.open(Request{}); err != nil {
 		return errors.Join(err, p.closeFiles())
@@ -233,15 +234,15 @@ func (h *health) captureOwn() error {
 }
 
 // acceptOwn accepts and closes the connections of the agent's own pod.
-func (p *Pod) acceptOwn() {
-	for _, l := range p.sockets {
-		_ = control(l, func(fd int) error {
+func (h *health) acceptOwn() {
+	for _, l := range h.own.sockets {
+		_ = descriptor.Control(l, func(fd int) error {
 			for {
 				accepted, from, err := unix.Accept4(fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 				if err != nil {
 					return err
 				}
-				p.status.takes(int(addrPort(from).Port()))
+				h.own.status.takes(int(addrPort(from).Port()))
 				_ = unix.SetsockoptLinger(accepted, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 				_ = unix.Close(accepted)
 			}
@@ -249,10 +250,10 @@ func (p *Pod) acceptOwn() {
 	}
 }
 
-// name returns the pod's uid; "" for the agent's own pod.
-func (p *Pod) name() string {
-	if isOwnPod(p.uid) {
+// nameOf returns a pod's uid; "" for that of an agent's own pod.
+func nameOf(uid uuid.UUID) string {
+	if isOwnPod(uid) {
 		return ""
 	}
-	return p.uid.String()
+	return uid.String()
 }

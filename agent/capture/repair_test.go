@@ -40,7 +40,7 @@ func TestLostEgressIsRepaired(t *testing.T) {
 		damage func(*testing.T, Config, *Pod, *ns)
 	}{
 		"entry": {EBPF, byOther(func(r *bpf.Redirect, p *Pod) error {
-			return r.SetPod(p.cookie, bpf.Pod{UID: p.uid, Port: p.port})
+			return r.SetPod(bpf.ByCookie(p.cookie), bpf.Pod{UID: p.uid, Port: p.port})
 		})},
 		"ports":          {EBPF, byOther(func(r *bpf.Redirect, p *Pod) error { return r.SetEgress(p.uid, nil, nil) })},
 		"filter flushed": {IPTables, run("-F")},
@@ -106,7 +106,7 @@ func TestLossesAreRepaired(t *testing.T) {
 			require.NoError(t, bpf.Remove(cfg.PinDir))
 		}},
 		{"entry removed", EBPF, ofPod, byOther(func(t *testing.T, r *bpf.Redirect, p *Pod) {
-			require.NoError(t, r.DeletePod(p.cookie))
+			require.NoError(t, r.DeletePod(bpf.ByCookie(p.cookie)))
 		})},
 		{"destinations removed", EBPF, ofNode, byOther(func(t *testing.T, r *bpf.Redirect, _ *Pod) {
 			require.NoError(t, r.SetDestinations(nil))
@@ -132,9 +132,9 @@ func TestLossesAreRepaired(t *testing.T) {
 				require.Empty(t, c.losses())
 
 				test.damage(t, cfg, p, pod)
-				harmed := time.Now()
+				damaged := time.Now()
 				require.Eventually(t, func() bool { return len(c.losses()) > 0 }, soon, time.Millisecond)
-				t.Log("noticed after", time.Since(harmed), c.losses())
+				t.Log("noticed after", time.Since(damaged), c.losses())
 				becomes(t, pod, "mesh", service4)
 				becomes(t, pod, "mesh", service6)
 				probesOf(t, p, 2)
@@ -180,9 +180,9 @@ func TestProbesBeforeARepairAreNoLoss(t *testing.T) {
 			n.health.audited = time.Now()
 
 			detach(t, cfg, "connect4")
-			harmed := time.Now()
+			damaged := time.Now()
 			losses := until(func() bool {
-				if own().failed == attempts-1 && p.began.After(harmed) {
+				if own().failed == attempts-1 && p.began.After(damaged) {
 					return true
 				}
 				own().failed = 0 // it has not found out yet
@@ -207,14 +207,14 @@ func TestRepairsHideNoLossOfAPod(t *testing.T) {
 	agent := w.agent(cfg)
 	p := captured(t, agent, uid, pod, "mesh")
 	n := agent.(*node)
-	require.NoError(t, n.modes[0].redirector.(*ebpf.Backend).DeletePod(p.cookie))
+	require.NoError(t, n.modes[0].redirector.(*ebpf.Backend).DeletePod(bpf.ByCookie(p.cookie)))
 	for start, found := time.Now(), false; !found; time.Sleep(20 * time.Millisecond) {
 		require.Less(t, time.Since(start), soon)
 		detach(t, cfg, "connect4")
 		n.health.audited = time.Time{}
 		agent.Check(true)
 		var err error
-		_, found, err = n.modes[0].redirector.(*ebpf.Backend).Pod(p.cookie)
+		_, found, err = n.modes[0].redirector.(*ebpf.Backend).Pod(bpf.ByCookie(p.cookie))
 		require.NoError(t, err)
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
+	"github.com/ctrlmesh/ctrlmesh/internal/descriptor"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 var loopback4, loopback6 = netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()
@@ -48,8 +50,8 @@ func listen(last uint16, given map[netip.Addr]*net.TCPListener) ([]*net.TCPListe
 }
 
 // listen opens listeners in the pod's network namespace.
-func (p *Pod) listen(last uint16, given map[netip.Addr]*net.TCPListener) (sockets []*net.TCPListener, err error) {
-	err = netns.Do(p.netns, func() (err error) {
+func (l *listening) listen(last uint16, given map[netip.Addr]*net.TCPListener) (sockets []*net.TCPListener, err error) {
+	err = netns.Do(l.netns, func() (err error) {
 		sockets, err = listen(last, given)
 		return err
 	})
@@ -83,7 +85,7 @@ func listenAt(address netip.Addr, port uint16) (*net.TCPListener, error) {
 	}
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		// The pod may get the address later, above all that of IPv6.
-		return controlRaw(c, func(fd int) error { return unix.SetsockoptInt(fd, level, option, 1) })
+		return descriptor.ControlRaw(c, func(fd int) error { return unix.SetsockoptInt(fd, level, option, 1) })
 	}}
 	config.SetMultipathTCP(false)
 	l, err := config.Listen(context.Background(), "tcp", netip.AddrPortFrom(address, port).String())
@@ -119,7 +121,7 @@ func (p *Pod) DialContext(ctx context.Context, network, addr string) (net.Conn, 
 				return unix.EADDRNOTAVAIL
 			}
 			left = true
-			return errors.Join(controlRaw(c, p.node.mark), leave())
+			return errors.Join(descriptor.ControlRaw(c, p.node.mark), leave())
 		}}
 		dialer.SetMultipathTCP(false) // a subflow has a socket of its own, which would not be marked
 		conn, err = dialer.DialContext(ctx, network, to.String())
@@ -128,27 +130,7 @@ func (p *Pod) DialContext(ctx context.Context, network, addr string) (net.Conn, 
 		}
 		return err
 	})
-	if err != nil {
-		return nil, fmt.Errorf("dialing for pod %s: %w", p.uid, err)
-	}
-	return conn, nil
-}
-
-// control calls f with the descriptor of a connection, a listener or a file. Unlike its
-// method Fd, it does not make that blocking.
-func control(c syscall.Conn, f func(fd int) error) error {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return err
-	}
-	return controlRaw(raw, f)
-}
-
-func controlRaw(raw syscall.RawConn, f func(fd int) error) (err error) {
-	if cerr := raw.Control(func(fd uintptr) { err = f(int(fd)) }); cerr != nil {
-		return cerr
-	}
-	return err
+	return conn, failure.Wrap(err, "dialing for pod %s", p.uid)
 }
 
 // literal returns the network and address with which package net has no choice.

@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 // Handler applies what the manager sends. Its methods are called one at a time, in order.
@@ -50,8 +51,8 @@ type Handler interface {
 	Namespaces() map[string]string
 }
 
-// Manager is the agent's connection to the manager.
-type Manager struct {
+// Config configures a Manager.
+type Config struct {
 	// Address is host:port of the manager's Service.
 	Address string
 	// ServerName is verified in the manager's certificate.
@@ -69,14 +70,24 @@ type Manager struct {
 	// HostNetwork is why pods under hostNetwork cannot be captured here; nil if they can.
 	HostNetwork error
 	Logger      *slog.Logger
+}
+
+// Manager is the agent's connection to the manager.
+type Manager struct {
+	Config
 
 	mu      sync.Mutex
 	pending map[string]*meshv1.PodReport // latest report of each pod, to be sent
 	all     map[string]*meshv1.PodReport // latest report of each pod
 	wake    chan struct{}
-	conn    *grpc.ClientConn // that of the stream; nil without one
 
+	conn   atomic.Pointer[grpc.ClientConn] // that of the stream; nil without one
 	inStep atomic.Bool
+}
+
+// New returns a connection that Run opens.
+func New(c Config) *Manager {
+	return &Manager{Config: c, wake: make(chan struct{}, 1), pending: map[string]*meshv1.PodReport{}, all: map[string]*meshv1.PodReport{}}
 }
 
 // connectBackoff paces reconnects. The jitter keeps the agents of all nodes from
@@ -98,7 +109,6 @@ const (
 func (m *Manager) Report(r *meshv1.PodReport) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.init()
 	m.pending[r.GetUid()] = r
 	m.all[r.GetUid()] = r
 	m.poke()
@@ -116,24 +126,12 @@ func (m *Manager) poke() {
 func (m *Manager) Forget(uid string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.init()
 	delete(m.pending, uid)
 	delete(m.all, uid)
 }
 
-func (m *Manager) init() {
-	if m.wake == nil {
-		m.wake = make(chan struct{}, 1)
-		m.pending = map[string]*meshv1.PodReport{}
-		m.all = map[string]*meshv1.PodReport{}
-	}
-}
-
 // Run keeps a stream to the manager until ctx ends.
 func (m *Manager) Run(ctx context.Context, h Handler) {
-	m.mu.Lock()
-	m.init()
-	m.mu.Unlock()
 	for backoff := connectBackoff; ctx.Err() == nil; {
 		start := time.Now()
 		err := m.connect(ctx, h)
@@ -164,32 +162,18 @@ func (m *Manager) SignLeaf(ctx context.Context, csr []byte) ([][]byte, error) {
 	}
 	defer conn.Close()
 	resp, err := meshv1.NewMeshClient(conn).SignLeaf(ctx, &meshv1.SignLeafRequest{Csr: csr})
-	if err != nil {
-		return nil, fmt.Errorf("asking the manager for a serving certificate: %w", err)
-	}
-	return resp.GetChain(), nil
+	return resp.GetChain(), failure.Wrap(err, "asking the manager for a serving certificate")
 }
 
 // SignEgressLeaf is SignLeaf for another host, on the connection of the stream. Without a
 // stream it fails at once.
 func (m *Manager) SignEgressLeaf(ctx context.Context, csr []byte, host string) ([][]byte, error) {
-	m.mu.Lock()
-	conn := m.conn
-	m.mu.Unlock()
+	conn := m.conn.Load()
 	if conn == nil {
 		return nil, errors.New("asking the manager for a certificate: there is no connection to it")
 	}
 	resp, err := meshv1.NewMeshClient(conn).SignEgressLeaf(ctx, &meshv1.SignEgressLeafRequest{Csr: csr, Host: host})
-	if err != nil {
-		return nil, fmt.Errorf("asking the manager for a certificate: %w", err)
-	}
-	return resp.GetChain(), nil
-}
-
-func (m *Manager) use(conn *grpc.ClientConn) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.conn = conn
+	return resp.GetChain(), failure.Wrap(err, "asking the manager for a certificate")
 }
 
 func (m *Manager) dial(ctx context.Context) (*grpc.ClientConn, error) {
@@ -205,10 +189,7 @@ func (m *Manager) dial(ctx context.Context) (*grpc.ClientConn, error) {
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectTimeout}),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 20 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(meshv1.MaxMessageBytes)))
-	if err != nil {
-		return nil, fmt.Errorf("connecting to the manager: %w", err)
-	}
-	return conn, nil
+	return conn, failure.Wrap(err, "connecting to the manager")
 }
 
 func (m *Manager) connect(ctx context.Context, h Handler) error {
@@ -234,8 +215,8 @@ func (m *Manager) connect(ctx context.Context, h Handler) error {
 		return fmt.Errorf("greeting the manager: %w", err)
 	}
 
-	m.use(conn)
-	defer m.use(nil)
+	m.conn.Store(conn)
+	defer m.conn.Store(nil)
 	defer m.inStep.Store(false)
 	m.mu.Lock()
 	maps.Copy(m.pending, m.all) // a new manager knows nothing yet
@@ -258,10 +239,8 @@ func (m *Manager) connect(ctx context.Context, h Handler) error {
 func (m *Manager) send(ctx context.Context, stream meshv1.Mesh_ConnectClient, acks <-chan *meshv1.Ack) {
 	for {
 		report := m.takeReport()
-		if report != nil {
-			if stream.Send(&meshv1.AgentMessage{Kind: &meshv1.AgentMessage_Report{Report: report}}) != nil {
-				return
-			}
+		if report != nil && stream.Send(&meshv1.AgentMessage{Kind: &meshv1.AgentMessage_Report{Report: report}}) != nil {
+			return
 		}
 		select {
 		case <-ctx.Done():

@@ -66,7 +66,7 @@ func (m *manager) Connect(s meshv1.Mesh_ConnectServer) error {
 	return nil
 }
 
-// recorder is an agent that notes what it is told.
+// recorder is an agent that notes what it receives.
 type recorder struct {
 	mu       sync.Mutex
 	versions map[string]string
@@ -128,11 +128,11 @@ func start(t *testing.T) (*manager, *Manager, *recorder) {
 
 	token := filepath.Join(t.TempDir(), "token")
 	require.NoError(t, os.WriteFile(token, []byte("a-token\n"), 0o600))
-	client := &Manager{
+	client := New(Config{
 		Address: l.Addr().String(), ServerName: "manager.test", TokenFile: token, Node: "node1",
 		Roots:  func(context.Context) (*x509.CertPool, error) { return roots, nil },
 		Logger: slog.New(slog.DiscardHandler),
-	}
+	})
 	agent := &recorder{versions: map[string]string{"held": "7"}, synced: make(chan map[string]bool, 10)}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -228,7 +228,7 @@ func TestReconnectReportsEverything(t *testing.T) {
 // Reports that are too large for one message go in several, and one that no message
 // has room for goes without what rules have done.
 func TestLargeReportsAreSplit(t *testing.T) {
-	m := &Manager{}
+	m := New(Config{})
 	states := func(n int) (out []*meshv1.FaultState) {
 		for i := range n {
 			out = append(out, &meshv1.FaultState{Key: strings.Repeat("k", 40), Matched: uint64(i)})

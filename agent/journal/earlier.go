@@ -39,7 +39,7 @@ func (j *Journal) Earlier(last [2]int64) (pods []Earlier, complete bool, err err
 		if strings.HasSuffix(e.Name(), newSuffix) && stale(e) {
 			j.discard(path)
 		}
-		if !strings.HasSuffix(e.Name(), suffix) || e.Name() == j.base() {
+		if !strings.HasSuffix(e.Name(), suffix) || path == j.path {
 			continue
 		}
 		other, err := open(path, boot)

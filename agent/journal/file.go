@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -12,6 +11,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 // A file is a header and slots of the same size, one for each pod.
@@ -145,10 +146,7 @@ func bootTime() int64 {
 
 func bootID() (string, error) {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return "", fmt.Errorf("reading the boot ID: %w", err)
-	}
-	return strings.TrimSpace(string(b)), nil
+	return strings.TrimSpace(string(b)), failure.Wrap(err, "reading the boot ID")
 }
 
 // tryLock reports whether the lock of a file was free, and takes it.

@@ -1,12 +1,12 @@
 package journal
 
 import (
-	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 const (
@@ -33,10 +33,7 @@ type Journal struct {
 // Create creates the journal of this agent in dir.
 func Create(dir string) (*Journal, error) {
 	j, err := create(dir)
-	if err != nil {
-		return nil, fmt.Errorf("creating the journal of writes in flight: %w", err)
-	}
-	return j, nil
+	return j, failure.Wrap(err, "creating the journal of writes in flight")
 }
 
 // InMemory returns a journal for an agent that cannot create one in dir. The next agent
@@ -153,8 +150,8 @@ func (j *Journal) Retire() error {
 			return nil
 		}
 	}
-	if err := os.Remove(j.path); err != nil && !os.IsNotExist(err) {
-		return fmt.Errorf("removing the journal of writes in flight: %w", err)
+	if err := os.Remove(j.path); !os.IsNotExist(err) {
+		return failure.Wrap(err, "removing the journal of writes in flight")
 	}
 	return nil
 }
@@ -165,6 +162,3 @@ func (j *Journal) Abandon() {
 		_ = j.file.Close()
 	}
 }
-
-// base returns the name of the file in its directory.
-func (j *Journal) base() string { return filepath.Base(j.path) }

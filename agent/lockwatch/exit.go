@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,9 +13,8 @@ const maxProcesses = 256
 
 // exitWatch waits for the exit of a set of processes.
 type exitWatch struct {
-	files  []*os.File // pidfds
-	exited chan struct{}
-	close  sync.Once
+	files  []*os.File    // pidfds
+	exited chan struct{} // closed when all of the processes have exited, not by an error or Close
 }
 
 // watchExits watches the processes that have these pids now. A process that has exited
@@ -41,17 +39,11 @@ func watchExits(pids []int) (*exitWatch, error) {
 	return w, nil
 }
 
-// Exited is closed when all of the processes have exited. It stays open after an error
-// and after Close.
-func (w *exitWatch) Exited() <-chan struct{} { return w.exited }
-
 // Close ends the watch.
 func (w *exitWatch) Close() {
-	w.close.Do(func() {
-		for _, f := range w.files {
-			_ = f.Close()
-		}
-	})
+	for _, f := range w.files {
+		_ = f.Close()
+	}
 }
 
 func (w *exitWatch) wait() {

@@ -21,7 +21,7 @@ func child(t *testing.T) *exec.Cmd {
 
 func ended(w *exitWatch, within time.Duration) bool {
 	select {
-	case <-w.Exited():
+	case <-w.exited:
 		return true
 	case <-time.After(within):
 		return false

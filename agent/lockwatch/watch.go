@@ -63,7 +63,7 @@ func (w *Watch) await() bool {
 	var exited <-chan struct{} // nil: unknown for good
 	if watch := w.watchWriters(holders); watch != nil {
 		defer watch.Close()
-		exited = watch.Exited()
+		exited = watch.exited
 	}
 	quiet := make(chan error, 1)
 	done := w.Writer.Done()

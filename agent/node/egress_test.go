@@ -181,7 +181,7 @@ func TestEgressRedirectionFollowsPolicy(t *testing.T) {
 	require.NoError(t, r.Incumbent().Resume(t.Context()))
 	assert.False(t, redirected())
 
-	// What cannot be, the manager is told. Listeners that come later are served.
+	// What cannot be redirected is reported to the manager. Listeners that come later are served.
 	setPolicy(t, r, with("served", 8080))
 	require.NoError(t, captured.Release())
 	setPolicy(t, r, with("ended"))
@@ -283,8 +283,8 @@ func TestEgressStaysRedirectedUntilRulesAreKnown(t *testing.T) {
 	file := uid + ".policy.pb"
 	for name, tc := range map[string]struct {
 		saved func(t *testing.T, r *running, dir string)
-		says  string // who connects is told; "": he is refused, or waits
-		told  []*meshv1.PodPolicy
+		says  string // what a client gets; "": it is refused, or waits
+		sent  []*meshv1.PodPolicy
 	}{
 		"rules that cannot be": {func(t *testing.T, r *running, _ string) {
 			require.NoError(t, r.Store.SavePolicy(state.Saved{PodPolicy: policyOf("bad", bad), Since: time.Now()}))
@@ -344,7 +344,7 @@ func TestEgressStaysRedirectedUntilRulesAreKnown(t *testing.T) {
 			next, backend := begin()
 			tc.saved(t, next, dir)
 			restore(next)
-			for _, p := range tc.told {
+			for _, p := range tc.sent {
 				setPolicy(t, next, p)
 			}
 			check := func() {

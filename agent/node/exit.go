@@ -109,10 +109,9 @@ func (d *departure) abandon(uid string, p *pod) {
 func (d *departure) countDown(count *int) {
 	ctx, cancel := context.WithTimeout(context.Background(), shutdownGrace)
 	defer cancel()
-	_ = d.do(ctx, func() error {
+	_ = d.run(ctx, func() {
 		*count--
 		d.settle()
-		return nil
 	})
 }
 
@@ -126,17 +125,12 @@ func (d *departure) settle() {
 	default:
 		d.Logger.Info("nothing is in flight any more")
 		close(d.drained)
-		d.retireJournal()
+		// An agent that exits without a takeover leaves the journal: its successor reads there
+		// that nothing is in flight.
+		if d.phase != stopped {
+			d.logError(d.Journal.Retire(), "failed to remove the journal", nil)
+		}
 	}
-}
-
-// retireJournal removes the journal after a takeover. An agent that exits without a
-// takeover leaves it: its successor reads there that nothing is in flight.
-func (d *departure) retireJournal() {
-	if d.phase == stopped {
-		return
-	}
-	d.logError(d.Journal.Retire(), "failed to remove the journal", nil)
 }
 
 // stop leaves the redirections in place: until the next agent listens, connections are
@@ -147,32 +141,23 @@ func (d *departure) stop() {
 	}
 	before := d.phase
 	d.enter(stopped)
-	var proxied []*proxy.Pod
+	ctx, cancel := context.WithTimeout(context.Background(), shutdownGrace)
+	defer cancel()
+	var ended sync.WaitGroup
 	for uid, p := range d.pods {
-		if p.proxied != nil {
-			proxied = append(proxied, p.proxied)
+		if proxied := p.proxied; proxied != nil {
+			ended.Go(func() { _ = proxied.Shutdown(ctx) })
 		}
 		p.captured, p.proxied = nil, nil
 		d.effects.handle(uid, p, lifecycle.Stop)
 	}
-	shutdown(proxied)
+	ended.Wait()
 	d.logError(d.Capture.Close(), "failed to close the capture", nil)
 	if before < yielded {
 		close(d.yielded)
 	}
 	d.draining, d.unsettled = 0, 0
 	d.settle()
-}
-
-// shutdown ends the requests in flight of all pods at once.
-func shutdown(all []*proxy.Pod) {
-	ctx, cancel := context.WithTimeout(context.Background(), shutdownGrace)
-	defer cancel()
-	var wg sync.WaitGroup
-	for _, p := range all {
-		wg.Go(func() { _ = p.Shutdown(ctx) })
-	}
-	wg.Wait()
 }
 
 // AwaitDrained blocks after the signal to stop. It returns when a successor has taken over and
@@ -190,7 +175,7 @@ func (n *Node) AwaitDrained() {
 		return
 	case <-rerouted:
 	}
-	_ = d.do(ctx, func() error {
+	_ = d.run(ctx, func() {
 		d.enter(leaving)
 		for uid, p := range d.pods {
 			if p.captured != nil {
@@ -198,7 +183,6 @@ func (n *Node) AwaitDrained() {
 			}
 		}
 		d.settle()
-		return nil
 	})
 	select {
 	case <-d.drained:
@@ -215,7 +199,7 @@ func (d *departure) awaitYield(ctx context.Context) bool {
 	case <-time.After(successorWait):
 	}
 	offered := false
-	if d.do(ctx, func() error { offered = d.phase == handing; return nil }) != nil || !offered {
+	if d.run(ctx, func() { offered = d.phase == handing }) != nil || !offered {
 		return false
 	}
 	select {

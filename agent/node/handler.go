@@ -41,60 +41,47 @@ func (h handler) SetPolicy(policy *meshv1.PodPolicy) (settled <-chan struct{}, e
 
 // RemovePolicy implements control.Handler.
 func (h handler) RemovePolicy(uid string) (settled <-chan struct{}, err error) {
-	err = h.do(h.ctx, func() error {
+	err = h.run(h.ctx, func() {
 		h.effects.removePolicy(uid)
 		settled = h.earlier.Over(uid)
 		if p := h.pods[uid]; p != nil {
 			settled = inflight.Both(settled, p.settled())
 		}
-		return nil
 	})
 	return settled, err
 }
 
 // Synced implements control.Handler.
 func (h handler) Synced(uids map[string]bool) {
-	_ = h.do(h.ctx, func() error {
+	_ = h.run(h.ctx, func() {
 		for uid, p := range h.pods {
 			if !uids[uid] && p.policy != nil {
 				h.effects.removePolicy(uid)
 			}
 		}
-		return nil
 	})
 }
 
 // TrafficProblem implements control.Handler.
 func (h handler) TrafficProblem(uid string) (why string) {
-	h.read(uid, func(p *pod) { why = p.trafficProblem() })
+	h.with(h.ctx, uid, func(p *pod) { why = p.trafficProblem() })
 	return why
 }
 
 // Serial implements control.Handler.
 func (h handler) Serial(uid string) (serial uint64, barred bool) {
-	h.read(uid, func(p *pod) { serial, barred = p.fence.Highest, p.fence.Barred() })
+	h.with(h.ctx, uid, func(p *pod) { serial, barred = p.fence.Highest, p.fence.Barred() })
 	return serial, barred
-}
-
-// read calls f in the loop, if the pod is known.
-func (h handler) read(uid string, f func(*pod)) {
-	_ = h.do(h.ctx, func() error {
-		if p := h.pods[uid]; p != nil {
-			f(p)
-		}
-		return nil
-	})
 }
 
 // Namespaces implements control.Handler.
 func (h handler) Namespaces() map[string]string {
 	namespaces := map[string]string{}
-	_ = h.do(h.ctx, func() error {
+	_ = h.run(h.ctx, func() {
 		maps.Copy(namespaces, h.earlier.Namespaces())
 		for uid, p := range h.pods {
 			namespaces[uid] = cmp.Or(p.info.Namespace, p.policy.GetNamespace())
 		}
-		return nil
 	})
 	return namespaces
 }
@@ -102,12 +89,11 @@ func (h handler) Namespaces() map[string]string {
 // Versions implements control.Handler.
 func (h handler) Versions() map[string]string {
 	versions := map[string]string{}
-	_ = h.do(h.ctx, func() error {
+	_ = h.run(h.ctx, func() {
 		h.earlier.Each(func(uid string) { versions[uid] = "" }) // deleted pods may have writes in flight
 		for uid, p := range h.pods {
 			versions[uid] = h.version(p)
 		}
-		return nil
 	})
 	return versions
 }

@@ -148,12 +148,12 @@ func TestDeletedPodKeepsItsRules(t *testing.T) {
 	}
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-x", Serial: 7, Traffic: traffic})
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-gone", Serial: 7, Refuse: "gone"})
-	told := func() (out *meshv1.Traffic) {
+	inForce := func() (out *meshv1.Traffic) {
 		r.in(t, func() { out = r.pods["a"].applied.Rules })
 		return out
 	}
-	assert.Equal(t, []uint32{443}, told().GetEgress().GetPorts())
-	assert.Zero(t, told().Breakers[0].Rules[0].Share.Of, "its share goes to others once it is told")
+	assert.Equal(t, []uint32{443}, inForce().GetEgress().GetPorts())
+	assert.Zero(t, inForce().Breakers[0].Rules[0].Share.Of, "other pods get its share")
 	saved, err := r.Store.Policy("a")
 	require.NoError(t, err)
 	assert.Equal(t, []uint32{443}, saved.GetTraffic().GetEgress().GetPorts())
@@ -161,11 +161,11 @@ func TestDeletedPodKeepsItsRules(t *testing.T) {
 
 	traffic.Egress.Ports[0] = 8443
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "none", Refuse: "no shard yet", Traffic: traffic})
-	assert.Equal(t, []uint32{8443}, told().GetEgress().GetPorts(), "of a pod that is known they are the manager's")
-	assert.EqualValues(t, 1, told().Breakers[0].Rules[0].Share.Of)
+	assert.Equal(t, []uint32{8443}, inForce().GetEgress().GetPorts(), "of a pod that is known they are the manager's")
+	assert.EqualValues(t, 1, inForce().Breakers[0].Rules[0].Share.Of)
 
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "free", Refuse: "no shard yet"})
-	assert.True(t, proto.Equal(&meshv1.Traffic{}, told()), "and end when they are deleted: %s", told())
+	assert.True(t, proto.Equal(&meshv1.Traffic{}, inForce()), "and end when they are deleted: %s", inForce())
 }
 
 // A pod that is refused lacks rules of the apiserver's, and what they counted is not forgotten
@@ -306,7 +306,7 @@ func TestPolicyOfUncapturedPodIsSaved(t *testing.T) {
 		return byUID
 	}
 	assert.Equal(t, "2-x", saved()["a"].GetVersion())
-	assert.True(t, saved()["a"].Since.After(time.Now()), "its clients were not told")
+	assert.True(t, saved()["a"].Since.After(time.Now()), "its clients have not listed again")
 	assert.Equal(t, "3-x", saved()["unseen"].GetVersion())
 
 	r.Synced(map[string]bool{"a": true})

@@ -107,14 +107,13 @@ func (n *Node) check(ctx context.Context) {
 		// The loop knows the pods' names. It is not waited for, because pods that fail
 		// open go direct without the next check.
 		go func() {
-			_ = n.do(ctx, func() error {
+			_ = n.run(ctx, func() {
 				for _, loss := range fresh {
 					n.recordLoss("RedirectionLost", "the redirection to the mesh had no effect", loss)
 				}
 				for _, loss := range repaired {
 					n.recordLoss("RedirectionRepaired", "the redirection to the mesh is in force again", loss)
 				}
-				return nil
 			})
 		}()
 	}

@@ -53,10 +53,5 @@ func (r lockRecorder) Exited(dead []*meshv1.DeadHolder) {
 func (r lockRecorder) in(f func(*pod)) {
 	ctx, cancel := context.WithTimeout(context.Background(), loopTimeout)
 	defer cancel()
-	_ = r.do(ctx, func() error {
-		if p := r.pods[r.uid]; p != nil {
-			f(p)
-		}
-		return nil
-	})
+	r.with(ctx, r.uid, f)
 }

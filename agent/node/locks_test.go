@@ -26,7 +26,7 @@ type writer struct {
 	done    chan struct{}
 }
 
-func (w *writer) Holders() []lock.Holder        { return *w.holders.Load() }
+func (w *writer) Holders() []lock.Holder         { return *w.holders.Load() }
 func (w *writer) HolderWritten() <-chan struct{} { return w.written }
 func (w *writer) Done() <-chan struct{}          { return w.done }
 func (w *writer) Quiet(ctx context.Context) error {

@@ -87,6 +87,20 @@ func (c *core) do(ctx context.Context, f func() error) error {
 	}
 }
 
+// run is do for what cannot fail in the loop.
+func (c *core) run(ctx context.Context, f func()) error {
+	return c.do(ctx, func() error { f(); return nil })
+}
+
+// with calls f in the loop, if the pod is known.
+func (c *core) with(ctx context.Context, uid string, f func(*pod)) {
+	_ = c.run(ctx, func() {
+		if p := c.pods[uid]; p != nil {
+			f(p)
+		}
+	})
+}
+
 func (c *core) enter(p phase) {
 	c.phase = p
 	c.shown.Store(int32(p))

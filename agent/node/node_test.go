@@ -228,7 +228,7 @@ func TestStaticPodIsNotCaptured(t *testing.T) {
 	assert.Contains(t, r.pods["a"].problem, "DaemonSet")
 }
 
-// A pod that cannot be captured is looked at forty times a second, and told of once.
+// A pod that cannot be captured is looked at forty times a second, and reported once.
 func TestProblemIsLoggedOnce(t *testing.T) {
 	r := start(t, 0)
 	dir := filepath.Join(r.cgroups, "kubepods/poda")
@@ -255,7 +255,7 @@ func TestProblemIsLoggedOnce(t *testing.T) {
 // One pod on its way out must not keep the whole node from knowing the apiserver.
 func TestFailedRedirectionIsRetried(t *testing.T) {
 	r := start(t, 1)
-	assert.Error(t, r.SetCluster(somewhere(t)), "the manager is told")
+	assert.Error(t, r.SetCluster(somewhere(t)), "the manager gets the error")
 	assert.Error(t, r.Ready())
 
 	r.soon(t, "the redirection", func() bool { return r.destinations.redirected })

@@ -18,9 +18,9 @@ func (n *Node) Sandboxes() nri.Handler { return sandboxes{n} }
 // Started implements nri.Handler: the pod is captured before it has a container.
 func (s sandboxes) Started(ctx context.Context, b nri.Sandbox) {
 	start := time.Now()
-	err := s.do(ctx, func() error {
+	err := s.run(ctx, func() {
 		if s.phase != serving {
-			return nil
+			return
 		}
 		uid := b.Pod.UID
 		p := s.announce(b)
@@ -35,7 +35,6 @@ func (s sandboxes) Started(ctx context.Context, b nri.Sandbox) {
 		if p.captured != nil {
 			s.Metrics.Enrolled(time.Since(start))
 		}
-		return nil
 	})
 	if err != nil {
 		s.Logger.Error("a pod starts before it is captured: its connections are refused until then", "pod", b.Pod.String(), "error", err)
@@ -76,9 +75,9 @@ func (s sandboxes) Stopped(ctx context.Context, b nri.Sandbox) {
 // Known implements nri.Handler. Sandboxes that exited long ago are among all: if a pod has
 // several, it is not certain which one is current.
 func (s sandboxes) Known(ctx context.Context, all []nri.Sandbox) {
-	_ = s.do(ctx, func() error {
+	_ = s.run(ctx, func() {
 		if s.phase != serving {
-			return nil
+			return
 		}
 		count := map[string]int{}
 		for _, b := range all {
@@ -91,7 +90,6 @@ func (s sandboxes) Known(ctx context.Context, all []nri.Sandbox) {
 			s.announce(b)
 		}
 		s.capturer.captureMissing()
-		return nil
 	})
 }
 

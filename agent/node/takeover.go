@@ -112,17 +112,16 @@ func (i incumbent) offer(uid string, p *pod) takeover.Pod {
 
 // Yield implements takeover.Incumbent.
 func (i incumbent) Yield(ctx context.Context) (drained <-chan struct{}, err error) {
-	return i.departure.drained, i.do(ctx, func() error { i.departure.yield(); return nil })
+	return i.departure.drained, i.run(ctx, i.departure.yield)
 }
 
 // Traffic implements takeover.Incumbent.
 func (i incumbent) Traffic(ctx context.Context) (traffic map[string][]byte) {
-	_ = i.do(ctx, func() error {
+	_ = i.run(ctx, func() {
 		traffic = map[string][]byte{}
 		for uid, p := range i.departure.left {
 			traffic[uid] = i.exportCounts(p)
 		}
-		return nil
 	})
 	if ctx.Err() != nil {
 		traffic = nil // the loop may still write it
@@ -154,10 +153,7 @@ func (i incumbent) Resume(ctx context.Context) error {
 
 // Stop implements takeover.Incumbent.
 func (i incumbent) Stop(ctx context.Context) error {
-	return i.do(ctx, func() error {
-		i.departure.stop()
-		return nil
-	})
+	return i.run(ctx, i.departure.stop)
 }
 
 // aloneWithin is how long a node may be without an agent after a takeover. The container
@@ -196,7 +192,7 @@ func (n *Node) WatchSuccessor(ctx context.Context, path string) error {
 			continue
 		}
 		idle := false
-		if err := n.do(ctx, func() error { idle = n.phase == yielded && n.departure.draining == 0; return nil }); err == nil && idle {
+		if err := n.run(ctx, func() { idle = n.phase == yielded && n.departure.draining == 0 }); err == nil && idle {
 			return errors.New("the agent that took over has exited: restarting to serve again")
 		}
 	}

@@ -130,11 +130,11 @@ func TestAgentOfAnOlderPodIsNotAdmitted(t *testing.T) {
 
 func TestPredecessorRestartsWithoutSuccessor(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
-	toldToStop := start(t, 0)
-	require.NoError(t, toldToStop.Incumbent().Stop(t.Context()))
+	ended := start(t, 0)
+	require.NoError(t, ended.Incumbent().Stop(t.Context()))
 	ctx, cancel := context.WithCancel(t.Context())
 	stays := make(chan error)
-	go func() { stays <- toldToStop.WatchSuccessor(ctx, path) }()
+	go func() { stays <- ended.WatchSuccessor(ctx, path) }()
 	r := start(t, 0)
 	socket := hold(t, path, offering{})
 	ends := make(chan error, 1)
@@ -151,10 +151,10 @@ func TestPredecessorRestartsWithoutSuccessor(t *testing.T) {
 		t.Fatal("the node stays without an agent")
 	}
 	cancel()
-	assert.NoError(t, <-stays, "it was told to stop for good")
+	assert.NoError(t, <-stays, "it was asked to stop for good")
 }
 
-// The agent that hands over is the only one there is until it is told otherwise.
+// The agent that hands over is the only one there is until its successor serves.
 func TestChecksContinueUntilTheSuccessorServes(t *testing.T) {
 	r := start(t, 0)
 	socket := hold(t, filepath.Join(t.TempDir(), "sock"), offering{})

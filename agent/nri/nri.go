@@ -9,6 +9,7 @@ import (
 	"math"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -90,15 +91,10 @@ func connect(ctx context.Context, socket string, h Handler, logger *slog.Logger,
 		return err
 	}
 	defer conn.Close()
-	lost := make(chan struct{}, 1) // may be sent twice
+	lost := make(chan struct{})
 	s, err := stub.New(&plugin{h},
 		stub.WithLogger(quiet{logger}), stub.WithPluginName("ctrlmesh"), stub.WithPluginIdx("10"),
-		stub.WithConnection(conn), stub.WithOnClose(func() {
-			select {
-			case lost <- struct{}{}:
-			default:
-			}
-		}))
+		stub.WithConnection(conn), stub.WithOnClose(sync.OnceFunc(func() { close(lost) })))
 	if err != nil {
 		return fmt.Errorf("creating the plugin: %w", err)
 	}
@@ -195,12 +191,7 @@ func labelled(s *api.PodSandbox) (Sandbox, bool) {
 
 // hostNetwork reports whether a sandbox has no network namespace of its own.
 func hostNetwork(s *api.PodSandbox) bool {
-	for _, ns := range s.GetLinux().GetNamespaces() {
-		if ns.GetType() == "network" {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(s.GetLinux().GetNamespaces(), func(ns *api.LinuxNamespace) bool { return ns.GetType() == "network" })
 }
 
 // quiet logs the messages of the stub at debug level.

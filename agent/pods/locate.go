@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -28,11 +29,11 @@ func NewLocator(cgroupRoot, procDir string) (*Locator, error) {
 	if tops, _ := filepath.Glob(filepath.Join(cgroupRoot, "kubepods*")); len(tops) == 0 {
 		return nil, fmt.Errorf("no pods below %s: it is not the node's cgroup hierarchy", cgroupRoot)
 	}
-	own, err := netnsInode(filepath.Join(procDir, "self/ns/net"))
+	own, err := inode(os.Stat(filepath.Join(procDir, "self/ns/net")))
 	if err != nil {
 		return nil, fmt.Errorf("reading this process's network namespace: %w", err)
 	}
-	host, err := netnsInode(filepath.Join(procDir, "1/ns/net"))
+	host, err := inode(os.Stat(filepath.Join(procDir, "1/ns/net")))
 	if err != nil {
 		return nil, fmt.Errorf("reading the node's network namespace (is hostPID set, and SYS_PTRACE granted?): %w", err)
 	}
@@ -91,17 +92,10 @@ func (l *Locator) Processes(uid, sandbox string) ([]int, error) {
 func (l *Locator) find(want func(uid string) bool) (map[string]Found, error) {
 	found := map[string]Found{}
 	err := l.walk(want, func(uid, path string) {
-		f := Found{PIDs: processesBelow(path, nil)}
-		var st unix.Stat_t
-		if unix.Stat(path, &st) == nil { // the id of a cgroup is its directory's inode
-			f.Cgroup = st.Ino
-		}
-		found[uid] = f
+		id, _ := inode(os.Stat(path)) // the id of a cgroup is its directory's inode
+		found[uid] = Found{PIDs: processesBelow(path, nil), Cgroup: id}
 	})
-	if err != nil {
-		return nil, err
-	}
-	return found, nil
+	return found, err
 }
 
 // walk calls visit for the cgroups of the pods that are wanted.
@@ -112,15 +106,12 @@ func (l *Locator) walk(want func(uid string) bool, visit func(uid, path string))
 	}
 	for _, top := range tops {
 		err := filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
-			if err != nil {
-				// Pods are created and deleted while the tree is walked.
-				if errors.Is(err, fs.ErrNotExist) {
-					return nil
-				}
-				return err
-			}
-			if !d.IsDir() {
+			// Pods are created and deleted while the tree is walked.
+			if errors.Is(err, fs.ErrNotExist) {
 				return nil
+			}
+			if err != nil || !d.IsDir() {
+				return err
 			}
 			uid := podUID(d.Name())
 			if uid == "" {
@@ -183,7 +174,7 @@ func (l *Locator) open(uid string, pid int) (ns *NetNS, started uint64, err erro
 		return nil, 0, err
 	}
 	ns = &NetNS{file: file}
-	ns.Inode, err = fdInode(file)
+	ns.Inode, err = inode(file.Stat())
 	var cgroups, stat []byte
 	// Open first, check afterwards: a pid that was reused in between belongs to another
 	// cgroup now.
@@ -223,15 +214,11 @@ func start(stat []byte) (uint64, error) {
 // cgroupfs driver or "kubepods-<class>-pod<uid with underscores>.slice" of
 // systemd's. It returns "" for other names.
 func podUID(dir string) string {
-	name := strings.TrimSuffix(dir, ".slice")
-	if name != dir {
-		_, after, ok := strings.Cut(name, "-pod")
-		if !ok {
-			return ""
-		}
-		return strings.ReplaceAll(after, "_", "-")
+	if name, ok := strings.CutSuffix(dir, ".slice"); ok {
+		_, uid, _ := strings.Cut(name, "-pod")
+		return strings.ReplaceAll(uid, "_", "-")
 	}
-	if uid, ok := strings.CutPrefix(name, "pod"); ok {
+	if uid, ok := strings.CutPrefix(dir, "pod"); ok {
 		return uid
 	}
 	return ""
@@ -267,20 +254,12 @@ func processesBelow(dir string, except func(name string) bool) []int {
 	return pids
 }
 
-func netnsInode(path string) (uint64, error) {
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		return 0, &fs.PathError{Op: "stat", Path: path, Err: err}
+// inode returns the inode number of a file whose information was read.
+func inode(info fs.FileInfo, err error) (uint64, error) {
+	if err != nil {
+		return 0, err
 	}
-	return st.Ino, nil
-}
-
-func fdInode(file *os.File) (uint64, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(int(file.Fd()), &st); err != nil {
-		return 0, fmt.Errorf("stat of %s: %w", file.Name(), err)
-	}
-	return st.Ino, nil
+	return info.Sys().(*syscall.Stat_t).Ino, nil //nolint:forcetypeassert // what it is on Linux
 }
 
 // FindUnified returns the mount of the unified cgroup hierarchy at dir, or at

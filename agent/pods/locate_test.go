@@ -102,7 +102,7 @@ func TestOpenIgnoresNamespacesThatProcessesCreate(t *testing.T) {
 	for _, ns := range []string{"pods", "own"} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, ns), nil, 0o644))
 		var err error
-		inodes[ns], err = netnsInode(filepath.Join(dir, ns))
+		inodes[ns], err = inode(os.Stat(filepath.Join(dir, ns)))
 		require.NoError(t, err)
 	}
 	show(7, 300, "own")
@@ -120,7 +120,7 @@ func TestOpenIgnoresNamespacesThatProcessesCreate(t *testing.T) {
 // newLocator takes this process's network for the node's.
 func newLocator(t *testing.T) *Locator {
 	t.Helper()
-	host, err := netnsInode("/proc/self/ns/net")
+	host, err := inode(os.Stat("/proc/self/ns/net"))
 	require.NoError(t, err)
 	return &Locator{host: host}
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 // Store keeps one file per policy and pod, in a directory that only root can read. It is
@@ -32,10 +33,8 @@ const (
 
 // Open returns the store in dir, which it creates if necessary.
 func Open(dir string) (*Store, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("creating the policy directory: %w", err)
-	}
-	return &Store{dir: dir}, nil
+	err := os.MkdirAll(dir, 0o700)
+	return &Store{dir: dir}, failure.Wrap(err, "creating the policy directory")
 }
 
 // Saved is a policy as it is kept on disk.
@@ -76,11 +75,7 @@ func (s *Store) Load() (*meshv1.Cluster, []Saved, error) {
 		case strings.HasSuffix(e.Name(), policySuffix):
 			p, err := s.Policy(strings.TrimSuffix(e.Name(), policySuffix))
 			if err == nil {
-				var info fs.FileInfo
-				if info, err = e.Info(); err == nil {
-					p.Since = info.ModTime()
-					policies = append(policies, p)
-				}
+				policies = append(policies, p)
 			}
 			errs = append(errs, err)
 		}
@@ -177,7 +172,7 @@ func fileOf(uid, suffix string) (string, error) {
 	return uid + suffix, nil
 }
 
-// Policy returns the saved policy of a pod, without its Since.
+// Policy returns the saved policy of a pod.
 func (s *Store) Policy(uid string) (Saved, error) {
 	name, err := fileOf(uid, policySuffix)
 	if err != nil {
@@ -185,8 +180,12 @@ func (s *Store) Policy(uid string) (Saved, error) {
 	}
 	var p Saved
 	err = s.read(name, func(b []byte) error {
-		err := p.unmarshal(b)
-		if err == nil && p.GetUid() != uid {
+		info, err := os.Stat(filepath.Join(s.dir, name))
+		if err != nil {
+			return err
+		}
+		p.Since = info.ModTime()
+		if err = p.unmarshal(b); err == nil && p.GetUid() != uid {
 			err = fmt.Errorf("it is the policy of pod %q", p.GetUid())
 		}
 		return err
@@ -202,10 +201,7 @@ func (s *Store) read(name string, decode func([]byte) error) error {
 	if b, err = checked(b); err == nil {
 		err = decode(b)
 	}
-	if err != nil {
-		return fmt.Errorf("reading saved policy %s: %w", name, err)
-	}
-	return nil
+	return failure.Wrap(err, "reading saved policy %s", name)
 }
 
 var deterministic = proto.MarshalOptions{Deterministic: true}
@@ -287,10 +283,7 @@ func (s *Store) write(name string, b []byte, modified time.Time) error {
 	if err == nil {
 		err = syncDir(s.dir)
 	}
-	if err != nil {
-		return fmt.Errorf("saving %s: %w", name, err)
-	}
-	return nil
+	return failure.Wrap(err, "saving %s", name)
 }
 
 // syncDir makes a rename survive a power failure.

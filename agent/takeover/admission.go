@@ -13,6 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 // ProbeInterval is how often an agent that does not serve asks about the one that does.
@@ -43,10 +45,7 @@ func PodStart(dir string) (time.Duration, error) {
 		return 0, fmt.Errorf("saving when this pod started: %w", err)
 	}
 	n, err := strconv.ParseInt(string(b), 10, 64)
-	if err != nil {
-		return 0, fmt.Errorf("reading when this pod started, in %s: %w", path, err)
-	}
-	return time.Duration(n), nil
+	return time.Duration(n), failure.Wrap(err, "reading when this pod started, in %s", path)
 }
 
 // AwaitAdmission waits until an agent whose pod started then may take over from the one

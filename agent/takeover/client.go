@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 // Offer is the pods of the agent that serves. That agent serves them until Serving is called.
@@ -70,13 +72,10 @@ func (o *Offer) Serving() (traffic map[string][]byte, err error) {
 		defer o.peer.conn.Close()
 		_ = o.peer.conn.SetDeadline(time.Time{})
 		for lost == nil {
-			_, lost = o.peer.answer()
+			_, lost = o.peer.next()
 		}
 	}()
-	if err != nil {
-		return nil, fmt.Errorf("notifying the agent before this one: %w", err)
-	}
-	return traffic, nil
+	return traffic, failure.Wrap(err, "notifying the agent before this one")
 }
 
 // Close declines the offer.
@@ -94,10 +93,7 @@ func Stop(ctx context.Context, path string) error {
 	}
 	defer p.conn.Close()
 	defer context.AfterFunc(ctx, func() { within(p.conn, -time.Second) })()
-	if err := p.request(message{Ask: stop}); err != nil {
-		return fmt.Errorf("asking the running agent to stop: %w", err)
-	}
-	return nil
+	return failure.Wrap(p.request(message{Ask: stop}), "asking the running agent to stop")
 }
 
 // dial returns nil if there is no listener at path.

@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 const network = "unixpacket" // a stream of messages, each with its files
@@ -84,18 +86,12 @@ func (s *Socket) ID() ID { return idOf(s.self) }
 // agent stops serving.
 func Listen(path string, logger *slog.Logger) (*Socket, error) {
 	s, err := listen(path, logger)
-	if err != nil {
-		return nil, fmt.Errorf("listening for the next agent: %w", err)
-	}
-	return s, nil
+	return s, failure.Wrap(err, "listening for the next agent")
 }
 
 func listen(path string, logger *slog.Logger) (*Socket, error) {
 	dir := filepath.Dir(path)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, err
-	}
-	if err := os.Chmod(dir, 0o700); err != nil {
+	if err := errors.Join(os.MkdirAll(dir, 0o700), os.Chmod(dir, 0o700)); err != nil {
 		return nil, err
 	}
 	// The rename in Take is atomic: there is always a socket at path.
@@ -122,10 +118,7 @@ func listen(path string, logger *slog.Logger) (*Socket, error) {
 // Take makes this process the one that answers at path. The agent that answered there
 // before notices it by Current only.
 func (s *Socket) Take() error {
-	if err := os.Rename(s.aside, s.path); err != nil {
-		return fmt.Errorf("replacing the socket of the agent before this one: %w", err)
-	}
-	return nil
+	return failure.Wrap(os.Rename(s.aside, s.path), "replacing the socket of the agent before this one")
 }
 
 // Current reports whether the socket at the path is this process's: another agent may have
@@ -179,8 +172,7 @@ func (s *Socket) answer(ctx context.Context, conn *net.UnixConn, h Incumbent, on
 	}
 	p := peer{conn}
 	within(conn, answerWithin)
-	m, files, err := p.receive()
-	closeAll(files)
+	m, err := p.next()
 	if err != nil {
 		return fmt.Errorf("reading the request: %w", err)
 	}
@@ -223,9 +215,7 @@ func (s *Socket) passOn(ctx context.Context, p peer, h Incumbent) error {
 	if err == nil {
 		within(p.conn, serveWithin)
 		var m message
-		var files []*os.File
-		m, files, err = p.receive()
-		closeAll(files)
+		m, err = p.next()
 		if err == nil && m.Ask != serving {
 			err = fmt.Errorf("unexpected request %q", m.Ask)
 		}

@@ -90,7 +90,7 @@ func (a *agent) hears(t *testing.T, what string) {
 	case said := <-a.heard:
 		require.Equal(t, what, said)
 	case <-time.After(10 * time.Second):
-		t.Fatalf("never told to %s", what)
+		t.Fatalf("never asked to %s", what)
 	}
 }
 
@@ -504,10 +504,10 @@ func TestAgentWithoutRulesIsTakenOver(t *testing.T) {
 	_, err = p.receivePods()
 	require.NoError(t, err)
 	require.NoError(t, p.send(message{Ask: serving}))
-	_, err = p.answer()
+	_, err = p.next()
 	require.NoError(t, err, "which is all that it waits for")
 	close(first.drained)
-	require.Eventually(t, func() bool { _, err := p.answer(); return err != nil }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { _, err := p.next(); return err != nil }, 10*time.Second, time.Millisecond)
 }
 
 func TestManyCountsNeedSeveralMessages(t *testing.T) {
@@ -532,6 +532,6 @@ func TestManyCountsNeedSeveralMessages(t *testing.T) {
 	got, err := p.receivePods()
 	require.NoError(t, err)
 	require.Len(t, got, len(pair))
-	require.Nil(t, got[7].Traffic, "it is told later")
+	require.Nil(t, got[7].Traffic, "it is sent later")
 	require.Len(t, got[8].Traffic, 10_000)
 }

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+	"github.com/ctrlmesh/ctrlmesh/internal/descriptor"
 )
 
 const (
@@ -30,16 +31,18 @@ const (
 
 // Pod is a captured pod that one agent offers to another.
 type Pod struct {
-	UID, Namespace, Name string
+	UID       string `json:"uid"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
 	// Version of the policy that the first agent has confirmed to the manager.
-	Version string
+	Version string `json:"version,omitempty"`
 	// Traffic is the counts of its rules; nil if there are none, or too many to send
 	// before Serving.
-	Traffic []byte
+	Traffic []byte `json:"traffic,omitempty"`
 	// Journaled is true if the first agent keeps a journal of its writes.
-	Journaled bool
+	Journaled bool `json:"journaled,omitempty"`
 	// Files is nil if the first agent could not copy its listeners.
-	Files *capture.Files
+	Files *capture.Files `json:"-"`
 }
 
 // Requests.
@@ -79,15 +82,10 @@ func (m message) err() error {
 // podMessage is a Pod. Its listeners are the next files of the message, those for egress
 // last. An agent that does not know egress closes these as surplus listeners.
 type podMessage struct {
-	UID       string `json:"uid"`
-	Namespace string `json:"namespace"`
-	Name      string `json:"name"`
-	Version   string `json:"version,omitempty"`
-	Handed    bool   `json:"handed"`
-	Listeners int    `json:"listeners"`
-	Egress    int    `json:"egress,omitempty"` // how many of Listeners
-	Traffic   []byte `json:"traffic,omitempty"`
-	Journaled bool   `json:"journaled,omitempty"`
+	Pod
+	Handed    bool `json:"handed"`
+	Listeners int  `json:"listeners"`
+	Egress    int  `json:"egress,omitempty"` // how many of Listeners
 }
 
 // peer is one end of a connection.
@@ -102,7 +100,8 @@ func (p peer) send(m message, files ...*os.File) error {
 	if len(files) > 0 {
 		fds := make([]int, len(files))
 		for i, f := range files {
-			if fds[i], err = descriptor(f); err != nil {
+			// Its method Fd would make a listener blocking that this agent still accepts from.
+			if err := descriptor.Control(f, func(fd int) error { fds[i] = fd; return nil }); err != nil {
 				return err
 			}
 		}
@@ -111,17 +110,6 @@ func (p peer) send(m message, files ...*os.File) error {
 	_, _, err = p.conn.WriteMsgUnix(b, oob, nil)
 	runtime.KeepAlive(files)
 	return err
-}
-
-// descriptor returns f.Fd without its side effect, which makes the listener blocking while
-// this agent still accepts from it.
-func descriptor(f *os.File) (fd int, err error) {
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	err = raw.Control(func(d uintptr) { fd = int(d) })
-	return fd, err
 }
 
 // receive returns the next message. The caller closes the files.
@@ -176,15 +164,14 @@ func (p peer) sendPods(pods []Pod) error {
 		var files []*os.File
 		counted := 0
 		for len(pods) > 0 && len(m.Pods) < batch {
-			pod := pods[0]
-			pm := podMessage{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Version: pod.Version, Journaled: pod.Journaled}
-			if len(pod.Traffic) <= piece/2 { // else it is sent later
-				pm.Traffic = pod.Traffic
+			pm := podMessage{Pod: pods[0]}
+			if len(pm.Traffic) > piece/2 { // it is sent later
+				pm.Traffic = nil
 			}
 			if counted += len(pm.Traffic); counted > piece/2 {
 				break
 			}
-			if h := pod.Files; h != nil {
+			if h := pm.Files; h != nil {
 				pm.Handed, pm.Listeners, pm.Egress = true, len(h.Listeners)+len(h.Egress), len(h.Egress)
 				if len(files)+pm.Listeners > maxFiles {
 					break
@@ -217,17 +204,16 @@ func (p peer) receivePods() ([]Pod, error) {
 			return fail(err)
 		}
 		for _, pm := range m.Pods {
-			pod := Pod{UID: pm.UID, Namespace: pm.Namespace, Name: pm.Name, Version: pm.Version, Traffic: pm.Traffic, Journaled: pm.Journaled}
 			if pm.Egress < 0 || pm.Listeners < pm.Egress || pm.Listeners > len(files) {
 				closeAll(files)
 				return fail(errors.New("listeners are missing"))
 			}
 			if pm.Handed {
 				first := pm.Listeners - pm.Egress
-				pod.Files = &capture.Files{Listeners: files[:first:first], Egress: files[first:pm.Listeners:pm.Listeners]}
+				pm.Files = &capture.Files{Listeners: files[:first:first], Egress: files[first:pm.Listeners:pm.Listeners]}
 				files = files[pm.Listeners:]
 			}
-			pods = append(pods, pod)
+			pods = append(pods, pm.Pod)
 		}
 		closeAll(files)
 		switch {
@@ -245,7 +231,7 @@ func (p peer) sendTraffic(traffic map[string][]byte) error {
 	var pieces []podMessage
 	for uid, data := range traffic {
 		for part := range slices.Chunk(data, piece) {
-			pieces = append(pieces, podMessage{UID: uid, Traffic: part})
+			pieces = append(pieces, podMessage{Pod: Pod{UID: uid, Traffic: part}})
 		}
 	}
 	err := p.send(message{More: len(pieces) > 0})
@@ -260,7 +246,7 @@ func (p peer) sendTraffic(traffic map[string][]byte) error {
 func (p peer) receiveTraffic() (map[string][]byte, error) {
 	traffic := map[string][]byte{}
 	for first := true; ; first = false {
-		m, err := p.answer()
+		m, err := p.next()
 		if err != nil {
 			return nil, err
 		}
@@ -279,8 +265,8 @@ func (p peer) receiveTraffic() (map[string][]byte, error) {
 	}
 }
 
-// answer returns the next message, which needs no files, or the error in it.
-func (p peer) answer() (message, error) {
+// next returns the next message, which needs no files, or the error in it.
+func (p peer) next() (message, error) {
 	m, files, err := p.receive()
 	closeAll(files)
 	return m, cmp.Or(err, m.err())
@@ -290,7 +276,7 @@ func (p peer) answer() (message, error) {
 func (p peer) request(m message) error {
 	err := p.send(m)
 	if err == nil {
-		_, err = p.answer()
+		_, err = p.next()
 	}
 	return err
 }
@@ -310,23 +296,13 @@ func closeAll(files []*os.File) {
 
 // trust rejects a peer that does not run as the user of this process, which is root.
 func trust(conn *net.UnixConn) error {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var cred *unix.Ucred
-	if cerr := raw.Control(func(fd uintptr) {
-		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); cerr != nil {
-		return cerr
-	}
-	if err != nil {
+	return descriptor.Control(conn, func(fd int) error {
+		cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+		if err == nil && int(cred.Uid) != os.Geteuid() {
+			return fmt.Errorf("the peer runs as user %d, not as %d", cred.Uid, os.Geteuid())
+		}
 		return os.NewSyscallError("getsockopt", err)
-	}
-	if int(cred.Uid) != os.Geteuid() {
-		return fmt.Errorf("the peer runs as user %d, not as %d", cred.Uid, os.Geteuid())
-	}
-	return nil
+	})
 }
 
 func within(conn *net.UnixConn, d time.Duration) { _ = conn.SetDeadline(time.Now().Add(d)) }

@@ -95,7 +95,7 @@ func TestStalledConnectionsDoNotBlockOthers(t *testing.T) {
 	assert.Contains(t, e.require(prometheusAddress, "/metrics"), "ctrlmesh_agent_refused_connections_total")
 	e.require(prometheusAddress, "/healthz")
 	e.require(intruderAddress, "/healthz") // as the kubelet has the address of hostNetwork pods
-	perPeer := testutil.ToFloat64(e.metrics.refused.WithLabelValues(refusedPerPeer))
+	perPeer := testutil.ToFloat64(e.metrics.refused.WithLabelValues("per_peer"))
 	assert.GreaterOrEqual(t, perPeer, float64(flood-maxEndpointPerPeer))
 
 	t.Run("of many peers", func(t *testing.T) {
@@ -104,7 +104,7 @@ func TestStalledConnectionsDoNotBlockOthers(t *testing.T) {
 		}
 		e.require(prometheusAddress, "/metrics")
 		e.require(intruderAddress, "/healthz")
-		total := testutil.ToFloat64(e.metrics.refused.WithLabelValues(refusedTotal))
+		total := testutil.ToFloat64(e.metrics.refused.WithLabelValues("total"))
 		assert.GreaterOrEqual(t, total, float64(maxEndpointConnections))
 	})
 }

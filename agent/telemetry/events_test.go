@@ -20,7 +20,7 @@ func TestEventsAreBounded(t *testing.T) {
 	r.Pod(p, "NotCaptured", strings.Repeat("x", 5000))
 	r.Pod(p, "NotCaptured", "again")
 	r.Pod(p, "TokenRefused", "another reason")
-	r.Pod(pods.Pod{UID: "b"}, "NotCaptured", "without a name there is nothing to tell of")
+	r.Pod(pods.Pod{UID: "b"}, "NotCaptured", "without a name no Event is recorded")
 	require.Len(t, fake.Events, 2)
 	assert.Less(t, len(<-fake.Events), 1100)
 

@@ -1,9 +1,11 @@
 package telemetry
 
 import (
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
 	"github.com/ctrlmesh/ctrlmesh/internal/listen"
@@ -24,48 +26,35 @@ type Metrics struct {
 
 // NewMetrics registers the metrics of an agent.
 func NewMetrics(r prometheus.Registerer) *Metrics {
-	m := &Metrics{
-		pods: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "ctrlmesh_captured_pods", Help: "Labelled pods of this node, by capture mode; none: not captured.",
-		}, []string{"mode"}),
-		captureSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "ctrlmesh_capture_duration_seconds", Help: "Time to capture a pod once its network namespace exists.",
-			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 12),
-		}),
-		enrolmentSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "ctrlmesh_enrolment_duration_seconds", Help: "Time from the runtime's notification that a pod starts until the pod is captured.",
-			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 12),
-		}),
-		lockHolder: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "ctrlmesh_lock_holder", Help: "1 while the member holds its shard's lock, by its last renewal.",
-		}, []string{"namespace", "pod", "shard"}),
-		losses: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "ctrlmesh_agent_redirection_losses_total", Help: "Redirections that were found to have no effect.",
-		}, []string{"mode"}),
-		repaired: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "ctrlmesh_agent_redirection_repaired_total", Help: "Redirections that were found to have no effect and are in force again.",
-		}, []string{"mode"}),
-		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "ctrlmesh_agent_refused_connections_total",
-			Help: "Connections to this agent that were closed. In capture mode address: the peer is no captured pod (stranger), or too many of its connections wait (queue_full). Under hostNetwork: no process of the pod made it (foreign_process). For health and metrics: the peer has too many (per_peer), or all peers together (total).",
-		}, []string{"reason"}),
+	register := promauto.With(r)
+	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		return register.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
 	}
-	for _, why := range []string{string(capture.Stranger), string(capture.QueueFull), string(capture.ForeignProcess), refusedPerPeer, refusedTotal} {
+	counter := func(name, help, label string) *prometheus.CounterVec {
+		return register.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{label})
+	}
+	histogram := func(name, help string) prometheus.Histogram {
+		return register.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(0.0005, 2, 12)})
+	}
+	m := &Metrics{
+		pods:             gauge("ctrlmesh_captured_pods", "Labelled pods of this node, by capture mode; none: not captured.", "mode"),
+		captureSeconds:   histogram("ctrlmesh_capture_duration_seconds", "Time to capture a pod once its network namespace exists."),
+		enrolmentSeconds: histogram("ctrlmesh_enrolment_duration_seconds", "Time from the runtime's notification that a pod starts until the pod is captured."),
+		lockHolder:       gauge("ctrlmesh_lock_holder", "1 while the member holds its shard's lock, by its last renewal.", "namespace", "pod", "shard"),
+		losses:           counter("ctrlmesh_agent_redirection_losses_total", "Redirections that were found to have no effect.", "mode"),
+		repaired:         counter("ctrlmesh_agent_redirection_repaired_total", "Redirections that were found to have no effect and are in force again.", "mode"),
+		refused: counter("ctrlmesh_agent_refused_connections_total",
+			"Connections to this agent that were closed. In capture mode address: the peer is no captured pod (stranger), or too many of its connections wait (queue_full). Under hostNetwork: no process of the pod made it (foreign_process). For health and metrics: the peer has too many (per_peer), or all peers together (total).", "reason"),
+	}
+	for _, why := range []string{string(capture.Stranger), string(capture.QueueFull), string(capture.ForeignProcess), refusedBy(listen.PerPeer), refusedBy(listen.Total)} {
 		m.refused.WithLabelValues(why)
 	}
 	for _, mode := range modes { // a rate needs the zero before the first
 		m.losses.WithLabelValues(string(mode))
 		m.repaired.WithLabelValues(string(mode))
 	}
-	r.MustRegister(m.pods, m.captureSeconds, m.enrolmentSeconds, m.lockHolder, m.losses, m.repaired, m.refused)
 	return m
 }
-
-// Reasons for which connections for health and metrics are refused.
-const (
-	refusedPerPeer = "per_peer"
-	refusedTotal   = "total"
-)
 
 // Captured counts a pod that was captured within d after its network namespace existed.
 func (m *Metrics) Captured(d time.Duration) { m.captureSeconds.Observe(d.Seconds()) }
@@ -84,12 +73,10 @@ func (m *Metrics) RefusedCapture(r capture.Refusal) { m.refused.WithLabelValues(
 
 // RefusedEndpoint counts a connection for health and metrics that a bound closed.
 func (m *Metrics) RefusedEndpoint(r listen.Refusal) {
-	reason := refusedTotal
-	if r.Bound == listen.PerPeer {
-		reason = refusedPerPeer
-	}
-	m.refused.WithLabelValues(reason).Inc()
+	m.refused.WithLabelValues(refusedBy(r.Bound)).Inc()
 }
+
+func refusedBy(b listen.Bound) string { return strings.ReplaceAll(string(b), "-", "_") }
 
 // SetLockHolder records whether a member of a shard with a lock holds it.
 func (m *Metrics) SetLockHolder(namespace, pod, shard string, holds bool) {

@@ -50,29 +50,28 @@ func (s Scope) OnlyBuckets() (buckets []int, ok bool) {
 func (s Scope) Strings() []string {
 	out := make([]string, 0, len(s.parts))
 	for _, p := range s.parts {
-		var b strings.Builder
-		if p.buckets != allBuckets {
-			b.WriteString(prefix)
-			for m := p.buckets; m != 0; m &= m - 1 {
-				if m != p.buckets {
-					b.WriteByte(',')
-				}
-				b.WriteString(strconv.Itoa(bits.TrailingZeros32(m)))
-			}
-			b.WriteString(": ")
-		}
+		ranges := make([]string, len(p.ranges))
 		for i, r := range p.ranges {
-			if i > 0 {
-				b.WriteByte(',')
-			}
-			fmt.Fprintf(&b, "%016x-%016x", r.First, r.Last)
+			ranges[i] = fmt.Sprintf("%016x-%016x", r.First, r.Last)
 		}
-		out = append(out, b.String())
+		text := strings.Join(ranges, ",")
+		if p.buckets != allBuckets {
+			text = prefix + strings.Join(numbers(p.buckets), ",") + ": " + text
+		}
+		out = append(out, text)
 	}
 	return out
 }
 
 const prefix = "buckets "
+
+// numbers returns the numbers of a set of buckets, in order.
+func numbers(set uint32) (list []string) {
+	for ; set != 0; set &= set - 1 {
+		list = append(list, strconv.Itoa(bits.TrailingZeros32(set)))
+	}
+	return list
+}
 
 // String returns Strings on one line.
 func (s Scope) String() string { return strings.Join(s.Strings(), "; ") }
@@ -156,12 +155,8 @@ func (s Scope) LabelSelector(namespaces []string) string {
 	if s.Everything() {
 		return ""
 	}
-	if buckets, ok := s.OnlyBuckets(); ok {
-		values := make([]string, len(buckets))
-		for i, b := range buckets {
-			values[i] = strconv.Itoa(b)
-		}
-		return in(v1alpha1.ShardingHashLabel, values)
+	if _, ok := s.OnlyBuckets(); ok {
+		return in(v1alpha1.ShardingHashLabel, numbers(s.parts[0].buckets))
 	}
 	owned := slices.DeleteFunc(slices.Clone(namespaces), func(n string) bool { return !s.Owns(n) })
 	if len(owned) == 0 {

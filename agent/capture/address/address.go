@@ -9,11 +9,11 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/vishvananda/netlink"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/redirect"
@@ -137,10 +137,7 @@ func (b *Backend) Open(uid uuid.UUID, namespace *os.File, addresses []netip.Addr
 			return nil, err
 		}
 	}
-	p := &Pod{
-		backend: b, uid: uid, netns: namespace, at: b.listener.Addr(),
-		conns: make(chan net.Conn, queueLength), closed: make(chan struct{}),
-	}
+	p := &Pod{backend: b, uid: uid, netns: namespace, at: b.listener.Addr(), conns: make(chan net.Conn, queueLength)}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err := p.identify(addresses, given); err != nil {
@@ -156,23 +153,14 @@ func (b *Backend) Open(uid uuid.UUID, namespace *os.File, addresses []netip.Addr
 // addressesOf returns the first address of each family in a network namespace by which
 // others can identify it.
 func addressesOf(namespace *os.File) (addresses []netip.Addr, err error) {
-	err = netns.Do(namespace, func() error {
-		for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-			found, err := netlink.AddrList(nil, family)
-			if err != nil {
-				return fmt.Errorf("listing the pod's addresses: %w", err)
-			}
-			for _, f := range found {
-				if at, ok := netip.AddrFromSlice(f.IP); ok && at.Unmap().IsGlobalUnicast() {
-					addresses = append(addresses, at.Unmap())
-					break
-				}
-			}
+	all, err := netns.Addresses(namespace)
+	for _, v4 := range []bool{true, false} {
+		if i := slices.IndexFunc(all, func(a netip.Addr) bool { return a.Is4() == v4 && a.IsGlobalUnicast() }); i >= 0 {
+			addresses = append(addresses, all[i])
 		}
-		if len(addresses) == 0 {
-			return errors.New("the pod has no address yet")
-		}
-		return nil
-	})
+	}
+	if err == nil && len(addresses) == 0 {
+		err = errors.New("the pod has no address yet")
+	}
 	return addresses, err
 }

@@ -29,9 +29,9 @@ type Pod struct {
 	addresses []netip.Addr
 	given     bool // the API or the runtime has named them
 
-	conns  chan net.Conn
 	mu     sync.Mutex
-	closed chan struct{}
+	conns  chan net.Conn
+	closed bool
 }
 
 // Addresses returns the addresses that identify the pod.
@@ -92,22 +92,13 @@ func (p *Pod) has(at netip.Addr) bool {
 
 // push queues a connection. It reports false if the queue is full or closed.
 func (p *Pod) push(conn net.Conn) bool {
-	p.mu.Lock() // nothing may enter the queue after Close has emptied it
+	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.isClosed() {
+	if p.closed {
 		return false
 	}
 	select {
 	case p.conns <- conn:
-		return true
-	default:
-		return false
-	}
-}
-
-func (p *Pod) isClosed() bool {
-	select {
-	case <-p.closed:
 		return true
 	default:
 		return false
@@ -119,30 +110,25 @@ func (p *Pod) Waiting() bool { return len(p.conns) > 0 }
 
 // Accept waits for the pod's next connection.
 func (p *Pod) Accept() (net.Conn, error) {
-	select {
-	case <-p.closed:
-		return nil, net.ErrClosed
-	case conn := <-p.conns:
+	if conn, ok := <-p.conns; ok {
 		return conn, nil
 	}
+	return nil, net.ErrClosed
 }
 
 // Close closes the listener, and the connections that were not accepted.
 func (p *Pod) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.isClosed() {
+	if p.closed {
 		return net.ErrClosed
 	}
-	close(p.closed)
-	for {
-		select {
-		case conn := <-p.conns:
-			_ = conn.Close()
-		default:
-			return nil
-		}
+	p.closed = true
+	close(p.conns)
+	for conn := range p.conns {
+		_ = conn.Close()
 	}
+	return nil
 }
 
 // Addr returns the agent's own address.

@@ -60,17 +60,17 @@ func (b *Backend) HostNetwork() error {
 	return fmt.Errorf("no process of a pod is in the unified cgroup hierarchy at %s, which identifies pods that use the node's network", b.root)
 }
 
-// entry returns the pod's entry, which may be an earlier agent's.
-func (b *Backend) entry(p redirect.Pod) (bpf.Pod, bool, error) {
+// keyOf returns the key of the pod's entry, which may be an earlier agent's.
+func keyOf(p redirect.Pod) bpf.Key {
 	if p.HostNetwork {
-		return b.Cgroup(p.Cgroup)
+		return bpf.ByCgroup(p.Cgroup)
 	}
-	return b.Pod(p.Cookie)
+	return bpf.ByCookie(p.Cookie)
 }
 
 // Last returns the port that the pod is redirected to, 0 if it is not, and its egress.
 func (b *Backend) Last(p redirect.Pod) (uint16, *redirect.Egress) {
-	entry, _, _ := b.entry(p)
+	entry, _, _ := b.Pod(keyOf(p))
 	if entry.Egress == 0 || entry.UID != p.UID {
 		return entry.Port, nil
 	}
@@ -106,11 +106,9 @@ func (b *Backend) Apply(_ context.Context, p redirect.Pod) error {
 			return err
 		}
 	}
-	var err error
+	err := b.SetPod(keyOf(p), wanted(p))
 	if p.HostNetwork {
-		err = errors.Join(b.SetCgroup(p.Cgroup, wanted(p)), b.SetHost(p.Cookie))
-	} else {
-		err = b.SetPod(p.Cookie, wanted(p))
+		err = errors.Join(err, b.SetHost(p.Cookie))
 	}
 	if err == nil && p.Egress == nil {
 		err = b.SetEgress(p.UID, nil, nil)
@@ -120,16 +118,11 @@ func (b *Backend) Apply(_ context.Context, p redirect.Pod) error {
 
 // Release ends the redirection, unless it leads to another agent.
 func (b *Backend) Release(p redirect.Pod) error {
-	entry, ok, err := b.entry(p)
-	switch {
-	case err != nil || !ok || entry.Port != p.Port:
+	entry, ok, err := b.Pod(keyOf(p))
+	if err != nil || !ok || entry.Port != p.Port {
 		return err
-	case p.HostNetwork:
-		err = b.DeleteCgroup(p.Cgroup)
-	default:
-		err = b.DeletePod(p.Cookie)
 	}
-	return errors.Join(err, b.SetEgress(p.UID, nil, nil))
+	return errors.Join(b.DeletePod(keyOf(p)), b.SetEgress(p.UID, nil, nil))
 }
 
 // SetDestinations changes the destinations for all pods.
@@ -148,7 +141,7 @@ func (b *Backend) Check(pods []redirect.Pod) (redirect.Failed, error) {
 		if !unprobed(p) {
 			continue
 		}
-		switch entry, ok, err := b.entry(p); {
+		switch entry, ok, err := b.Pod(keyOf(p)); {
 		case err != nil:
 			errs = append(errs, err)
 		case !ok || entry != wanted(p):

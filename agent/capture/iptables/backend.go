@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"sync"
 	"time"
 
@@ -18,6 +20,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/redirect"
+	"github.com/ctrlmesh/ctrlmesh/internal/descriptor"
 )
 
 const (
@@ -85,14 +88,11 @@ func (b *Backend) Egress() error { return nil }
 
 // Origin asks connection tracking for the address that a redirected connection was made to.
 func (b *Backend) Origin(_ uint64, conn *net.TCPConn, local, _ netip.AddrPort) (netip.AddrPort, error) {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return netip.AddrPort{}, err
-	}
 	var to netip.AddrPort
-	if cerr := raw.Control(func(fd uintptr) { to, err = originalDestination(fd, local.Addr().Is6()) }); cerr != nil {
-		return netip.AddrPort{}, cerr
-	}
+	err := descriptor.Control(conn, func(fd int) (err error) {
+		to, err = originalDestination(uintptr(fd), local.Addr().Is6())
+		return err
+	})
 	if errors.Is(err, unix.ENOENT) || err == nil && to == local {
 		return netip.AddrPort{}, nil // it was made to the listener
 	}
@@ -180,16 +180,8 @@ func (b *Backend) Check(pods []redirect.Pod) (redirect.Failed, error) {
 // Close removes the rules of the pods that fail open, because rules apply whether or not an
 // agent listens.
 func (b *Backend) Close(pods []redirect.Pod) error {
-	var errs []error
-	for _, err := range forEach(pods, func(p redirect.Pod) error {
-		if !p.FailOpen {
-			return nil
-		}
-		return b.Release(p)
-	}) {
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
+	failOpen := slices.DeleteFunc(slices.Clone(pods), func(p redirect.Pod) bool { return !p.FailOpen })
+	return errors.Join(slices.Collect(maps.Values(forEach(failOpen, b.Release)))...)
 }
 
 // Forget removes the rules from a network namespace, whichever agent made them. It calls

@@ -21,6 +21,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/program"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/redirect"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 // Mark is the mark (SO_MARK) of the agent's own sockets, which the rules let pass. It can be
@@ -189,10 +190,7 @@ func (t Table) Lead(ctx context.Context) (Lead, error) {
 	if errors.As(err, &exit) && exit.ExitStatus() == 1 {
 		return Lead{}, nil // the chain does not exist; the message depends on the variant
 	}
-	if err != nil {
-		return Lead{}, fmt.Errorf("listing chain %s: %w", Chain, err)
-	}
-	return leadsOf(lines), nil
+	return leadsOf(lines), failure.Wrap(err, "listing chain %s", Chain)
 }
 
 // LastLead is Lead for the capture of a pod. It runs iptables directly, because the
@@ -286,27 +284,20 @@ func (t Table) Restore(ctx context.Context, rules string) error {
 // Remove removes our chains and the jumps to them. It is no error if they do not exist.
 // Unless port is 0, chains that redirect elsewhere stay.
 func (t Table) Remove(ctx context.Context, port uint16, e *redirect.Egress) error {
-	if t.err != nil || !t.mayExist(nat) {
-		return nil // without the program no rules could have been made
-	}
-	if port != 0 {
+	if port != 0 && t.err == nil {
 		if l, err := t.Lead(ctx); err != nil || l.isAnothers(port, e) {
 			return err
 		}
 	}
-	return errors.Join(t.empty(ctx, nat), t.drop(ctx, filter))
+	return errors.Join(t.drop(ctx, nat), t.drop(ctx, filter))
 }
 
-// drop removes our chain from a table that may have it.
+// drop removes our chain from a table that may have it. It fails only if the chain still has
+// an effect.
 func (t Table) drop(ctx context.Context, table string) error {
 	if t.err != nil || !t.mayExist(table) {
-		return nil
+		return nil // without the program no rules could have been made
 	}
-	return t.empty(ctx, table)
-}
-
-// empty removes our chain from a table. It fails only if the chain still has an effect.
-func (t Table) empty(ctx context.Context, table string) error {
 	// An empty chain has no effect. Emptying it does not read OUTPUT.
 	if err := t.Restore(ctx, fmt.Sprintf("*%s\n:%s - [0:0]\nCOMMIT\n", table, Chain)); err != nil {
 		return err

@@ -2,6 +2,7 @@
 package netns
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -11,6 +12,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 // Own is the network namespace of the calling thread. That of the process is its first
@@ -33,23 +36,19 @@ func Open(path string, shared bool) (*os.File, error) {
 	if shared {
 		return namespace, nil
 	}
-	for _, path := range []string{Own, node} {
-		other, err := os.Open(path)
-		if path == node && err != nil {
-			continue
-		}
-		if err != nil {
-			namespace.Close()
-			return nil, fmt.Errorf("opening own network namespace: %w", err)
-		}
-		same := Same(namespace, other)
-		other.Close()
-		if same {
-			namespace.Close()
-			return nil, ErrHostNetwork
-		}
+	its, err := namespace.Stat()
+	own, ownErr := os.Stat(Own)
+	host, _ := os.Stat(node)
+	switch err = cmp.Or(err, ownErr); {
+	case err != nil:
+		err = fmt.Errorf("opening own network namespace: %w", err)
+	case os.SameFile(its, own), host != nil && os.SameFile(its, host):
+		err = ErrHostNetwork
+	default:
+		return namespace, nil
 	}
-	return namespace, nil
+	namespace.Close()
+	return nil, err
 }
 
 // Same reports whether two files are of one network namespace.
@@ -124,10 +123,7 @@ func Cookie() (uint64, error) {
 	}
 	defer unix.Close(fd)
 	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-	if err != nil {
-		return 0, fmt.Errorf("reading the netns cookie: %w", os.NewSyscallError("getsockopt", err))
-	}
-	return cookie, nil
+	return cookie, failure.Wrap(os.NewSyscallError("getsockopt", err), "reading the netns cookie")
 }
 
 // New creates a network namespace that has nothing but lo, where every address is local:

@@ -18,6 +18,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 // Constants of linux/sock_diag.h and linux/inet_diag.h.
@@ -229,11 +231,8 @@ func CheckCgroups() error {
 	defer l.Close()
 	local := l.Addr().(*net.TCPAddr).AddrPort() //nolint:forcetypeassert // what this network is
 	found, err := Find(local, netip.AddrPortFrom(local.Addr(), 0))
-	if err != nil {
-		return fmt.Errorf("asking for the cgroup of a socket: %w", err)
-	}
-	if found.Cgroup == 0 {
+	if err == nil && found.Cgroup == 0 {
 		return ErrNoCgroups
 	}
-	return nil
+	return failure.Wrap(err, "asking for the cgroup of a socket")
 }
