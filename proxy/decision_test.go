@@ -86,14 +86,14 @@ func decisions() (out []decided) {
 	about("a limit matches", namespaces)
 	out[len(out)-1].limits[rulesEach-1].Resources = []*meshv1.ResourceMatch{podsIn()}
 	about("a fault matches", namespaces)
-	harm := func(r *meshv1.FaultRule) { // as good as never
+	rarely := func(r *meshv1.FaultRule) { // as good as never
 		r.Resources, r.Abort.Percent = []*meshv1.ResourceMatch{podsIn()}, 1e-9
 		r.EffectiveTime = &meshv1.EffectiveTime{TimeZone: "Europe/Berlin", Start: 3600, End: 3600}
 	}
-	harm(out[len(out)-1].faults[rulesEach-1])
+	rarely(out[len(out)-1].faults[rulesEach-1])
 	about("both match", namespaces)
 	out[len(out)-1].limits[rulesEach-1].Resources = []*meshv1.ResourceMatch{podsIn()}
-	harm(out[len(out)-1].faults[rulesEach-1])
+	rarely(out[len(out)-1].faults[rulesEach-1])
 	return out
 }
 

@@ -66,7 +66,7 @@
 // What passed all that is asked of rules: first of those that limit (proxy/limit,
 // limiting.go), then of those that inject faults (proxy/fault, faulting.go). How a request fares
 // that was sent on, or that a fault answered, counts in the rules that limit; what the
-// proxy says of itself does not, and a client that went away tells nothing.
+// proxy says of itself does not, and a client that went away shows nothing.
 //
 // # Other hosts
 //

@@ -82,7 +82,7 @@ func (s *store) lists() (n int) {
 	return n
 }
 
-// Whoever asks all the time while one proxy takes over from another meets no
+// A client that asks all the time while one proxy takes over from another meets no
 // error, and no informer lists again.
 func TestTakeoverIsInvisibleToClients(t *testing.T) {
 	t.Parallel()

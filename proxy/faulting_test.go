@@ -432,7 +432,7 @@ func TestFaultsOfLongResponsesEndWithTheirRules(t *testing.T) {
 	})
 }
 
-// What did not happen is not told of, and leaves the rule's count as it was.
+// What did not happen is not reported, and leaves the rule's count as it was.
 func TestExpiredSlowBodyDoesNotSlowTheResponse(t *testing.T) {
 	more, asked := make(chan struct{}), make(chan struct{})
 	m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

@@ -163,7 +163,7 @@ func TestFenceByObject(t *testing.T) {
 	}
 }
 
-// Under observe nothing is refused or altered, also what cannot be told apart.
+// Under observe nothing is refused or altered, also what cannot be distinguished.
 func TestObserveByObjectPassesUndecidedRequests(t *testing.T) {
 	api := &recorder{then: func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -241,7 +241,7 @@ func TestBindingsAreRefusedIfPodsAreDividedByObject(t *testing.T) {
 	require.Equal(t, 200, m.do("POST", "/api/v1/namespaces/n/pods", "{}").StatusCode)
 }
 
-// held is an apiserver that answers writes when it is told to.
+// held is an apiserver that answers writes when the test says so.
 type held struct {
 	arrived, answer chan struct{}
 }

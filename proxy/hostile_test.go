@@ -85,7 +85,7 @@ func mustNew(t *testing.T, m *mesh) *Server {
 	return quiet
 }
 
-// under attacks while the other pod makes requests, and tells what it cost: the
+// under attacks while the other pod makes requests, and reports what it cost: the
 // attack is mounted, its live memory measured, and lifted. Then all must be as
 // before.
 func (s *siege) under(name string, maxHeap int64, mount func() (lift func(), figures string)) {
@@ -137,7 +137,7 @@ func (s *siege) under(name string, maxHeap int64, mount func() (lift func(), fig
 		name, figures, grown>>10, (<-peak-s.before.heap)>>10, during.goroutines-s.before.goroutines, runtime.NumGoroutine()-s.before.goroutines,
 		len(pressed), middle(pressed), slices.Max(pressed), slices.Max(direct), middle(calm), slices.Max(calm))
 	require.LessOrEqual(s.t, grown, maxHeap, "live heap and stacks")
-	// A machine that is busy has whoever asks the apiserver itself wait too.
+	// On a busy machine, direct requests to the apiserver wait too.
 	require.Less(s.t, slices.Max(pressed), 5*time.Second+slices.Max(direct), "the other pod waits")
 	require.Zero(s.t, testutil.ToFloat64(s.server.metrics.Panics))
 }
@@ -261,7 +261,7 @@ func (f *frames) end() (code http2.ErrCode, err error) {
 	}
 }
 
-// served tells of each stream when its answer, or its end, is heard of first. It is
+// served reports when the answer, or the end, of each stream arrives first. It is
 // closed with the connection.
 func (f *frames) served() <-chan bool {
 	out := make(chan bool)
@@ -290,7 +290,7 @@ func closeAll[C io.Closer](all []C) func() {
 	}
 }
 
-// Accept goes on beyond the bound: whoever probes the listener finds it alive.
+// Accept goes on beyond the bound: a probe of the listener succeeds.
 func TestHostileConnections(t *testing.T) {
 	s := newSiege(t, quick(0))
 	const extra = 500

@@ -81,7 +81,7 @@ func limited(namespace string, r *limit.Refusal) *apierrors.StatusError {
 	return status.New(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, r.RetrySeconds(), "%s", r.Message(namespace))
 }
 
-// answeredWithin tells the rules what became of the request. It is called when the
+// answeredWithin reports the result of the request to the rules. It is called when the
 // request is accounted, which may go on then.
 func (x *exchange) answeredWithin() {
 	a := &x.allowed
@@ -92,8 +92,8 @@ func (x *exchange) answeredWithin() {
 	broken := a.broken || x.broke || x.code == 0 && x.faults != nil && x.faults.Reset
 	o := limit.Outcome{
 		Failed: broken || failed(x.code),
-		// Whose client is gone before the answer came whole tells nothing of it.
-		// But if it waited for long, that tells how long answers take.
+		// A client that left before the whole answer came shows nothing about it,
+		// except how long answers take, if it waited for long.
 		Unknown: a.unknown || x.code == metrics.ClientGone || x.code == 0 && !broken && x.req.gone() != nil,
 	}
 	if x.plan.route != stream && !a.unknown { // a watch, or a log that is followed, waits for what comes to pass

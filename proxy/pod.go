@@ -231,7 +231,7 @@ func (p *Pod) apply(m *meshv1.PodPolicy, since time.Time) (Applied, error) {
 	}
 	p.change(next, since)
 	p.egress.Changed() // after the change: to decide on all open connections takes time
-	return Applied{Settled: next.settled, Rules: next.told, Problem: next.problem}, nil
+	return Applied{Settled: next.settled, Rules: next.source, Problem: next.problem}, nil
 }
 
 // change puts a policy in force.

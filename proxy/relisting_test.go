@@ -133,17 +133,17 @@ func TestVersionLearnedAfterChangeResumes(t *testing.T) {
 	m.policy(limitTo("a=2"))
 	require.Equal(t, 410, m.resume(c, path, "9"))
 	m.settle()
-	require.Equal(t, 200, m.resume(c, path, "9"), "nobody is told for ever")
+	require.Equal(t, 200, m.resume(c, path, "9"), "no client must list for ever")
 	require.Equal(t, 200, m.resume(c, path+"2", "5"))
 }
 
-// Each cache whose watch was ended is told, however many ask in the same words.
+// Each cache whose watch was ended lists again, however many ask in the same words.
 func TestTwoCachesOfOneViewListTwice(t *testing.T) {
 	m := newMesh(t, watches())
 	m.restore(limitTo("a=1"), time.Time{})
 	c := m.client(true)
 	const path, from = "/api/v1/pods", "/api/v1/pods?watch=1&resourceVersion="
-	told := func(version string) {
+	expired := func(version string) {
 		t.Helper()
 		require.Equal(t, 410, m.resume(c, path, version))
 	}
@@ -151,10 +151,10 @@ func TestTwoCachesOfOneViewListTwice(t *testing.T) {
 	m.policy(limitTo("a=2"))
 	require.NoError(t, <-a)
 	require.NoError(t, <-b)
-	told("5")
+	expired("5")
 	m.policy(limitTo("a=3")) // the other has not come back yet
-	told("6")
-	told("5")
+	expired("6")
+	expired("5")
 	m.policy(limitTo("a=4"))
 	m.with(c, "GET", path, "")
 	end := m.open(c, from+"7")
@@ -162,13 +162,13 @@ func TestTwoCachesOfOneViewListTwice(t *testing.T) {
 	m.policy(limitTo("a=5"))
 	require.NoError(t, <-end)
 	m.settle()
-	told("8") // a cache that was seen is told however long it took
+	expired("8") // a cache that was seen lists again, however long it took
 	end = m.open(c, from+"9")
 	require.NoError(t, m.pod.Shutdown(t.Context()))
 	require.NoError(t, <-end)
 }
 
-// A pod with more views than are remembered is told more often than needed, and
+// A pod with more views than are remembered lists more often than needed, and
 // not for ever.
 func TestForgottenViewsMustListAgain(t *testing.T) {
 	m := newMesh(t, &recorder{})

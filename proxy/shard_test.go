@@ -253,7 +253,7 @@ func watches() *recorder {
 	}}
 }
 
-// open starts a watch; the channel tells how it ended.
+// open starts a watch; the channel gets how it ended.
 func (m *mesh) open(c *http.Client, target string) <-chan error {
 	m.t.Helper()
 	resp, err := c.Get("https://kubernetes.default.svc" + target)

@@ -192,7 +192,7 @@ func TestStaleListIsNarrowedLikeOthers(t *testing.T) {
 	require.Equal(t, configMaps+"?labelSelector=shard%3Da&resourceVersion=11&resourceVersionMatch=Exact", api.last(t).URI)
 }
 
-// An informer lists with a watch first, and is told that it cannot.
+// An informer lists with a watch first, and is refused that.
 func TestInformerConvergesAfterStaleList(t *testing.T) {
 	api := newPast(11)
 	m := newMesh(t, api)

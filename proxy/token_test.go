@@ -115,7 +115,7 @@ func TestImpersonationPassesToTheApiserver(t *testing.T) {
 	require.Equal(t, "view", api.last(t).Header.Get("Impersonate-Extra-Scopes"))
 }
 
-// Whoever is refused learns which configuration to look at.
+// A refused client learns which configuration to look at.
 func TestTokenRefusalNamesTheConfiguration(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	for want, sharding := range map[string]*meshv1.Sharding{
@@ -129,19 +129,19 @@ func TestTokenRefusalNamesTheConfiguration(t *testing.T) {
 
 func TestTokenRefusalIsReportedOncePerMinute(t *testing.T) {
 	m := newMesh(t, &recorder{})
-	told := make(chan string, 10)
-	m.server.notify = func(pod PodInfo, reason, message string) { told <- pod.UID + " " + reason + " " + message }
+	notified := make(chan string, 10)
+	m.server.notify = func(pod PodInfo, reason, message string) { notified <- pod.UID + " " + reason + " " + message }
 	m.policy(nil)
 	for range 3 {
 		require.Equal(t, 403, m.do("GET", "/version", "", "Authorization", "Bearer "+jwt("uid-2")).StatusCode)
 	}
 	select {
-	case got := <-told:
+	case got := <-notified:
 		require.Contains(t, got, "uid-1 TokenRefused a request was refused: ctrlmesh: the token is not bound to pod ns/pod, which sent the request: use the pod's own projected token (no ShardingConfig selects the pod")
 	case <-time.After(soon):
-		t.Fatal("nothing was told")
+		t.Fatal("no notice was sent")
 	}
-	require.Empty(t, told)
+	require.Empty(t, notified)
 	require.InDelta(t, 3, testutil.ToFloat64(m.server.metrics.Refusals.WithLabelValues("ns", "operator", "", "token")), 0)
 }
 

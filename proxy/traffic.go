@@ -23,7 +23,7 @@ type traffic struct {
 	rules   *limit.Rules
 	faults  *fault.Rules
 	egress  *egress.Policy
-	told    *meshv1.Traffic // from which it was compiled; nil: unknown
+	source  *meshv1.Traffic // from which it was compiled; nil: unknown
 	problem error           // why it is not the policy's, and which applies instead
 }
 
@@ -67,8 +67,8 @@ func newTraffic(p *Pod, m *meshv1.Traffic) (out traffic, err error) {
 	if out.egress, err = egress.Compile(m, out.rules, out.faults); err != nil {
 		return traffic{}, err
 	}
-	if out.told, out.good = m, true; m == nil {
-		out.told = &meshv1.Traffic{}
+	if out.source, out.good = m, true; m == nil {
+		out.source = &meshv1.Traffic{}
 	}
 	return out, nil
 }
@@ -77,9 +77,9 @@ func newTraffic(p *Pod, m *meshv1.Traffic) (out traffic, err error) {
 // hosts that the rules would have seen are refused.
 func unknown(m *meshv1.Traffic, problem error) traffic {
 	if m.GetEgress() == nil {
-		return traffic{told: m, problem: fmt.Errorf("none are in force, for it is not known which were before: %w", problem)}
+		return traffic{source: m, problem: fmt.Errorf("none are in force, for it is not known which were before: %w", problem)}
 	}
-	return traffic{told: m, egress: egress.Refuse(), problem: fmt.Errorf("it is not known which were in force before, and connections to other hosts are refused: %w", problem)}
+	return traffic{source: m, egress: egress.Refuse(), problem: fmt.Errorf("it is not known which were in force before, and connections to other hosts are refused: %w", problem)}
 }
 
 // enforce puts the rules in force.

@@ -245,9 +245,9 @@ func TestCachesDoubtfulAfterTakeoverMustList(t *testing.T) {
 				m.sharded(policy.Sharding, nil) // the rule has just been removed
 				client := m.client(true)
 				require.Equal(t, 200, m.resume(client, "/api/v1/pods", "5"), "no rule is about these")
-				told := m.with(client, "GET", allConfigMaps+"?watch=true&resourceVersion=5", "")
-				require.Equal(t, c.code, told.StatusCode)
-				require.Equal(t, c.code == 410, strings.Contains(told.body, "faults may have kept events of configmaps"), told.body)
+				resumed := m.with(client, "GET", allConfigMaps+"?watch=true&resourceVersion=5", "")
+				require.Equal(t, c.code, resumed.StatusCode)
+				require.Equal(t, c.code == 410, strings.Contains(resumed.body, "faults may have kept events of configmaps"), resumed.body)
 				require.Equal(t, 200, m.with(client, "GET", allConfigMaps, "").StatusCode)
 				require.Equal(t, 200, m.resume(client, allConfigMaps, "5"))
 			})
@@ -255,7 +255,7 @@ func TestCachesDoubtfulAfterTakeoverMustList(t *testing.T) {
 	}
 }
 
-// What was held back under a policy is not told under another that divides otherwise.
+// What was held back under a policy is not sent under another that divides otherwise.
 func TestDelayedEventsAreDroppedAfterScopeChange(t *testing.T) {
 	late := func() *meshv1.Traffic {
 		return injecting(ofWatches(&meshv1.WatchFault{Delay: &meshv1.WatchFault_Late{Percent: 100, ByNs: never}}))
@@ -322,7 +322,7 @@ func TestFaultsOfFilteredWatches(t *testing.T) {
 	require.Equal(t, 2, m.injected()["watch_duplicate"])
 }
 
-// The watch of the lock is harmed by rules that name it only.
+// The watch of the lock has faults by rules that name it only.
 func TestFaultsOfLockWatchNeedItsName(t *testing.T) {
 	for want, names := range map[int][]string{1: nil, 2: {"leases"}} {
 		m := newMesh(t, &recorder{then: func(w http.ResponseWriter, _ *http.Request) {
@@ -379,7 +379,7 @@ func TestPolicyChangeEndsFaultsOfWatches(t *testing.T) {
 	require.Zero(t, m.pod.filtered.Taken())
 }
 
-// Of a watch that two injections harm, each ends by itself.
+// When two injections inject faults into a watch, each ends by itself.
 func TestOneOfTwoInjectionsEnds(t *testing.T) {
 	rule := func(name string, f *meshv1.WatchFault) *meshv1.Injection {
 		r := ofWatches(f)
