@@ -12,7 +12,7 @@ func (x *exchange) account() {
 		return
 	}
 	x.accounted = true
-	x.answeredWithin()
+	x.reportResult(x.code, x.received)
 	if x.plan != nil {
 		x.plan.meters.Count(x.code)
 	}
@@ -66,5 +66,3 @@ func (x *exchange) log() {
 	}
 	x.pod.server.log.LogAttrs(context.Background(), slog.LevelDebug, "request", attrs...)
 }
-
-func bounded(id string) string { return id[:min(len(id), 64)] }

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -25,6 +26,9 @@ const (
 	maxLong = 32 << 20 // a thousand watches
 	ownLong = 2 << 20
 	ownLock = 512 << 10
+	// Filters may keep lists and large objects.
+	maxFiltered = 64 << 20
+	ownFiltered = 4 << 20
 	// maxRefusing bounds the requests of a pod that are being answered 429. Further ones
 	// are cut off.
 	maxRefusing = 64
@@ -55,9 +59,30 @@ func (r *request) weight() int64 {
 	return int64(n) + downstream.HeadWeight(r.header, 1)
 }
 
+// accounts are a pod's budgets for its requests.
+type accounts struct {
+	pod      string         // namespace/name
+	held     bounds.Account // bytes of short requests
+	long     bounds.Account // bytes of those that may last
+	lock     bounds.Account // bytes of those about the lock
+	filtered bounds.Account // bytes that filters keep
+	refusing atomic.Int64   // requests that are answered 429
+	// bound reports that the pod has reached a bound.
+	bound func(what string)
+}
+
+// withhold takes n bytes for what is kept from a client, if they are within bounds.
+func (a *accounts) withhold(n int64) bool {
+	if a.filtered.Take(n) {
+		return true
+	}
+	a.filtered.Give(n)
+	return false
+}
+
 // holding is the share of the pod's budgets that a request has until it ends.
 type holding struct {
-	pod      *Pod
+	accounts *accounts
 	budget   *bounds.Account // that it is in
 	held     int64           // bytes of it
 	filtered int64           // bytes of what the pod's filters may keep
@@ -65,61 +90,9 @@ type holding struct {
 	refusing bool            // it is one of the maxRefusing
 }
 
-// admit charges x to a budget before the request is parsed.
-func (x *exchange) admit() *apierrors.StatusError {
-	x.budget, x.held = &x.pod.held, x.req.weight()
-	if x.budget.Take(x.held) {
-		return nil
-	}
-	if x.urgent() {
-		return x.charge(&x.pod.lock)
-	}
-	return x.beyond()
-}
-
-// urgent reports whether x is about the lock, when its budget is exhausted.
-func (x *exchange) urgent() bool {
-	pol := x.pod.policy.Load()
-	if pol == nil || len(pol.locks) == 0 || x.held > ownLock/4 {
-		return false
-	}
-	if x.req.classify(); x.req.malformed != nil {
-		return false
-	}
-	plan := pol.plan(x.req.info)
-	return plan.locks != nil && plan.locks.urgent(x.req.info)
-}
-
-// admissionStage charges a request to the budget of its kind.
-type admissionStage struct {
-	route route
-	locks *lockStage // not nil: a request may be urgent
-}
-
-func (s admissionStage) apply(x *exchange) *outcome {
-	switch {
-	case s.locks != nil && s.locks.urgent(x.req.info):
-		return refusal(x.charge(&x.pod.lock))
-	case s.route == stream || x.protocol != "":
-		return refusal(x.charge(&x.pod.long))
-	}
-	return refusal(x.short())
-}
-
-// readmissionStage moves a request from the locks' budget to another if its body shows
-// that it is not about a lock.
-type readmissionStage struct{}
-
-func (readmissionStage) apply(x *exchange) *outcome {
-	if x.lock != nil || x.budget != &x.pod.lock {
-		return nil
-	}
-	return refusal(x.short())
-}
-
 // short charges x to the budget of short requests.
 func (h *holding) short() *apierrors.StatusError {
-	if refused := h.charge(&h.pod.held); refused != nil {
+	if refused := h.charge(&h.accounts.held); refused != nil {
 		return refused
 	}
 	return h.hold(upstream.BufferSize)
@@ -149,40 +122,16 @@ func (h *holding) hold(n int64) *apierrors.StatusError {
 
 func (h *holding) beyond() *apierrors.StatusError {
 	h.over = true
-	h.pod.bound("requests")
-	return status.New(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, 1, "pod %s has too many requests in progress", h.pod.id)
+	h.accounts.bound("requests")
+	return status.New(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, 1, "pod %s has too many requests in progress", h.accounts.pod)
 }
 
-// shed frees memory before a request is answered 429, or cuts it off.
-func (x *exchange) shed() {
-	if x.pod.refusing.Add(1) > maxRefusing {
-		x.pod.refusing.Add(-1)
-		panic(errAbort)
-	}
-	x.refusing = true
-	x.strip(4 << 10)
-}
-
-// strip frees the head, except for some bytes of Accept. The map may still be read on the
-// way upstream.
-func (x *exchange) strip(accept int) {
-	x.client.forget(accept)
-	x.req.forget()
-	x.out = outgoing{}
-}
-
-// release returns all that x has of the budgets.
-func (x *exchange) release() {
-	x.strip(0)
-	x.holding.release()
-	x.client.guard.Release()
-}
-
+// release returns all of the share.
 func (h *holding) release() {
 	h.budget.Give(h.held)
-	h.pod.filtered.Give(h.filtered)
+	h.accounts.filtered.Give(h.filtered)
 	if h.refusing {
-		h.pod.refusing.Add(-1)
+		h.accounts.refusing.Add(-1)
 	}
 }
 
@@ -210,41 +159,25 @@ func (h *holding) readAll(r io.Reader, limit int) ([]byte, error) {
 	}
 }
 
-// readBody reads all of the request's body, up to limit bytes. It can be read again when
-// the request starts over.
-func (x *exchange) readBody(limit int) ([]byte, *apierrors.StatusError) {
-	if x.out.header.get("Content-Encoding") != "" {
-		return nil, status.UnsupportedMediaType("a body that the proxy must read must not be encoded")
+// holdFiltered takes n bytes that a filter of a resource keeps until the request is over.
+func (h *holding) holdFiltered(resource string, n int) error {
+	h.filtered += int64(n)
+	if h.accounts.filtered.Take(int64(n)) {
+		return nil
 	}
-	if kept := x.req.body.whole; kept != nil {
-		if len(kept) > limit {
-			return nil, status.TooLarge(limit)
-		}
-		return kept, nil
-	}
-	raw, err := x.readAll(x.req.body.reader(), limit)
-	if refused, ok := errors.AsType[*apierrors.StatusError](err); ok {
-		return nil, refused
-	}
-	if err != nil {
-		return nil, status.BadRequest("the body cannot be read")
-	}
-	x.req.body.whole = raw
-	return raw, nil
+	h.accounts.bound("filtered bytes")
+	return status.New(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, 1,
+		"pod %s requests more %s than can be filtered at once: list in pieces (limit), or as JSON", h.accounts.pod, resource)
 }
 
-// A request that its client abandons has cost a connection to the apiserver. Clients
-// abandon some requests when deadlines are short, and all when they exit.
-const (
-	abandonedRate  = 100 // a second
-	abandonedBurst = 1000
-)
+var errNoRoom = errors.New("no room to read an event")
 
-// abandoned closes the connection of a client that abandons too many requests.
-func (p *Pod) abandoned(c *client) {
-	if p.dropped.Allow() {
-		return
+// holdRead takes n bytes that an event is read into, until the request is over. An event
+// that there is no room for is passed as it is, and all after it.
+func (h *holding) holdRead(n int) error {
+	if !h.accounts.withhold(int64(n)) {
+		return errNoRoom
 	}
-	p.bound("abandoned requests")
-	c.closeConn()
+	h.filtered += int64(n)
+	return nil
 }

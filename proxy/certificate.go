@@ -7,9 +7,12 @@ import (
 
 // certificateStage refuses clients that present a certificate: TLS ends in the proxy, so the
 // certificate cannot reach the apiserver.
-type certificateStage struct{ passthrough bool }
+type certificateStage struct {
+	passthrough bool
+	notify      func(reason, format string, args ...any)
+}
 
-func (s certificateStage) apply(x *exchange) *outcome {
+func (s certificateStage) apply(x *state) *outcome {
 	if !x.req.certificate {
 		return nil
 	}
@@ -18,8 +21,8 @@ func (s certificateStage) apply(x *exchange) *outcome {
 	}
 	const message = "TLS ends at the mesh, so a client certificate cannot reach the apiserver: use a token, " +
 		"or set spec.clientCertificates: Passthrough on a configuration that divides nothing"
-	x.client.last = true
-	x.pod.notify(ReasonClientCertificate, "a client certificate was refused: %s", message)
+	x.last = true
+	s.notify(ReasonClientCertificate, "a client certificate was refused: %s", message)
 	return refusalBy(meshv1.RefusedClientCertificate, unauthorized(message))
 }
 
@@ -28,6 +31,6 @@ func (s certificateStage) apply(x *exchange) *outcome {
 // corrected.
 type contradictionStage struct{ message string }
 
-func (s contradictionStage) apply(*exchange) *outcome {
+func (s contradictionStage) apply(*state) *outcome {
 	return refusalBy(meshv1.RefusedContradiction, status.Unavailable(5, "%s", s.message))
 }

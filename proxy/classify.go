@@ -26,7 +26,7 @@ var resolver = &apirequest.RequestInfoFactory{
 // classifyStage refuses a request that cannot be classified.
 type classifyStage struct{}
 
-func (classifyStage) apply(x *exchange) *outcome {
+func (classifyStage) apply(x *state) *outcome {
 	if x.req.classify(); x.req.malformed != nil {
 		return refusalBy(meshv1.RefusedMalformed, x.req.malformed)
 	}
@@ -116,6 +116,19 @@ func (r *request) checkPath(info *apirequest.RequestInfo) *apierrors.StatusError
 		}
 	}
 	return nil
+}
+
+// upgrades is the list of subresources that speak SPDY or websocket.
+func upgrades(key match.Kind) bool {
+	if key.Group != "" {
+		return false
+	}
+	switch key.Resource + "/" + key.Subresource {
+	case "pods/exec", "pods/attach", "pods/portforward",
+		"pods/proxy", "services/proxy", "nodes/proxy":
+		return true
+	}
+	return false
 }
 
 func isProxy(info *apirequest.RequestInfo) bool {

@@ -14,7 +14,7 @@ import (
 // over them.
 type connects struct {
 	mu   sync.Mutex
-	open map[*exchange]*connect
+	open map[*state]*connect
 }
 
 // connect is one of them.
@@ -26,49 +26,39 @@ type connect struct {
 
 // flight is what is counted of a write, or of a connection into a pod or a service.
 type flight struct {
-	counted   bool              // in policy.writes
-	connected bool              // in pod.connects
-	end       writes.Completion // of a connection
-}
-
-// connectStage records a connection into a pod or a service.
-type connectStage struct{}
-
-func (connectStage) apply(x *exchange) *outcome {
-	if x.connected = x.pod.connects.enter(x); !x.connected {
-		return restart
-	}
-	return nil
+	counted bool              // in policy.writes
+	end     writes.Completion // of a connection
 }
 
 // enter adds x. It returns false if the policy has changed since x was evaluated.
-func (c *connects) enter(x *exchange) bool {
+func (p *Pod) enter(x *state, pol *policy) bool {
+	c := &p.connects
 	ctx, end := context.WithCancelCause(x.ctx)
 	added := &connect{end: end}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if x.protocol != "" || !x.req.reads() {
-		added.counts = x.policy
-		x.policy.writes.Begin(x.pod.info.Journal)
+		added.counts = pol
+		pol.writes.Begin(p.info.Journal)
 	}
-	if x.pod.policy.Load() != x.policy { // after the count, as in begin
+	if p.policy.Load() != pol { // after the count, as in begin
 		end(nil)
 		if added.counts != nil {
-			x.policy.writes.End(x.pod.info.Journal, 0)
+			pol.writes.End(p.info.Journal, 0)
 		}
 		return false
 	}
 	if c.open == nil {
-		c.open = map[*exchange]*connect{}
+		c.open = map[*state]*connect{}
 	}
-	x.ctx, x.end, c.open[x] = ctx, writes.NotSeen, added
+	x.ctx, c.open[x] = ctx, added
 	return true
 }
 
 func (c *connects) leave(x *exchange) {
 	c.mu.Lock()
-	left := c.open[x]
-	delete(c.open, x)
+	left := c.open[&x.state]
+	delete(c.open, &x.state)
 	c.mu.Unlock()
 	left.end(nil)
 	if x.sending.Sent.IsZero() {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
@@ -109,7 +110,7 @@ func decider(t testing.TB, d decided) func() {
 	asked := newRequest(r)
 	asked.info = info
 	out := asked.outgoing()
-	pol, x := m.pod.policy.Load(), &exchange{}
+	pol, x := m.pod.policy.Load(), &state{}
 	var rules stages
 	for _, s := range pol.plan(info).stages {
 		switch s.(type) {
@@ -118,13 +119,12 @@ func decider(t testing.TB, d decided) func() {
 		}
 	}
 	return func() {
-		*x = exchange{pod: m.pod, req: asked, decision: decision{policy: pol, out: out}, response: response{code: 200}}
-		x.plan = pol.plan(info)
+		*x = state{req: asked, decision: decision{plan: pol.plan(info), out: out}}
 		if rules.apply(x) != nil {
 			t.Fatal("refused")
 		}
-		x.countInjected(x.policy, x.broke, x.version != "")
-		x.answeredWithin()
+		pol.countInjected(&x.injection, x.version != "")
+		x.reportResult(200, time.Time{})
 		x.allowed.ticket.Leave()
 	}
 }

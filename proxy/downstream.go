@@ -20,12 +20,14 @@ import (
 // ServeHTTP serves one request of the pod.
 func (p *Pod) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x := &exchange{
+		state: state{
+			holding: holding{accounts: &p.accounts},
+			req:     newRequest(r),
+			debug:   p.server.log.Enabled(context.Background(), slog.LevelDebug),
+		},
 		pod:      p,
-		holding:  holding{pod: p},
 		response: response{client: newClient(p, w, r)},
-		req:      newRequest(r),
 		start:    time.Now(),
-		debug:    p.server.log.Enabled(context.Background(), slog.LevelDebug),
 	}
 	if c := x.client.conn; c != nil {
 		c.Enter()

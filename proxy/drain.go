@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"time"
@@ -95,25 +94,4 @@ func (r *resumption) delayEnd(p *Pod, client context.Context) {
 	case <-client.Done():
 	case <-p.done.Done():
 	}
-}
-
-// endOfInitial is the annotation of the bookmark after which a client that asked for
-// initial events has a complete cache. A client whose watch ends earlier starts again.
-var endOfInitial = []byte("k8s.io/initial-events-end")
-
-// initialEvents looks for the end of the initial events in a watch.
-type initialEvents struct{ tail []byte }
-
-// passed reports whether the end was in the pieces of the watch up to p.
-func (i *initialEvents) passed(p []byte) bool {
-	overlap := len(endOfInitial) - 1
-	seam := append(i.tail, p[:min(len(p), overlap)]...)
-	if bytes.Contains(p, endOfInitial) || bytes.Contains(seam, endOfInitial) {
-		return true
-	}
-	if len(p) >= overlap {
-		seam = p
-	}
-	i.tail = append(i.tail[:0], seam[max(0, len(seam)-overlap):]...)
-	return false
 }

@@ -31,11 +31,11 @@ type dryRun struct {
 	count  prometheus.Counter
 }
 
-func (p *policy) dryRun(key match.Kind, action string) dryRun {
-	return dryRun{action, p.metrics.Counter(p.pod.server.metrics.DryRun, metrics.Verb(key.Verb), action)}
+func newDryRun(p *policy, key match.Kind, action string) dryRun {
+	return dryRun{action, p.metrics.Counter(p.env.metrics.DryRun, metrics.Verb(key.Verb), action)}
 }
 
-func (d dryRun) note(x *exchange) {
+func (d dryRun) note(x *state) {
 	d.count.Inc()
 	x.would = d.action
 }
@@ -44,19 +44,19 @@ func (d dryRun) note(x *exchange) {
 func (p *policy) dryRunStages(key match.Kind) (out stages) {
 	would := p.would
 	if len(would.locks) > 0 && key.Subresource == "" && lock.Kind(key.Group, key.Resource) {
-		out = append(out, &dryLockStage{would.locks, p.dryRun(key, wouldRename)})
+		out = append(out, &dryLockStage{would.locks, newDryRun(p, key, wouldRename)})
 	}
-	if s := p.electionStage(key); s != nil {
+	if s := newElectionStage(p, key); s != nil {
 		out = append(out, s)
 	}
 	if e := would.Exemption(key); e != nil && !e.InBody { // the body is not awaited
 		out.add(exemptStage{e})
 	}
-	if s := would.dryNarrowStage(key, p.dryRun(key, wouldNarrow)); s != nil {
+	if s := newDryNarrowStage(would, key, newDryRun(p, key, wouldNarrow)); s != nil {
 		out = append(out, s)
 	}
-	if s := would.fenceStage(key); s != nil && !s.Observe {
-		refused := p.dryRun(key, wouldRefuse)
+	if s := newFenceStage(would, key); s != nil && !s.Observe {
+		refused := newDryRun(p, key, wouldRefuse)
 		s.Observe, s.dryRun, s.unknown = true, &refused, metrics.Discard
 		out = append(out, s)
 	}
@@ -69,14 +69,14 @@ type dryLockStage struct {
 	dryRun
 }
 
-func (s *dryLockStage) apply(x *exchange) *outcome {
+func (s *dryLockStage) apply(x *state) *outcome {
 	if x.exempt = s.concerned(x); x.exempt {
 		s.note(x)
 	}
 	return nil
 }
 
-func (s *dryLockStage) concerned(x *exchange) bool {
+func (s *dryLockStage) concerned(x *state) bool {
 	if x.req.info.Name != "" {
 		return s.locks.Named(x.req.info.Namespace, x.req.info.Name) != nil
 	}
@@ -104,7 +104,7 @@ type dryNarrowStage struct {
 	dryRun
 }
 
-func (p *policy) dryNarrowStage(key match.Kind, d dryRun) *dryNarrowStage {
+func newDryNarrowStage(p *policy, key match.Kind, d dryRun) *dryNarrowStage {
 	s := &dryNarrowStage{dryRun: d}
 	switch key.Verb {
 	case "list", "watch":
@@ -123,7 +123,7 @@ func (p *policy) dryNarrowStage(key match.Kind, d dryRun) *dryNarrowStage {
 	return s
 }
 
-func (s *dryNarrowStage) apply(x *exchange) *outcome {
+func (s *dryNarrowStage) apply(x *state) *outcome {
 	namespace := x.req.info.Namespace
 	if !x.exempt && (s.all || s.narrowing != nil && s.narrowing.Narrows(namespace) || s.sweep != nil && s.sweep.Foreign(namespace)) {
 		s.note(x)

@@ -23,23 +23,11 @@ const (
 	heartbeats = "kube-node-lease"
 )
 
-// ObservedLocks returns the locks, other than those of the policy in force, that the pod
-// wrote or polled lately, sorted.
-func (p *Pod) ObservedLocks() []lock.Observed {
-	pol := p.policy.Load()
-	switch {
-	case pol == nil:
-		return nil
-	case pol.would != nil:
-		pol = pol.would
-	}
-	return p.observed.Except(pol.locks)
-}
-
 // electionStage looks for leader-election records in a member's writes of Leases,
 // ConfigMaps and Endpoints. It refuses a record of a lock that the policy does not name:
 // the shards would contend for the lock, and only one would work.
 type electionStage struct {
+	policy   *policy
 	resource string
 	suffix   string // of the shard's own locks
 	// dryRun, if not nil: the record is not refused. Without the dry run the lock would be
@@ -47,29 +35,29 @@ type electionStage struct {
 	dryRun *dryRun
 }
 
-// electionStage returns nil where a request writes no lock.
-func (p *policy) electionStage(key match.Kind) stage {
+// newElectionStage returns nil where a request writes no lock.
+func newElectionStage(p *policy, key match.Kind) stage {
 	s := p.message.GetSharding()
 	if s == nil || key.Subresource != "" || !lock.Kind(key.Group, key.Resource) {
 		return nil
 	}
 	switch key.Verb {
 	case "create", "update", "patch":
-		out := &electionStage{resource: strings.Clone(key.Resource), suffix: "---" + p.shard}
+		out := &electionStage{policy: p, resource: strings.Clone(key.Resource), suffix: "---" + p.shard}
 		if s.GetDryRun() {
-			d := p.dryRun(key, wouldRename)
+			d := newDryRun(p, key, wouldRename)
 			out.dryRun = &d
 		}
 		return out
 	case "get":
 		if key.Resource == "leases" {
-			return pollStage{}
+			return pollStage{p}
 		}
 	}
 	return nil
 }
 
-func (s *electionStage) apply(x *exchange) *outcome {
+func (s *electionStage) apply(x *state) *outcome {
 	// A lock that the policy names is exempt. Heartbeats of nodes are no locks.
 	if x.exempt || x.req.info.Namespace == "" || x.req.info.Namespace == heartbeats {
 		return nil
@@ -83,38 +71,21 @@ func (s *electionStage) apply(x *exchange) *outcome {
 	if !ok || name == "" || !match.Storable(x.req.info.Namespace, name) || strings.HasSuffix(name, s.suffix) {
 		return nil
 	}
-	x.pod.observed.Note(lock.Observed{Namespace: x.req.info.Namespace, Name: name, Resource: s.resource, Written: true}, time.Now())
+	s.policy.env.observed.Note(lock.Observed{Namespace: x.req.info.Namespace, Name: name, Resource: s.resource, Written: true}, time.Now())
 	if s.dryRun != nil {
 		s.dryRun.note(x)
 		x.exempt = true
 		return nil
 	}
 	return refusalBy(meshv1.RefusedUnknownLock, status.Unavailable(unknownRetry, "%s %s/%s is a leader-election lock that ShardingConfig %s/%s does not manage: if it is not discovered within a minute, name it in spec.controller.locks",
-		s.resource, x.req.info.Namespace, name, x.pod.info.Namespace, x.policy.shard))
-}
-
-// peek returns the request's body if all of it fits into a buffer. The body is sent
-// unchanged.
-func (x *exchange) peek() (body []byte, whole bool) {
-	if x.out.header.get("Content-Encoding") != "" {
-		return nil, false
-	}
-	if r, read := x.out.body.(*bytes.Reader); read { // by a stage
-		body = make([]byte, min(r.Len(), upstream.BufferSize))
-		_, err := r.ReadAt(body, r.Size()-int64(r.Len()))
-		return body, err == nil && r.Len() == len(body)
-	}
-	if !x.gathers() || x.gather() != nil {
-		return nil, false
-	}
-	return x.req.body.early.B, x.req.body.ended
+		s.resource, x.req.info.Namespace, name, s.policy.env.info.Namespace, s.policy.shard))
 }
 
 // pollStage looks for leader-election records in the Leases that a member reads by name: a
 // member that waits for a lock does not write it.
-type pollStage struct{}
+type pollStage struct{ policy *policy }
 
-func (s pollStage) apply(x *exchange) *outcome {
+func (s pollStage) apply(x *state) *outcome {
 	if !x.exempt && x.req.info.Namespace != "" && x.req.info.Namespace != heartbeats && len(x.req.info.Parts) == 2 {
 		x.responses.add(s)
 	}
@@ -122,7 +93,7 @@ func (s pollStage) apply(x *exchange) *outcome {
 }
 
 // respond reads the response to a poll, and passes it on unchanged.
-func (pollStage) respond(x *exchange, resp *upstream.Response) *outcome {
+func (s pollStage) respond(x *state, resp *upstream.Response) *outcome {
 	if resp.Status != http.StatusOK {
 		return nil
 	}
@@ -139,10 +110,10 @@ func (pollStage) respond(x *exchange, resp *upstream.Response) *outcome {
 		return nil
 	}
 	record, ok := lock.FindRecord("leases", resp.Get("Content-Type"), body)
-	if !ok || x.pod.identifiesAs(record.Holder) || !match.Storable(x.req.info.Namespace, x.req.info.Name) || strings.HasSuffix(x.req.info.Name, "---"+x.policy.shard) {
+	if !ok || s.policy.env.identifiesAs(record.Holder) || !match.Storable(x.req.info.Namespace, x.req.info.Name) || strings.HasSuffix(x.req.info.Name, "---"+s.policy.shard) {
 		return nil
 	}
-	x.pod.observed.Note(lock.Observed{Namespace: x.req.info.Namespace, Name: x.req.info.Name, Resource: "leases", Holder: record.Holder}, time.Now())
+	s.policy.env.observed.Note(lock.Observed{Namespace: x.req.info.Namespace, Name: x.req.info.Name, Resource: "leases", Holder: record.Holder}, time.Now())
 	return nil
 }
 
@@ -150,10 +121,3 @@ func (pollStage) respond(x *exchange, resp *upstream.Response) *outcome {
 type failing struct{ err error }
 
 func (f failing) Read([]byte) (int, error) { return 0, f.err }
-
-// identifiesAs reports whether a holder's identity is the pod's, as client-go and
-// controller-runtime form it: the host name, alone or before an underscore.
-func (p *Pod) identifiesAs(holder string) bool {
-	host, _, _ := strings.Cut(holder, "_")
-	return host == p.info.Name
-}

@@ -8,25 +8,23 @@ import (
 	"runtime/debug"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
+	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
 )
 
 // exchange is one request and its response.
 type exchange struct {
-	pod       *Pod
-	req       request
-	debug     bool
-	start     time.Time
-	holding             // of the pod's budgets
-	allowed   allowance // of limits
-	injection           // of faults
-	decision            // of the stages under the policy in force
-	response            // to the client
+	state
+	pod      *Pod
+	policy   *policy // in force when the request was evaluated last
+	start    time.Time
+	response // to the client
+	flight
 
 	// Of the exchange with the apiserver.
 	sending  upstream.Request
@@ -35,30 +33,6 @@ type exchange struct {
 
 	added     time.Duration // spent in the proxy
 	accounted bool
-}
-
-// decision is the result of the stages for a request under one policy. A request that
-// starts over begins with a new one.
-type decision struct {
-	policy *policy
-	plan   *plan // nil: the gate has not passed the request
-	ctx    context.Context
-	// interrupt ends ctx of a request that may last: no more of the response is read.
-	interrupt func()
-
-	out       outgoing
-	responses responseStages
-	whole     []byte // not nil: the body of the response, as a stage made it
-
-	lock     *lock.Lock // not nil: the request is about this lock
-	exempt   bool       // neither narrowed nor fenced: a lock, or readable by every shard
-	protocol string     // to which the connection changes, or empty
-	would    string     // action of a policy without the dry run, or empty
-
-	narrowed
-	resumption
-	staleList
-	flight
 }
 
 // run serves the request.
@@ -91,7 +65,7 @@ func (x *exchange) finish() {
 			v = nil
 		}
 	}
-	x.countInjected(x.policy, x.broke, x.version != "")
+	x.policy.countInjected(&x.injection, x.version != "")
 	x.account()
 	x.allowed.ticket.Leave()
 	if x.plan != nil {
@@ -136,13 +110,11 @@ func (x *exchange) serve() (again bool) {
 
 // evaluate applies the stages of a policy.
 func (x *exchange) evaluate(pol *policy) *outcome {
-	x.decision = decision{policy: pol, ctx: x.req.ctx, out: x.req.outgoing()}
+	x.policy, x.flight = pol, flight{end: writes.NotSeen}
 	x.client.last = pol.passthrough // the connection is older than that
-	if end := pol.gate.apply(x); end != nil {
-		return end
-	}
-	x.plan = pol.plan(x.req.info)
-	return x.plan.stages.apply(x)
+	end := pol.evaluate(&x.state)
+	x.client.last = x.client.last || x.last
+	return end
 }
 
 // leave removes the request from the open connections and from the ledger.
@@ -152,4 +124,70 @@ func (x *exchange) leave() {
 		x.pod.connects.leave(x)
 	}
 	x.resumption.leave()
+}
+
+// admit charges x to a budget before the request is parsed.
+func (x *exchange) admit() *apierrors.StatusError {
+	x.budget, x.held = &x.accounts.held, x.req.weight()
+	if x.budget.Take(x.held) {
+		return nil
+	}
+	if x.urgent() {
+		return x.charge(&x.accounts.lock)
+	}
+	return x.beyond()
+}
+
+// urgent reports whether x is about the lock, when its budget is exhausted.
+func (x *exchange) urgent() bool {
+	pol := x.pod.policy.Load()
+	if pol == nil || len(pol.locks) == 0 || x.held > ownLock/4 {
+		return false
+	}
+	if x.req.classify(); x.req.malformed != nil {
+		return false
+	}
+	plan := pol.plan(x.req.info)
+	return plan.urgent != nil && plan.urgent(x.req.info)
+}
+
+// shed frees memory before a request is answered 429, or cuts it off.
+func (x *exchange) shed() {
+	if x.pod.refusing.Add(1) > maxRefusing {
+		x.pod.refusing.Add(-1)
+		panic(errAbort)
+	}
+	x.refusing = true
+	x.strip(4 << 10)
+}
+
+// strip frees the head, except for some bytes of Accept. The map may still be read on the
+// way upstream.
+func (x *exchange) strip(accept int) {
+	x.client.forget(accept)
+	x.req.forget()
+	x.out = outgoing{}
+}
+
+// release returns all that x has of the budgets.
+func (x *exchange) release() {
+	x.strip(0)
+	x.holding.release()
+	x.client.guard.Release()
+}
+
+// A request that its client abandons has cost a connection to the apiserver. Clients
+// abandon some requests when deadlines are short, and all when they exit.
+const (
+	abandonedRate  = 100 // a second
+	abandonedBurst = 1000
+)
+
+// abandoned closes the connection of a client that abandons too many requests.
+func (p *Pod) abandoned(c *client) {
+	if p.dropped.Allow() {
+		return
+	}
+	p.bound("abandoned requests")
+	c.closeConn()
 }

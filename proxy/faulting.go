@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"cmp"
-	"context"
 	"net/http"
 	"time"
 
@@ -17,41 +16,29 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
-// object is what rules ask of a request for a resource beside its kind. The lock has
-// the name that the client gives it.
-func (x *exchange) object() match.Object {
-	o := match.Object{Namespace: x.req.info.Namespace, Name: x.req.info.Name, Header: x.out.header}
-	switch {
-	case x.lock != nil:
-		o.Name, o.Lock = x.lock.Name(), true
-	case x.req.info.APIGroup == "coordination.k8s.io" && x.req.info.Resource == "leases":
-		o.Lock = x.req.info.Name != "" || x.req.info.Verb == "create"
-	}
-	return o
-}
-
 // faultStage decides on a request's faults, and injects those that come before it is
 // sent on. A request that starts over keeps its faults, but waits once.
 type faultStage struct {
+	policy    *policy
 	resources *fault.Resources // nil: no rule is about such requests
 	paths     *fault.Rules     // not nil: the request is for a path
 	stale     *staleness       // nil: lists are never stale
 }
 
-// faultStage returns nil where there are no rules. Where there are some it returns the
+// newFaultStage returns nil where there are no rules. Where there are some it returns the
 // stage even if none is about such requests: they may have started over, and keep the
 // faults of an earlier policy.
-func (p *policy) faultStage(key match.Kind, isResource bool, stale *staleness) stage {
+func newFaultStage(p *policy, key match.Kind, isResource bool, stale *staleness) stage {
 	if len(p.faults.Names()) == 0 {
 		return nil
 	}
 	if !isResource {
-		return &faultStage{paths: p.faults}
+		return &faultStage{policy: p, paths: p.faults}
 	}
-	return &faultStage{resources: p.faults.OfKind(key), stale: stale}
+	return &faultStage{policy: p, resources: p.faults.OfKind(key), stale: stale}
 }
 
-func (s *faultStage) apply(x *exchange) *outcome {
+func (s *faultStage) apply(x *state) *outcome {
 	if !x.decided {
 		x.decided = true
 		if refused := s.decide(x); refused != nil {
@@ -62,10 +49,13 @@ func (s *faultStage) apply(x *exchange) *outcome {
 	if f == nil {
 		return nil
 	}
+	if f.Watch != nil {
+		f.Watch.Report = s.policy.countFault
+	}
 	x.responses.add(s)
 	if f.Delay > 0 {
-		x.delay()
-		if f.Delay = 0; x.lift(x.pod) != x.policy { // another came meanwhile
+		s.delay(x)
+		if f.Delay = 0; s.policy.env.lift(x.faults) != s.policy { // another came meanwhile
 			return restart
 		}
 	}
@@ -75,7 +65,7 @@ func (s *faultStage) apply(x *exchange) *outcome {
 	case f.Abort != nil && f.Abort.Status < http.StatusBadRequest:
 		return &outcome{kind: respondEmpty, code: f.Abort.Status}
 	case f.Abort != nil:
-		return refusalBy(meshv1.RefusedFault, injected(x.pod.info.Namespace, &x.req, f.Abort))
+		return refusalBy(meshv1.RefusedFault, injected(s.policy.env.info.Namespace, &x.req, f.Abort))
 	case f.Stale > 0 && s.stale != nil:
 		s.stale.ask(x, f.Stale)
 	}
@@ -83,13 +73,13 @@ func (s *faultStage) apply(x *exchange) *outcome {
 }
 
 // decide decides on the request's faults, or refuses it.
-func (s *faultStage) decide(x *exchange) *apierrors.StatusError {
+func (s *faultStage) decide(x *state) *apierrors.StatusError {
 	if s.stale != nil {
 		if refused := s.stale.refuseInitialEvents(x); refused != nil {
 			return refused
 		}
 	}
-	if x.pod.draining.Err() != nil {
+	if s.policy.env.draining.Err() != nil {
 		return nil // what the rules counted, and have left of their counts, is the next proxy's
 	}
 	if s.paths != nil {
@@ -98,51 +88,24 @@ func (s *faultStage) decide(x *exchange) *apierrors.StatusError {
 		o := x.object()
 		x.faults = s.resources.Decide(time.Now(), &o)
 	}
-	if x.faults != nil && x.faults.Watch != nil {
-		x.faults.Watch.Report = func(by fault.Injected) { x.policy.countFault(by) }
-	}
 	return nil
 }
 
-// lift takes out of the request's faults what is not in effect any more, under the
-// policy that it returns.
-func (i *injection) lift(p *Pod) *policy {
-	pol := p.policy.Load()
-	pol.faults.Lift(time.Now(), i.faults)
-	return pol
-}
-
 // delay waits before the request is sent on.
-func (x *exchange) delay() {
+func (s *faultStage) delay(x *state) {
 	// A client over HTTP/1 is only seen to go away when its body was read.
 	if x.gathers() && x.gather() != nil {
 		return // forward finds out what is wrong
 	}
 	x.allowed.waits()
-	x.wait(func() time.Duration { return x.faults.Delay })
-}
-
-// injection is what faults do to a request.
-type injection struct {
-	faults  *fault.Faults // nil: none
-	skipped string        // why no fault was injected into the events of a watch, where one was to be
-	decided bool          // on them
-}
-
-// wait waits for a fault, as long as it is in effect. It reports false if the time did not
-// pass: the client or the answer is gone, or another proxy takes over.
-func (x *exchange) wait(left func() time.Duration) bool {
-	ctx, cancel := context.WithCancel(x.ctx)
-	defer cancel()
-	defer context.AfterFunc(x.req.ctx, cancel)()
-	return fault.Wait(ctx, x.pod.draining.Done(), func() <-chan struct{} { return x.lift(x.pod).replaced }, left)
+	s.policy.env.wait(x, func() time.Duration { return x.faults.Delay })
 }
 
 // respond injects the faults of a response: into a watch's events, or its end before it
 // began.
-func (s *faultStage) respond(x *exchange, resp *upstream.Response) *outcome {
-	x.injectEvents(resp)
-	if x.lift(x.pod); x.faults.ResetAfter {
+func (s *faultStage) respond(x *state, resp *upstream.Response) *outcome {
+	s.injectEvents(x, resp)
+	if s.policy.env.lift(x.faults); x.faults.ResetAfter {
 		x.broke = true
 		return reset
 	}
@@ -174,54 +137,18 @@ func injected(namespace string, r *request, a *fault.Abort) *apierrors.StatusErr
 	return err
 }
 
-// writeFaulty writes p, slowly or in part if a fault says so.
-func (x *exchange) writeFaulty(p []byte) bool {
-	f := x.faults
-	for len(p) > 0 && !f.Harmless() {
-		n := f.Limit(len(p))
-		pass, pause := f.Pass(time.Now(), n)
-		if pass > 0 && !x.pass(p[:pass]) {
-			return false
-		}
-		p = p[pass:]
-		if pass < n {
-			if x.lift(x.pod); f.ResetAfter || f.Truncate >= 0 {
-				x.breakOff()
-			}
-			continue
-		}
-		if f.Slow > 0 {
-			x.client.flush()
-			if !x.wait(func() time.Duration { return pause * time.Duration(min(f.Slow, 1)) }) {
-				f.Slow = 0 // the rest is not slow any more
-			}
-		}
-	}
-	return len(p) == 0 || x.pass(p)
-}
-
-// breakOff ends the response so that the client detects that it is incomplete.
-func (x *exchange) breakOff() {
-	x.broke = true
-	x.client.flush()
-	if x.req.proto == proto10 { // whose bodies end with the connection
-		x.client.reset()
-	}
-	panic(errAbort)
-}
-
 // countFault counts one fault.
 func (p *policy) countFault(by fault.Injected) {
 	p.injected.Count(by.Injection, by.Rule, by.Kind.String())
 }
 
-// countInjected counts what was done to the request, when it is over: whether its response was
-// broken off, and whether it was a stale list.
-func (i *injection) countInjected(under *policy, broke, stale bool) {
+// countInjected counts what was done to the request, when it is over: stale if it was a stale
+// list.
+func (p *policy) countInjected(i *injection, stale bool) {
 	if i.faults != nil {
-		i.faults.Broke = broke
+		i.faults.Broke = i.broke
 	}
 	for _, by := range i.faults.Done(stale) {
-		under.countFault(*by)
+		p.countFault(*by)
 	}
 }

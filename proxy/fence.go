@@ -23,27 +23,28 @@ import (
 // fenceStage refuses, or counts, requests for objects that another shard owns.
 type fenceStage struct {
 	*isolation.Fence
+	policy  *policy
 	foreign prometheus.Counter
 	unknown prometheus.Counter // of Observe
 	dryRun  *dryRun            // not nil: they are observed for the dry run alone
 }
 
-// fenceStage returns nil where the shard owns the objects of all requests.
-func (p *policy) fenceStage(key match.Kind) *fenceStage {
+// newFenceStage returns nil where the shard owns the objects of all requests.
+func newFenceStage(p *policy, key match.Kind) *fenceStage {
 	f := p.Fence(key)
 	if f == nil {
 		return nil
 	}
 	count := func(action string) prometheus.Counter {
-		return p.metrics.Counter(p.pod.server.metrics.Foreign, metrics.Verb(key.Verb), action)
+		return p.metrics.Counter(p.env.metrics.Foreign, metrics.Verb(key.Verb), action)
 	}
 	if f.Observe {
-		return &fenceStage{Fence: f, foreign: count("observed"), unknown: count("unknown")}
+		return &fenceStage{Fence: f, policy: p, foreign: count("observed"), unknown: count("unknown")}
 	}
-	return &fenceStage{Fence: f, foreign: count("refused")}
+	return &fenceStage{Fence: f, policy: p, foreign: count("refused")}
 }
 
-func (s *fenceStage) apply(x *exchange) *outcome {
+func (s *fenceStage) apply(x *state) *outcome {
 	switch {
 	case x.exempt:
 		return nil
@@ -59,7 +60,7 @@ func (s *fenceStage) apply(x *exchange) *outcome {
 
 // encounter handles a request for an object that another shard owns; the key is empty if
 // it is not known.
-func (s *fenceStage) encounter(x *exchange, what, key string) *outcome {
+func (s *fenceStage) encounter(x *state, what, key string) *outcome {
 	if s.dryRun != nil {
 		s.dryRun.note(x)
 		return nil
@@ -68,7 +69,7 @@ func (s *fenceStage) encounter(x *exchange, what, key string) *outcome {
 	if s.Observe {
 		return nil
 	}
-	return x.policy.forbidden(x.req.info, what, key)
+	return s.policy.forbidden(x.req.info, what, key)
 }
 
 // undecided handles a request whose object has an unknown key.
@@ -81,7 +82,7 @@ func (s *fenceStage) undecided(refused *apierrors.StatusError) *outcome {
 }
 
 // create decides on the creation of a Namespace by the name in the body.
-func (s *fenceStage) create(x *exchange) *outcome {
+func (s *fenceStage) create(x *state) *outcome {
 	if s.Observe && x.out.header.get("Content-Encoding") != "" {
 		return s.undecided(nil)
 	}
@@ -103,7 +104,7 @@ func (s *fenceStage) create(x *exchange) *outcome {
 
 // nameInBody returns the name of the object that a request creates. The error says why it
 // cannot be read.
-func nameInBody(x *exchange) (name string, refused *apierrors.StatusError, err error) {
+func nameInBody(x *state) (name string, refused *apierrors.StatusError, err error) {
 	raw, refused := x.readBody(lock.MaxObject)
 	if refused != nil {
 		return "", refused, nil
@@ -118,22 +119,25 @@ func nameInBody(x *exchange) (name string, refused *apierrors.StatusError, err e
 const standbyRetry = 1
 
 // standbyStage refuses the writes of a member that owns nothing yet.
-type standbyStage struct{ *isolation.Waiting }
+type standbyStage struct {
+	*isolation.Waiting
+	policy *policy
+}
 
-func (s standbyStage) apply(x *exchange) *outcome {
+func (s standbyStage) apply(x *state) *outcome {
 	if !s.Refuses(x.req.info.Namespace) {
 		return nil
 	}
-	return x.policy.inStandby()
+	return s.policy.inStandby()
 }
 
 // inStandby refuses a write until the pod is given keys.
 func (p *policy) inStandby() *outcome {
 	why := p.message.GetSharding().GetStandbyReason()
 	if why == "" {
-		why = fmt.Sprintf("ShardingConfig %s/%s: its shard owns nothing yet", p.pod.info.Namespace, p.shard)
+		why = fmt.Sprintf("ShardingConfig %s/%s: its shard owns nothing yet", p.env.info.Namespace, p.shard)
 	}
-	return refusalBy(meshv1.RefusedStandby, status.Unavailable(standbyRetry, "pod %s is in standby and may not write yet: %s", p.pod.id, why))
+	return refusalBy(meshv1.RefusedStandby, status.Unavailable(standbyRetry, "pod %s is in standby and may not write yet: %s", p.env.id, why))
 }
 
 // forbidden refuses a request for an object that another shard owns. The key is empty if
@@ -145,7 +149,7 @@ func (p *policy) forbidden(info *apirequest.RequestInfo, what, key string) *outc
 	}
 	refused := status.New(http.StatusForbidden, metav1.StatusReasonForbidden, 0,
 		"%s %s: %s does not belong to this pod's shard, ShardingConfig %s/%s: %s",
-		info.Verb, resource, what, p.pod.info.Namespace, p.shard, p.Owner(key))
+		info.Verb, resource, what, p.env.info.Namespace, p.shard, p.Owner(key))
 	refused.ErrStatus.Details = &metav1.StatusDetails{Name: info.Name, Group: info.APIGroup, Kind: info.Resource}
 	return refusalBy(meshv1.RefusedForeign, refused)
 }

@@ -9,28 +9,20 @@ import (
 	"net/http"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
-// Bounds of the memory that filters of one pod take for lists and large objects, in bytes,
-// if no other pod uses as much.
-const (
-	maxFiltered = 64 << 20
-	ownFiltered = 4 << 20
-)
-
 // respond removes the objects of other shards from a response.
-func (s *narrowStage) respond(x *exchange, resp *upstream.Response) *outcome {
+func (s *narrowStage) respond(x *state, resp *upstream.Response) *outcome {
 	if resp.Status/100 != 2 || x.req.method == http.MethodHead {
 		return nil // no objects
 	}
 	plain, err := decoded(resp)
 	if err == nil {
-		x.objects, err = filter.New(plain, x.keep, filter.Options{
+		x.objects, err = filter.New(plain, func(k filter.Key) bool { return s.keep(x, k) }, filter.Options{
 			ContentType:   resp.Get("Content-Type"),
 			Watch:         s.watch,
 			ShardSelector: x.shardSelector,
@@ -54,19 +46,6 @@ func (s *narrowStage) respond(x *exchange, resp *upstream.Response) *outcome {
 	return nil
 }
 
-// keep reports whether an object of the response is passed on.
-func (n *narrowed) keep(k filter.Key) bool {
-	if n.narrow.Assigned(k) {
-		n.judged.Store(true)
-	}
-	if n.narrow.Owns(k) {
-		n.narrow.kept.Inc()
-		return true
-	}
-	n.narrow.dropped.Inc()
-	return false
-}
-
 // decoded returns the body of a response without compression. The apiserver does not
 // compress unless asked, but a proxy in between may.
 func decoded(resp *upstream.Response) (io.Reader, error) {
@@ -84,19 +63,8 @@ func decoded(resp *upstream.Response) (io.Reader, error) {
 	}
 }
 
-// holdFiltered takes n bytes that a filter of a resource keeps until the request is over.
-func (h *holding) holdFiltered(resource string, n int) error {
-	h.filtered += int64(n)
-	if h.pod.filtered.Take(int64(n)) {
-		return nil
-	}
-	h.pod.bound("filtered bytes")
-	return status.New(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, 1,
-		"pod %s requests more %s than can be filtered at once: list in pieces (limit), or as JSON", h.pod.id, resource)
-}
-
 // unfiltered answers in place of a response that cannot be filtered.
-func (s *narrowStage) unfiltered(x *exchange, err error) *outcome {
+func (s *narrowStage) unfiltered(x *state, err error) *outcome {
 	refused, isRefusal := errors.AsType[*apierrors.StatusError](err)
 	switch {
 	case isRefusal:

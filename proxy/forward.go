@@ -2,8 +2,10 @@ package proxy
 
 import (
 	"context"
+	"net/http"
 	"time"
 
+	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
@@ -43,7 +45,7 @@ func (x *exchange) send(clients *clients) *outcome {
 		return end
 	}
 	defer func() { _ = x.reply.Body.Close() }()
-	if end := x.responses.respond(x, &x.reply); end != nil {
+	if end := x.responses.respond(&x.state, &x.reply); end != nil {
 		return end
 	}
 	x.deliver(&x.reply)
@@ -105,16 +107,24 @@ func (x *exchange) ask(do func(context.Context, *upstream.Request) (upstream.Res
 	return nil
 }
 
-// gathers reports whether gather has anything to do: a stage may have read the body.
-func (x *exchange) gathers() bool {
-	return x.plan.route == short && x.req.length != 0 && !x.req.body.begun()
+// refresh sends the client's own request if the apiserver does not have the earlier list.
+func (x *exchange) refresh(resp upstream.Response, send func(context.Context, *upstream.Request) (upstream.Response, error)) (upstream.Response, error) {
+	switch resp.Status {
+	case http.StatusGone, http.StatusBadRequest, http.StatusUnprocessableEntity, http.StatusGatewayTimeout:
+	default:
+		return resp, nil
+	}
+	_ = resp.Body.Close()
+	x.seen.Forget(x.version)
+	x.out.query, x.version = x.fresh, ""
+	return send(x.ctx, x.upstreamRequest())
 }
 
-// gather waits for the body, or as much of it as a buffer takes, before the apiserver
-// hears of the request. A client that announces bodies which never come takes room here,
-// and none of what the apiserver shares out among all its clients.
-func (x *exchange) gather() error {
-	err := x.req.body.begin()
-	x.out.body = x.req.body.reader()
-	return err
+// get sends a request of the proxy's own.
+func (p *Pod) get(ctx context.Context, r *upstream.Request) (upstream.Response, error) {
+	clients := p.clients.Load()
+	if clients == nil {
+		return upstream.Response{}, status.Unavailable(1, "the pod is about to end")
+	}
+	return clients.main.Short(ctx, r)
 }

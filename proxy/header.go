@@ -5,30 +5,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"k8s.io/apimachinery/pkg/util/uuid"
 )
 
 const auditHeader = "Audit-Id" // Audit-ID, as net/http spells it
-
-// forwardedHeaderStage removes the header fields that concern the client's connection.
-type forwardedHeaderStage struct{}
-
-func (forwardedHeaderStage) apply(x *exchange) *outcome {
-	x.out.dropHopByHop()
-	return nil
-}
-
-// auditStage adds an audit id to a request, which relates its access line to the audit log
-// of the apiserver.
-type auditStage struct{}
-
-func (auditStage) apply(x *exchange) *outcome {
-	if x.debug && x.out.header[auditHeader] == nil {
-		x.out.set(auditHeader, string(uuid.NewUUID()))
-	}
-	return nil
-}
 
 // hopByHop headers concern one connection only (RFC 9110, 7.6.1).
 var hopByHop = []string{
@@ -62,3 +41,6 @@ func dropHopByHop(h header) {
 }
 
 func setLength(h header, n int) { h["Content-Length"] = []string{strconv.Itoa(n)} }
+
+// bounded returns the beginning of a text that a client chose, for logs.
+func bounded(id string) string { return id[:min(len(id), 64)] }

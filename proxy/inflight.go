@@ -14,13 +14,6 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
 )
 
-// inherit keeps what a policy without sharding does not change.
-func (p *policy) inherit(old *policy) {
-	if p.requestTimeout == 0 && old != nil {
-		p.requestTimeout = old.requestTimeout
-	}
-}
-
 // unseen returns [writes.Unseen] of the policy in force.
 func (p *Pod) unseen() time.Duration {
 	timeout := meshv1.DefaultRequestTimeout

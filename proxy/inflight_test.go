@@ -72,10 +72,8 @@ func TestCompletionOfWriteByItsEnd(t *testing.T) {
 				}
 				x := &exchange{
 					pod: &Pod{lifetime: lifetime{writing: writing}}, sending: upstream.Request{Sent: time.Now()},
-					decision: decision{
-						policy: &policy{}, flight: flight{counted: true},
-						plan: &plan{key: match.Kind{Verb: "update", Group: c.group, Resource: "things"}},
-					},
+					policy: &policy{}, flight: flight{counted: true},
+					state: state{decision: decision{plan: &plan{key: match.Kind{Verb: "update", Group: c.group, Resource: "things"}}}},
 				}
 				if c.unsent {
 					x.sending.Sent = time.Time{}

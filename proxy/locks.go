@@ -3,7 +3,6 @@ package proxy
 import (
 	"errors"
 	"net/http"
-	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
@@ -16,17 +15,18 @@ import (
 
 // lockStage replaces the names of the locks in requests about them.
 type lockStage struct {
-	locks lock.Set
+	policy *policy
+	locks  lock.Set
 	// standby: the locks keep their names, and are not written.
 	standby bool
 }
 
-// lockStage returns nil where requests cannot be about a lock.
-func (p *policy) lockStage(key match.Kind) *lockStage {
+// newLockStage returns nil where requests cannot be about a lock.
+func newLockStage(p *policy, key match.Kind) *lockStage {
 	if len(p.locks) == 0 || key.Subresource != "" || !lock.Kind(key.Group, key.Resource) {
 		return nil
 	}
-	return &lockStage{locks: p.locks, standby: p.Standby}
+	return &lockStage{policy: p, locks: p.locks, standby: p.Standby}
 }
 
 // urgent reports whether a request is about a lock, by its head.
@@ -42,7 +42,7 @@ func (s *lockStage) urgent(info *apirequest.RequestInfo) bool {
 	return false
 }
 
-func (s *lockStage) apply(x *exchange) *outcome {
+func (s *lockStage) apply(x *state) *outcome {
 	switch {
 	case len(x.req.info.Parts) == 2:
 		return s.object(x)
@@ -53,13 +53,13 @@ func (s *lockStage) apply(x *exchange) *outcome {
 }
 
 // object handles a request whose path names the object.
-func (s *lockStage) object(x *exchange) *outcome {
+func (s *lockStage) object(x *state) *outcome {
 	l := s.locks.Named(x.req.info.Namespace, x.req.info.Name)
 	if l == nil {
 		return nil
 	}
 	if s.standby && x.plan.key.Writes() {
-		return x.policy.inStandby()
+		return s.policy.inStandby()
 	}
 	x.out.path = l.Path(x.out.path, 0)
 	if x.req.info.Verb == "update" || x.req.info.Verb == "patch" {
@@ -71,7 +71,7 @@ func (s *lockStage) object(x *exchange) *outcome {
 }
 
 // create handles a request that may create a lock. Other bodies are not changed.
-func (s *lockStage) create(x *exchange) *outcome {
+func (s *lockStage) create(x *state) *outcome {
 	candidates := s.locks.In(x.req.info.Namespace)
 	if len(candidates) == 0 {
 		return nil
@@ -81,13 +81,13 @@ func (s *lockStage) create(x *exchange) *outcome {
 		return refusal(refused)
 	}
 	if s.standby {
-		return x.policy.inStandby()
+		return s.policy.inStandby()
 	}
 	return s.claim(x, l)
 }
 
 // collection handles a list, watch or deletecollection whose field selector names a lock.
-func (s *lockStage) collection(x *exchange) *outcome {
+func (s *lockStage) collection(x *state) *outcome {
 	for _, l := range s.locks {
 		if l.Namespace() != x.req.info.Namespace {
 			continue
@@ -100,7 +100,7 @@ func (s *lockStage) collection(x *exchange) *outcome {
 			continue
 		}
 		if s.standby && x.plan.key.Writes() {
-			return x.policy.inStandby()
+			return s.policy.inStandby()
 		}
 		x.out.query = edited
 		return s.claim(x, l)
@@ -110,7 +110,7 @@ func (s *lockStage) collection(x *exchange) *outcome {
 
 // body reads the request's body, which is bounded, and replaces the name of the lock in it.
 // It returns nil if the body names no lock.
-func (s *lockStage) body(x *exchange, candidates lock.Set) (*lock.Lock, *apierrors.StatusError) {
+func (s *lockStage) body(x *state, candidates lock.Set) (*lock.Lock, *apierrors.StatusError) {
 	raw, refused := x.readBody(lock.MaxObject)
 	if refused != nil {
 		return nil, refused
@@ -133,7 +133,7 @@ func (s *lockStage) body(x *exchange, candidates lock.Set) (*lock.Lock, *apierro
 
 // claim makes x a request about a lock: on the locks' own connection, exempt from isolation,
 // and with a response in which names can be replaced.
-func (s *lockStage) claim(x *exchange, l *lock.Lock) *outcome {
+func (s *lockStage) claim(x *state, l *lock.Lock) *outcome {
 	accept, ok := lock.Accept(x.out.header.get("Accept"))
 	if !ok {
 		return refusal(status.NotAcceptable("requests about the lock must accept JSON or Kubernetes protobuf"))
@@ -146,7 +146,7 @@ func (s *lockStage) claim(x *exchange, l *lock.Lock) *outcome {
 }
 
 // respond restores the names in the response about a lock.
-func (s *lockStage) respond(x *exchange, resp *upstream.Response) *outcome {
+func (s *lockStage) respond(x *state, resp *upstream.Response) *outcome {
 	contentType := resp.Get("Content-Type")
 	if x.req.info.Verb == "watch" && resp.Status == http.StatusOK {
 		events, err := x.lock.Events(contentType, resp.Body)
@@ -164,7 +164,7 @@ func (s *lockStage) respond(x *exchange, resp *upstream.Response) *outcome {
 		return failure(err)
 	}
 	if resp.Status/100 == 2 {
-		written, resource := x.pod.lockWrites, x.req.info.Resource
+		written, resource := s.policy.env.lockWrites, x.req.info.Resource
 		switch x.req.info.Verb {
 		case "create", "update", "patch":
 			written.Note(x.lock, s.locks, resource, lock.ReadHeld(contentType, body))
@@ -185,34 +185,3 @@ func (s *lockStage) respond(x *exchange, resp *upstream.Response) *outcome {
 
 // maxLockAnswer bounds the response to a lock request, in bytes.
 const maxLockAnswer = 4 * lock.MaxObject
-
-// HeldLocks returns the locks of the policy in force that the pod holds, sorted, as
-// namespace/name: its last successful write of each named a holder, no longer ago than
-// the lease lasts.
-func (p *Pod) HeldLocks() (out []string) {
-	pol := p.policy.Load()
-	if pol == nil {
-		return nil
-	}
-	for _, l := range pol.locks {
-		if p.lockWrites.Holds(l) {
-			out = append(out, l.Namespace()+"/"+l.Name())
-		}
-	}
-	slices.Sort(out)
-	return out
-}
-
-// LockHolder reports whether the pod holds all of its shard's locks.
-func (p *Pod) LockHolder() bool {
-	pol := p.policy.Load()
-	return pol != nil && len(pol.locks) > 0 && len(p.HeldLocks()) == len(pol.locks)
-}
-
-// Holders returns what the pod wrote last into those of its locks that are Leases,
-// sorted by lock.
-func (p *Pod) Holders() []lock.Holder { return p.lockWrites.Leases() }
-
-// HolderWritten gets a token when Holders may have changed. The writer then waits
-// for its answer.
-func (p *Pod) HolderWritten() <-chan struct{} { return p.lockWrites.Changed() }

@@ -1,8 +1,6 @@
 package proxy
 
 import (
-	"sync/atomic"
-
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -27,6 +25,7 @@ type narrowStage struct {
 	watch         bool
 	weight        int64 // that filtering takes at least, in bytes
 	kept, dropped prometheus.Counter
+	methods       *isolation.Methods
 }
 
 // Bytes that a filter keeps before it calls filter.Options.Hold.
@@ -35,23 +34,23 @@ const (
 	listFilterWeight  = 64 << 10
 )
 
-// narrowStage returns the stage for a list or watch, nil where scopes narrow nothing.
-func (p *policy) narrowStage(res schema.GroupResource, watch bool) stage {
+// newNarrowStage returns the stage for a list or watch, nil where scopes narrow nothing.
+func newNarrowStage(p *policy, res schema.GroupResource, watch bool) stage {
 	n := p.Narrowing(res)
 	if n == nil {
 		return nil
 	}
 	count := func(result string) prometheus.Counter {
-		return p.metrics.Counter(p.pod.server.metrics.Filtered, p.metrics.Resource(res.Resource), result)
+		return p.metrics.Counter(p.env.metrics.Filtered, p.metrics.Resource(res.Resource), result)
 	}
-	s := &narrowStage{Narrowing: n, resource: res, watch: watch, weight: listFilterWeight, kept: count("kept"), dropped: count("dropped")}
+	s := &narrowStage{Narrowing: n, resource: res, watch: watch, weight: listFilterWeight, kept: count("kept"), dropped: count("dropped"), methods: &p.env.methods}
 	if watch {
 		s.weight = watchFilterWeight
 	}
 	return s
 }
 
-func (s *narrowStage) apply(x *exchange) *outcome {
+func (s *narrowStage) apply(x *state) *outcome {
 	if x.exempt || !s.Narrows(x.req.info.Namespace) {
 		return nil
 	}
@@ -66,14 +65,14 @@ func (s *narrowStage) apply(x *exchange) *outcome {
 	// A compressed response would have to be expanded, and costs little to carry
 	// uncompressed on the node.
 	x.out.drop("Accept-Encoding")
-	x.narrow = s
+	x.narrowing = s
 	x.responses.add(s)
 	return refusal(x.hold(s.weight))
 }
 
 // edit makes the apiserver leave out what it can, and include the metadata that decide on
 // a row of a table.
-func (s *narrowStage) edit(x *exchange) (err error) {
+func (s *narrowStage) edit(x *state) (err error) {
 	selector, nothing := s.Selector(x.req.info.Namespace)
 	if x.out.query, err = withMetadata(x.out.query); err != nil {
 		return err
@@ -100,35 +99,30 @@ func withMetadata(raw string) (string, error) {
 	return query.Set(raw, includeObject, "Metadata")
 }
 
-// narrowed is the state of a list or watch whose response is filtered.
-type narrowed struct {
-	narrow        *narrowStage   // nil: it is not filtered
-	shardSelector string         // that was sent to the apiserver
-	objects       *filter.Reader // the response
-	judged        atomic.Bool    // it had objects that could be foreign
+// keep reports whether an object of the response is passed on.
+func (s *narrowStage) keep(x *state, k filter.Key) bool {
+	if s.Assigned(k) {
+		x.judged.Store(true)
+	}
+	if s.Owns(k) {
+		s.kept.Inc()
+		return true
+	}
+	s.dropped.Inc()
+	return false
 }
 
 // noteMethod records how a list, or the initial events of a watch, were narrowed. A list
 // echoes the selector if the apiserver applied it. A watch does not: the apiserver applied
 // it if the watch could have had foreign objects, and had none.
-func (n *narrowed) noteMethod(as *isolation.Methods, namespace string) {
-	s := n.narrow
-	if s == nil || n.objects == nil || !s.Shows(namespace) || s.watch && !n.judged.Load() {
+func (s *narrowStage) noteMethod(x *state) {
+	if !s.Shows(x.req.info.Namespace) || s.watch && !x.judged.Load() {
 		return
 	}
 	method := isolation.Filtered
 	// A watch with injected faults is read by another goroutine.
-	if n.shardSelector != "" && (!s.watch && n.objects.Echoed() || s.watch && n.objects.Dropped() == 0) {
+	if x.shardSelector != "" && (!s.watch && x.objects.Echoed() || s.watch && x.objects.Dropped() == 0) {
 		method = isolation.ServerSide
 	}
-	as.Note(s.resource, method)
-}
-
-// Methods returns how lists and watches of the resources that the policy in force divides,
-// as resource.group, were narrowed last: "ServerSide", "Labels" or "Filter".
-func (p *Pod) Methods() map[string]string {
-	if pol := p.policy.Load(); pol != nil {
-		return p.methods.Of(pol.Division)
-	}
-	return nil
+	s.methods.Note(s.resource, method)
 }

@@ -36,7 +36,7 @@ const (
 //
 // The name may be given to another object between the look-up and the write. So the body is
 // read before the look-up, and the write names the uid (pin).
-func (s *fenceStage) object(x *exchange) *outcome {
+func (s *fenceStage) object(x *state) *outcome {
 	switch {
 	case len(x.req.info.Parts) < 2: // deletecollection, or a binding, whose body names the pod
 		return s.encounter(x, "not each of these objects", "")
@@ -51,7 +51,7 @@ func (s *fenceStage) object(x *exchange) *outcome {
 		}
 		x.out.replace(body)
 	}
-	uid, refused := lookUp(x)
+	uid, refused := s.lookUp(x)
 	switch {
 	case refused != nil && refused.ErrStatus.Code == http.StatusNotFound:
 		return nil
@@ -67,7 +67,7 @@ func (s *fenceStage) object(x *exchange) *outcome {
 
 // pin adds the uid to a write, so that the apiserver refuses it if the name is another
 // object's by then. Subresources other than the status have no place for it.
-func (s *fenceStage) pin(x *exchange, body []byte, uid string) *outcome {
+func (s *fenceStage) pin(x *state, body []byte, uid string) *outcome {
 	verb, subresource := x.req.info.Verb, x.req.info.Subresource
 	switch {
 	case verb == "delete" && subresource == "":
@@ -90,7 +90,7 @@ func (s *fenceStage) pin(x *exchange, body []byte, uid string) *outcome {
 }
 
 // get requests a response that has the object's uid.
-func (s *fenceStage) get(x *exchange) *outcome {
+func (s *fenceStage) get(x *state) *outcome {
 	accept, ok := lock.Accept(x.out.header.get("Accept"))
 	if !ok {
 		return refusal(status.NotAcceptable("the uid of %s must be read: ask for JSON or Kubernetes protobuf", x.req.info.Resource))
@@ -106,7 +106,7 @@ func (s *fenceStage) get(x *exchange) *outcome {
 }
 
 // respond passes the object on if the shard owns it.
-func (s *fenceStage) respond(x *exchange, resp *upstream.Response) *outcome {
+func (s *fenceStage) respond(x *state, resp *upstream.Response) *outcome {
 	if resp.Status != http.StatusOK {
 		return nil
 	}
@@ -133,29 +133,22 @@ func (s *fenceStage) respond(x *exchange, resp *upstream.Response) *outcome {
 }
 
 // lookUp gets the uid of the object that a request is for.
-func lookUp(x *exchange) (uid string, refused *apierrors.StatusError) {
-	clients := x.pod.clients.Load()
-	if clients == nil {
-		return "", status.Unavailable(1, "the pod is about to end")
-	}
+func (s *fenceStage) lookUp(x *state) (uid string, refused *apierrors.StatusError) {
 	header := maps.Clone(x.out.header)
 	header["Accept"] = []string{partial}
 	for _, of := range []string{"Accept-Encoding", "Content-Type", auditHeader} { // an audit id is one request's
 		delete(header, of)
 	}
-	resp, err := clients.main.Short(x.req.ctx, &upstream.Request{
+	resp, err := s.policy.env.get(x.req.ctx, &upstream.Request{
 		Method: http.MethodGet, Target: x.req.objectPath(x.out.path), Host: x.req.host, Header: header,
 	})
 	if err != nil {
-		return "", x.noResponse(err)
+		return "", s.noResponse(x, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	body, err := x.readAll(resp.Body, maxRead)
-	if refused, ok := errors.AsType[*apierrors.StatusError](err); ok {
-		return "", refused
-	}
 	if err != nil {
-		return "", x.noResponse(err)
+		return "", s.noResponse(x, err)
 	}
 	if resp.Status != http.StatusOK {
 		failure := metav1.Status{Code: int32(resp.Status), Status: metav1.StatusFailure}
@@ -167,6 +160,15 @@ func lookUp(x *exchange) (uid string, refused *apierrors.StatusError) {
 		return "", status.New(http.StatusBadGateway, "BadGateway", 0, "the owner of the object cannot be read: %v", err)
 	}
 	return uid, nil
+}
+
+// noResponse counts that the apiserver did not answer, and returns the refusal instead.
+func (s *fenceStage) noResponse(x *state, err error) *apierrors.StatusError {
+	if refused, ok := errors.AsType[*apierrors.StatusError](err); ok {
+		return refused
+	}
+	x.plan.meters.UpstreamErrors.Inc()
+	return s.policy.env.noResponse(err)
 }
 
 // objectPath returns an escaped path up to the object's name.

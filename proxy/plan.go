@@ -8,7 +8,6 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
-	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 )
 
 // maxPlans bounds the plans that a policy caches. Paths can name any resource; above the
@@ -21,33 +20,6 @@ type plans struct {
 	known sync.Map // match.Kind -> *plan
 	count atomic.Int32
 }
-
-// plan is how a policy handles one verb of one resource.
-type plan struct {
-	key match.Kind
-	// stages edit the request in turn. The first that ends the request is the last.
-	stages stages
-	route  route
-	locks  *lockStage // one of them, or nil
-	meters *metrics.Meters
-}
-
-// stage is one decision about a request on its way up. It edits what goes upstream, or
-// ends the request.
-type stage interface {
-	apply(*exchange) *outcome
-}
-
-// route is how a response is passed on.
-type route int
-
-const (
-	// short: the response ends soon, and is logged then.
-	short route = iota
-	// stream: the response may last for hours. It is flushed after every read, and logged
-	// when it begins.
-	stream
-)
 
 func (p *policy) plan(info *apirequest.RequestInfo) *plan {
 	key := match.Kind{Verb: info.Verb, Group: info.APIGroup, Resource: info.Resource, Subresource: info.Subresource}
@@ -67,34 +39,13 @@ func (p *policy) plan(info *apirequest.RequestInfo) *plan {
 // identify returns the stages that decide by the caller alone.
 func (p *policy) identify() stages {
 	var out stages
-	out.add(certificateStage{p.passthrough})
+	out.add(certificateStage{p.passthrough, p.env.notify})
 	if p.refuse != "" {
 		out.add(contradictionStage{p.refuse})
 	}
 	out.add(classifyStage{})
-	out.add(p.tokenStage())
+	out.add(newTokenStage(p))
 	return out
-}
-
-// stages are applied in turn. The first that ends the request is the last.
-type stages []stage
-
-// add appends those that have something to do.
-func (s *stages) add(all ...stage) {
-	for _, one := range all {
-		if one != nil {
-			*s = append(*s, one)
-		}
-	}
-}
-
-func (s stages) apply(x *exchange) *outcome {
-	for _, one := range s {
-		if end := one.apply(x); end != nil {
-			return end
-		}
-	}
-	return nil
 }
 
 func (p *policy) make(key match.Kind, isResource bool) *plan {
@@ -106,25 +57,29 @@ func (p *policy) make(key match.Kind, isResource bool) *plan {
 	if isResource {
 		label = p.metrics.Resource(key.Resource)
 	}
-	out.meters = p.pod.server.metrics.Meters(p.metrics, key.Verb, label)
+	out.meters = p.env.metrics.Meters(p.metrics, key.Verb, label)
+	var locks *lockStage
 	var stale *staleness
 	if isResource {
-		out.locks, stale = p.lockStage(key), p.staleness(key)
+		locks, stale = newLockStage(p, key), newStaleness(p, key)
 	}
-	out.stages.add(upgradeStage{upgrades(key)}, admissionStage{out.route, out.locks}, forwardedHeaderStage{})
+	if locks != nil {
+		out.urgent = locks.urgent
+	}
+	out.stages.add(upgradeStage{upgrades(key)}, admissionStage{out.route, out.urgent}, forwardedHeaderStage{})
 	if isResource {
-		out.stages.add(p.shardingStages(key, out.locks)...)
+		out.stages.add(p.shardingStages(key, locks)...)
 	}
 	out.stages.add(auditStage{})
-	if out.locks != nil {
+	if locks != nil {
 		out.stages.add(readmissionStage{})
 	}
 	if stale != nil {
 		out.stages.add(stale)
 	}
-	out.stages.add(p.limitStage(key, isResource), p.faultStage(key, isResource, stale))
+	out.stages.add(newLimitStage(p, key, isResource), newFaultStage(p, key, isResource, stale))
 	if key.Connects() {
-		out.stages.add(connectStage{})
+		out.stages.add(connectStage{p, p.env.enter})
 	}
 	return out
 }
@@ -138,16 +93,16 @@ func (p *policy) shardingStages(key match.Kind, locks *lockStage) (out stages) {
 		out.add(locks)
 	}
 	if p.would == nil {
-		out.add(p.electionStage(key))
+		out.add(newElectionStage(p, key))
 	}
-	out.add(p.rootCAStage(key))
+	out.add(newRootCAStage(p, key))
 	if e := p.Exemption(key); e != nil {
 		out.add(exemptStage{e})
 	}
-	out.add(p.scopeStage(key))
+	out.add(newScopeStage(p, key))
 	if w := p.Waiting(key); w != nil {
-		out.add(standbyStage{w})
-	} else if s := p.fenceStage(key); s != nil {
+		out.add(standbyStage{w, p})
+	} else if s := newFenceStage(p, key); s != nil {
 		out.add(s)
 	}
 	switch key.Verb {
@@ -157,35 +112,12 @@ func (p *policy) shardingStages(key match.Kind, locks *lockStage) (out stages) {
 		}
 	case "list", "watch":
 		watch := key.Verb == "watch"
-		if s := p.narrowStage(key.GroupResource(), watch); s != nil {
+		if s := newNarrowStage(p, key.GroupResource(), watch); s != nil {
 			out.add(s)
 		} else if p.Selector(key.GroupResource()) != nil {
-			p.pod.methods.Note(key.GroupResource(), isolation.ByLabels)
+			p.env.methods.Note(key.GroupResource(), isolation.ByLabels)
 		}
-		out.add(&relistStage{resource: key.GroupResource(), watch: watch})
+		out.add(&relistStage{policy: p, resource: key.GroupResource(), watch: watch})
 	}
 	return out
-}
-
-func routeOf(key match.Kind) route {
-	switch {
-	case key.Verb == "watch", key.Verb == "proxy",
-		key.Group == "" && key.Subresource == "proxy", // of other groups it may be anything
-		key.Group == "" && key.Resource == "pods" && key.Subresource == "log":
-		return stream
-	}
-	return short
-}
-
-// upgrades is the list of subresources that speak SPDY or websocket.
-func upgrades(key match.Kind) bool {
-	if key.Group != "" {
-		return false
-	}
-	switch key.Resource + "/" + key.Subresource {
-	case "pods/exec", "pods/attach", "pods/portforward",
-		"pods/proxy", "services/proxy", "nodes/proxy":
-		return true
-	}
-	return false
 }

@@ -16,14 +16,12 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
 	"github.com/ctrlmesh/ctrlmesh/proxy/egress"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
-	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
-	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
 )
 
 var (
@@ -33,26 +31,13 @@ var (
 	errUnanswerable = errors.New("the network of this pod is gone")
 )
 
-// PodInfo describes a pod before its first policy.
-type PodInfo struct {
-	UID, Namespace, Name string
-	// RequireToken refuses requests without a token that is bound to this pod, under any
-	// policy: otherwise only the address identifies the pod.
-	RequireToken bool
-	// Traffic has the rules that an earlier proxy of this pod had in force last; nil: unknown.
-	Traffic *meshv1.Traffic
-	// Journal records writes in flight for a later proxy; nil: none.
-	Journal writes.Journal
-}
-
 // DialFunc connects from a pod's network namespace. addr is a literal IP and port.
 type DialFunc func(ctx context.Context, network, addr string) (net.Conn, error)
 
 // Pod is one captured pod. Its methods are safe for concurrent use.
 type Pod struct {
+	env
 	server *Server
-	info   PodInfo
-	id     string // namespace/name
 	dial   DialFunc
 	http   *http.Server
 	http11 *tls.Config // serves no HTTP/2
@@ -61,16 +46,13 @@ type Pod struct {
 	accepting
 	accounts
 	inForce
-	known
-	rules
 
-	egress *egress.Server
+	egress  *egress.Server
+	notices notices
 }
 
 // lifetime is how a pod ends, in steps.
 type lifetime struct {
-	// draining ends when the pod accepts no more.
-	draining context.Context
 	// done ends when long-running answers are to end at once.
 	done context.Context
 	end  context.CancelCauseFunc
@@ -83,8 +65,7 @@ type lifetime struct {
 	endWriting context.CancelCauseFunc
 }
 
-func newLifetime(draining context.Context) (l lifetime) {
-	l.draining = draining
+func newLifetime() (l lifetime) {
 	l.done, l.end = context.WithCancelCause(context.Background())
 	l.life, l.die = context.WithCancel(context.Background())
 	l.writing, l.endWriting = context.WithCancelCause(context.Background())
@@ -96,45 +77,15 @@ type accepting struct {
 	conns   *downstream.Conns
 	tunnels tunnels
 	stall   time.Duration // of an HTTP/2 stream
-}
-
-// accounts are a pod's, within the bounds in budget.go.
-type accounts struct {
-	held     bounds.Account // bytes of short requests
-	long     bounds.Account // bytes of those that may last
-	lock     bounds.Account // bytes of those about the lock
-	filtered bounds.Account // bytes that filters keep
-	refusing atomic.Int64   // requests that are answered 429
-	dropped  *rate.Limiter  // of requests
+	dropped *rate.Limiter // of requests
 }
 
 // inForce is the policy that applies to a pod, and the requests in progress under it.
 type inForce struct {
 	clients  atomic.Pointer[clients]
-	policy   atomic.Pointer[policy]
 	settled  atomic.Pointer[policy] // the last that has settled
-	changing sync.Mutex             // held while the policy changes
-	ledger   *relist.Ledger
+	changing sync.Mutex             // guards the replacement of the policy
 	connects connects
-	// unassigned has the series of the pod before its first policy.
-	unassigned *metrics.Workload
-	removed    bool // nothing is counted any more; guarded by changing
-}
-
-// known is what the pod's requests have shown.
-type known struct {
-	methods    isolation.Methods
-	lockWrites *lock.Writes
-	observed   lock.Observations
-	tokens     tokens
-	notices    notices
-}
-
-// rules has what a pod's rules have counted.
-type rules struct {
-	limits    *limit.Store
-	faults    *fault.Store
-	histories relist.Histories
 }
 
 // clients are the pod's connections to the apiserver. The lock has its own, so that a
@@ -146,20 +97,27 @@ type clients struct {
 
 func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 	p := &Pod{
-		server: s, info: info, id: info.Namespace + "/" + info.Name, dial: dial,
+		env: env{
+			info: info, id: info.Namespace + "/" + info.Name,
+			known:  known{lockWrites: lock.NewWrites()},
+			rules:  rules{limits: limit.NewStore(), faults: fault.NewStore(info.UID)},
+			ledger: relist.NewLedger(), metrics: s.metrics,
+			unassigned: s.metrics.Workloads.Acquire(info.Namespace, "", ""),
+			leaf:       func() (*tls.Certificate, error) { return s.leaf() },
+		},
+		server: s, dial: dial,
+		lifetime: newLifetime(),
 		accounts: accounts{
 			held:     bounds.Account{Pool: s.held, Own: ownHeld},
 			long:     bounds.Account{Pool: s.long, Own: ownLong},
 			lock:     bounds.Account{Pool: s.held, Own: ownLock},
 			filtered: bounds.Account{Pool: s.filtered, Own: ownFiltered},
-			dropped:  rate.NewLimiter(abandonedRate, abandonedBurst),
 		},
-		inForce: inForce{ledger: relist.NewLedger(), unassigned: s.metrics.Workloads.Acquire(info.Namespace, "", "")},
-		known:   known{lockWrites: lock.NewWrites()},
-		rules:   rules{limits: limit.NewStore(), faults: fault.NewStore(info.UID)},
 	}
-	p.accepting = accepting{conns: s.conns.Conns(p.bound), stall: downstream.Stall}
-	p.lifetime = newLifetime(p.conns.Draining)
+	p.accounts.pod, p.accounts.bound = p.id, p.bound
+	p.accepting = accepting{conns: s.conns.Conns(p.bound), stall: downstream.Stall, dropped: rate.NewLimiter(abandonedRate, abandonedBurst)}
+	p.draining = p.conns.Draining
+	p.env.notify, p.env.get, p.env.noResponse, p.env.enter = p.notify, p.get, p.noResponse, p.enter
 	context.AfterFunc(p.life, func() { time.AfterFunc(p.unseen(), func() { p.endWriting(nil) }) })
 	p.http, p.http11 = p.newHTTP()
 	p.egress = newEgress(p)
@@ -225,7 +183,7 @@ func (p *Pod) Restore(m *meshv1.PodPolicy, since time.Time) error {
 }
 
 func (p *Pod) apply(m *meshv1.PodPolicy, since time.Time) (Applied, error) {
-	next, err := compile(p, m)
+	next, err := compile(&p.env, m)
 	if err != nil {
 		return Applied{}, err
 	}
@@ -299,7 +257,7 @@ func (p *Pod) resettle() (settled <-chan struct{}, err error) {
 	if old == nil {
 		return nil, errors.New("the pod has no policy")
 	}
-	next, err := compile(p, old.message)
+	next, err := compile(&p.env, old.message)
 	if err != nil {
 		return nil, err
 	}

@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-	"sync/atomic"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -15,37 +14,20 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
 
-// resumption is the entry of a list or watch in the ledger.
-type resumption struct {
-	ticket  *relist.Ticket // nil: it has none
-	gap     *relist.Gap    // what faults keep from a watch's client
-	fills   bool           // the response fills an empty cache
-	initial *initialEvents // not nil: a watch whose initial events have not ended
-	settled atomic.Int64   // Unix nanoseconds since when a watch's client has all it began with
-}
-
-// leave removes the entry.
-func (r *resumption) leave() {
-	if r.ticket != nil {
-		r.ticket.End(r.gap)
-		r.ticket.Leave()
-		r.ticket = nil
-	}
-}
-
 // relistStage keeps the ledger for a list or a watch of one resource.
 type relistStage struct {
+	policy   *policy
 	resource schema.GroupResource
 	watch    bool
 }
 
-func (s *relistStage) apply(x *exchange) *outcome {
+func (s *relistStage) apply(x *state) *outcome {
 	q := parameters(x.req.query) // the client's own: stages have edited what is sent
 	var end context.CancelCauseFunc
 	if s.watch {
 		x.ctx, end = context.WithCancelCause(x.ctx)
 	}
-	if x.ticket = x.pod.ledger.Enter(x.policy, s.resource, viewOf(x, q), end); x.ticket == nil {
+	if x.ticket = s.policy.env.ledger.Enter(s.policy, s.resource, viewOf(x, q), end); x.ticket == nil {
 		return restart
 	}
 	initial := s.watch && truthy(q["sendInitialEvents"])
@@ -59,7 +41,7 @@ func (s *relistStage) apply(x *exchange) *outcome {
 	return nil
 }
 
-func viewOf(x *exchange, q url.Values) relist.View {
+func viewOf(x *state, q url.Values) relist.View {
 	return relist.Words{
 		Path:   strings.TrimRight(x.req.path, "/"),
 		Labels: q.Get("labelSelector"),
@@ -70,7 +52,7 @@ func viewOf(x *exchange, q url.Values) relist.View {
 }
 
 // resume refuses a watch from a resource version whose client must list first.
-func (s *relistStage) resume(x *exchange, version string) *apierrors.StatusError {
+func (s *relistStage) resume(x *state, version string) *apierrors.StatusError {
 	expired := func(format string, args ...any) *apierrors.StatusError {
 		return status.New(http.StatusGone, metav1.StatusReasonExpired, 0, format, args...)
 	}
@@ -78,12 +60,12 @@ func (s *relistStage) resume(x *exchange, version string) *apierrors.StatusError
 	switch {
 	case x.ticket.Missed(version):
 		return expired("faults were injected into a watch of %s, and events kept back when it ended: list again", resource)
-	case x.ticket.Resumable(x.policy, version):
+	case x.ticket.Resumable(s.policy, version):
 		return nil
-	case x.ticket.Doubtful(x.policy):
+	case x.ticket.Doubtful(s.policy):
 		return expired("faults may have kept events of %s from watches of an earlier proxy, which is gone: list again", resource)
 	}
-	return expired("what shard %q sees of %s has changed since resource version %s: list again", x.policy.shard, resource, version)
+	return expired("what shard %q sees of %s has changed since resource version %s: list again", s.policy.shard, resource, version)
 }
 
 // truthy parses a boolean parameter as the apiserver does.

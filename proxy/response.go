@@ -20,38 +20,6 @@ type response struct {
 	code   int   // of the status; 0: none yet
 	bytes  int64 // of the body
 	begun  bool  // its head was sent
-	broke  bool  // a fault broke it off
-}
-
-// responseStage edits a response on its way down, or ends the exchange.
-type responseStage interface {
-	respond(x *exchange, r *upstream.Response) *outcome
-}
-
-// responseStages are those that the stages of a request added, in their order.
-type responseStages struct {
-	n   int
-	all [4]responseStage
-}
-
-func (s *responseStages) add(one responseStage) {
-	s.all[s.n] = one
-	s.n++
-}
-
-// only removes all stages before, and adds one.
-func (s *responseStages) only(one responseStage) {
-	s.n = 0
-	s.add(one)
-}
-
-func (s *responseStages) respond(x *exchange, r *upstream.Response) *outcome {
-	for _, one := range s.all[:s.n] {
-		if end := one.respond(x, r); end != nil {
-			return end
-		}
-	}
-	return nil
 }
 
 // deliver sends a response to the client.
@@ -66,7 +34,7 @@ func (x *exchange) deliver(resp *upstream.Response) {
 		}
 	default:
 		x.copyShort(resp.Body)
-		x.noteMethod(&x.pod.methods, x.req.info.Namespace)
+		x.noteMethod()
 	}
 	x.client.trailer(resp.Trailer)
 }
@@ -173,7 +141,7 @@ func (x *exchange) writeStream(p []byte) bool {
 	x.client.flush()
 	if x.initial != nil && x.initial.passed(p) {
 		x.initial = nil
-		x.noteMethod(&x.pod.methods, x.req.info.Namespace)
+		x.noteMethod()
 		x.settled.Store(time.Now().UnixNano())
 	}
 	return true
@@ -228,4 +196,40 @@ func (r *response) pass(p []byte) bool {
 	n, err := r.client.write(p)
 	r.bytes += int64(n)
 	return err == nil
+}
+
+// writeFaulty writes p, slowly or in part if a fault says so.
+func (x *exchange) writeFaulty(p []byte) bool {
+	f := x.faults
+	for len(p) > 0 && !f.Harmless() {
+		n := f.Limit(len(p))
+		pass, pause := f.Pass(time.Now(), n)
+		if pass > 0 && !x.pass(p[:pass]) {
+			return false
+		}
+		p = p[pass:]
+		if pass < n {
+			if x.pod.lift(x.faults); f.ResetAfter || f.Truncate >= 0 {
+				x.breakOff()
+			}
+			continue
+		}
+		if f.Slow > 0 {
+			x.client.flush()
+			if !x.pod.wait(&x.state, func() time.Duration { return pause * time.Duration(min(f.Slow, 1)) }) {
+				f.Slow = 0 // the rest is not slow any more
+			}
+		}
+	}
+	return len(p) == 0 || x.pass(p)
+}
+
+// breakOff ends the response so that the client detects that it is incomplete.
+func (x *exchange) breakOff() {
+	x.broke = true
+	x.client.flush()
+	if x.req.proto == proto10 { // whose bodies end with the connection
+		x.client.reset()
+	}
+	panic(errAbort)
 }

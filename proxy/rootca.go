@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"crypto/tls"
 	"encoding/base64"
 	"net/http"
 	"slices"
@@ -19,21 +20,23 @@ const rootCAs = "kube-root-ca.crt"
 // rootCAStage refuses to write the mesh's CA into rootCAs: pods outside the mesh would no
 // longer verify the API server. Members find that CA in their own volumes, so one that
 // publishes the cluster's CA, such as kube-controller-manager, would publish the mesh's.
-type rootCAStage struct{ server *Server }
+type rootCAStage struct {
+	leaf func() (*tls.Certificate, error)
+}
 
-// rootCAStage returns nil where a request writes no ConfigMap.
-func (p *policy) rootCAStage(key match.Kind) stage {
+// newRootCAStage returns nil where a request writes no ConfigMap.
+func newRootCAStage(p *policy, key match.Kind) stage {
 	if key.Group != "" || key.Resource != "configmaps" || key.Subresource != "" {
 		return nil
 	}
 	switch key.Verb {
 	case "create", "update", "patch":
-		return rootCAStage{p.pod.server}
+		return rootCAStage{p.env.leaf}
 	}
 	return nil
 }
 
-func (s rootCAStage) apply(x *exchange) *outcome {
+func (s rootCAStage) apply(x *state) *outcome {
 	if x.req.info.Name != rootCAs && x.req.info.Name != "" {
 		return nil
 	}
@@ -41,7 +44,7 @@ func (s rootCAStage) apply(x *exchange) *outcome {
 	if !whole || x.req.info.Name == "" && !bytes.Contains(body, []byte(rootCAs)) {
 		return nil
 	}
-	leaf, err := s.server.leaf()
+	leaf, err := s.leaf()
 	if err != nil || !containsPEM(body, leaf.Certificate[len(leaf.Certificate)-1]) {
 		return nil
 	}

@@ -13,8 +13,8 @@ type scopeStage struct {
 	shared bool
 }
 
-// scopeStage returns nil where no selector narrows.
-func (p *policy) scopeStage(key match.Kind) stage {
+// newScopeStage returns nil where no selector narrows.
+func newScopeStage(p *policy, key match.Kind) stage {
 	switch key.Verb {
 	case "list", "watch", "deletecollection":
 		if selector := p.Selector(key.GroupResource()); selector != nil {
@@ -24,7 +24,7 @@ func (p *policy) scopeStage(key match.Kind) stage {
 	return nil
 }
 
-func (s *scopeStage) apply(x *exchange) *outcome {
+func (s *scopeStage) apply(x *state) *outcome {
 	if x.exempt && (!s.shared || x.req.info.Name != "") {
 		return nil
 	}
@@ -40,7 +40,7 @@ func (s *scopeStage) apply(x *exchange) *outcome {
 // list finds nothing there either.
 type sweepStage struct{ isolation.Border }
 
-func (s sweepStage) apply(x *exchange) *outcome {
+func (s sweepStage) apply(x *state) *outcome {
 	if x.exempt || !s.Foreign(x.req.info.Namespace) {
 		return nil
 	}
@@ -50,7 +50,7 @@ func (s sweepStage) apply(x *exchange) *outcome {
 // exemptStage exempts requests for objects that every shard reads, or writes.
 type exemptStage struct{ *isolation.Exemption }
 
-func (s exemptStage) apply(x *exchange) *outcome {
+func (s exemptStage) apply(x *state) *outcome {
 	if x.exempt {
 		return nil
 	}

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"context"
 	"net/http"
 	"time"
 
@@ -27,8 +26,8 @@ type staleness struct {
 	seen  *relist.History
 }
 
-// staleness returns nil where no rule is about lists of a resource.
-func (p *policy) staleness(key match.Kind) *staleness {
+// newStaleness returns nil where no rule is about lists of a resource.
+func newStaleness(p *policy, key match.Kind) *staleness {
 	if key.Verb != "list" && key.Verb != "watch" {
 		return nil
 	}
@@ -37,7 +36,7 @@ func (p *policy) staleness(key match.Kind) *staleness {
 	if oldest == 0 {
 		return nil
 	}
-	if seen := p.pod.histories.Of(key.GroupResource(), oldest); seen != nil {
+	if seen := p.env.histories.Of(key.GroupResource(), oldest); seen != nil {
 		return &staleness{lists, seen}
 	}
 	return nil
@@ -50,7 +49,7 @@ func (p *policy) lists(key match.Kind) *fault.Resources {
 
 // refuseInitialEvents refuses a watch that would begin with the objects of a list, if lists
 // can be stale. An apiserver without such watches does the same, and the client lists.
-func (s *staleness) refuseInitialEvents(x *exchange) *apierrors.StatusError {
+func (s *staleness) refuseInitialEvents(x *state) *apierrors.StatusError {
 	if x.initial == nil {
 		return nil
 	}
@@ -61,16 +60,9 @@ func (s *staleness) refuseInitialEvents(x *exchange) *apierrors.StatusError {
 		"sendInitialEvents is forbidden while a FaultInjection makes lists of %s stale: list, and watch from there", x.req.info.Resource)
 }
 
-// staleList is a list that a fault makes stale.
-type staleList struct {
-	version string // of the list that is requested, or empty
-	fresh   string // the query without it
-	seen    *relist.History
-}
-
 // ask requests a list of the given age, if the list begins with this request and the pod
 // has seen the resource before.
-func (s *staleness) ask(x *exchange, age time.Duration) {
+func (s *staleness) ask(x *state, age time.Duration) {
 	more, _, err := query.Get(x.out.query, "continue")
 	version := s.seen.At(time.Now().Add(-age))
 	if err != nil || more != "" || version == "" {
@@ -88,21 +80,8 @@ func (s *staleness) ask(x *exchange, age time.Duration) {
 	x.out.query = asked
 }
 
-// refresh sends the client's own request if the apiserver does not have the earlier list.
-func (x *exchange) refresh(resp upstream.Response, send func(context.Context, *upstream.Request) (upstream.Response, error)) (upstream.Response, error) {
-	switch resp.Status {
-	case http.StatusGone, http.StatusBadRequest, http.StatusUnprocessableEntity, http.StatusGatewayTimeout:
-	default:
-		return resp, nil
-	}
-	_ = resp.Body.Close()
-	x.seen.Forget(x.version)
-	x.out.query, x.version = x.fresh, ""
-	return send(x.ctx, x.upstreamRequest())
-}
-
 // apply makes the versions in the response readable.
-func (s *staleness) apply(x *exchange) *outcome {
+func (s *staleness) apply(x *state) *outcome {
 	if x.req.info.Verb == "list" {
 		x.out.drop("Accept-Encoding")
 	}
@@ -113,7 +92,7 @@ func (s *staleness) apply(x *exchange) *outcome {
 }
 
 // respond records the versions in a response.
-func (s *staleness) respond(x *exchange, resp *upstream.Response) *outcome {
+func (s *staleness) respond(x *state, resp *upstream.Response) *outcome {
 	if resp.Status != http.StatusOK || x.req.method != http.MethodGet || resp.Get("Content-Encoding") != "" {
 		return nil
 	}

@@ -31,34 +31,34 @@ func (t *tokens) remember(hash uint64) { t[hash%uint64(len(t))].Store(hash) }
 // where the apiserver reads tokens. A request without a token passes, unless the pod must
 // send one.
 type tokenStage struct {
-	pod      *Pod
+	env      *env
 	shard    string
 	required bool
 }
 
-// tokenStage returns nil where any token is allowed.
-func (p *policy) tokenStage() stage {
-	required := p.pod.info.RequireToken
+// newTokenStage returns nil where any token is allowed.
+func newTokenStage(p *policy) stage {
+	required := p.env.info.RequireToken
 	if p.message.GetAnyToken() && !required {
 		return nil
 	}
-	return &tokenStage{p.pod, p.shard, required}
+	return &tokenStage{p.env, p.shard, required}
 }
 
-func (s *tokenStage) apply(x *exchange) *outcome {
+func (s *tokenStage) apply(x *state) *outcome {
 	if refused := s.check(x); refused != nil {
 		return refusalBy(meshv1.RefusedToken, refused)
 	}
 	return nil
 }
 
-func (s *tokenStage) check(x *exchange) *apierrors.StatusError {
+func (s *tokenStage) check(x *state) *apierrors.StatusError {
 	sent := false
 	switch lines := x.req.header["Authorization"]; len(lines) {
 	case 0:
 	case 1:
 		hash := maphash.String(seed, lines[0])
-		if sent = s.pod.tokens.known(hash); sent {
+		if sent = s.env.tokens.known(hash); sent {
 			break
 		}
 		token, ok := bearer(lines[0])
@@ -69,7 +69,7 @@ func (s *tokenStage) check(x *exchange) *apierrors.StatusError {
 			return refused
 		}
 		sent = true
-		s.pod.tokens.remember(hash)
+		s.env.tokens.remember(hash)
 	default:
 		return unauthorized("more than one Authorization header")
 	}
@@ -89,17 +89,17 @@ func (s *tokenStage) check(x *exchange) *apierrors.StatusError {
 			sent = true
 		}
 	}
-	if foreignInQuery(x.req.query, s.pod.info.UID) {
+	if foreignInQuery(x.req.query, s.env.info.UID) {
 		return s.refuse()
 	}
 	if s.required && !sent {
-		return unauthorized("pod %s is identified by its address, so each of its requests must have its own service account token", s.pod.id)
+		return unauthorized("pod %s is identified by its address, so each of its requests must have its own service account token", s.env.id)
 	}
 	return nil
 }
 
 func (s *tokenStage) checkToken(token string) *apierrors.StatusError {
-	switch v := judge(token, s.pod.info.UID); {
+	switch v := judge(token, s.env.info.UID); {
 	case v == malformed:
 		return unauthorized("malformed bearer token")
 	case v == foreign, v == unbound && s.required:
@@ -109,7 +109,7 @@ func (s *tokenStage) checkToken(token string) *apierrors.StatusError {
 }
 
 func (s *tokenStage) refuse() *apierrors.StatusError {
-	p := s.pod
+	p := s.env
 	enforced := "no ShardingConfig selects the pod, so that none says spec.tokenBinding: Off"
 	switch {
 	case s.required:

@@ -169,8 +169,8 @@ func FuzzJudge(f *testing.F) {
 func BenchmarkCheckTokens(b *testing.B) {
 	m := newMesh(b, &recorder{})
 	m.policy(nil)
-	s := m.pod.policy.Load().tokenStage()
-	x := &exchange{req: newRequest(getWith(b, "Authorization", "Bearer "+jwt("uid-1")+strings.Repeat("x", 1000)))}
+	s := newTokenStage(m.pod.policy.Load())
+	x := &state{req: newRequest(getWith(b, "Authorization", "Bearer "+jwt("uid-1")+strings.Repeat("x", 1000)))}
 	b.ReportAllocs()
 	for b.Loop() {
 		if s.apply(x) != nil {

@@ -4,56 +4,13 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"strings"
 	"sync"
 	"time"
 
-	"golang.org/x/net/http/httpguts"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-
-	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
-	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
 )
-
-// upgradeStage reads the protocol to which a request wants to change. It refuses every other
-// use of the header, and does not remove it: two servers could disagree on a request that
-// asks for h2c and is served over HTTP/1.1.
-type upgradeStage struct {
-	// allowed: the resource is one whose connection may change protocol.
-	allowed bool
-}
-
-func (s upgradeStage) apply(x *exchange) *outcome {
-	protocol, refused := s.protocol(&x.req)
-	if refused != nil {
-		return refusalBy(meshv1.RefusedUpgrade, refused)
-	}
-	x.protocol = protocol
-	return nil
-}
-
-// protocol returns the protocol to which r wants to change, "" for none.
-func (s upgradeStage) protocol(r *request) (string, *apierrors.StatusError) {
-	values := r.header["Upgrade"]
-	asked := httpguts.HeaderValuesContainsToken(r.header["Connection"], "upgrade")
-	if len(values) == 0 && !asked {
-		return "", nil
-	}
-	switch {
-	case len(values) != 1 || !asked || r.proto == proto2:
-		return "", status.BadRequest("malformed upgrade")
-	case !strings.EqualFold(values[0], "SPDY/3.1") && !strings.EqualFold(values[0], "websocket"):
-		return "", status.BadRequest("an upgrade to %q is not proxied", bounded(values[0]))
-	case !s.allowed:
-		return "", status.BadRequest("this resource is not upgraded")
-	case r.length != 0:
-		return "", status.BadRequest("an upgrade has no body")
-	}
-	return values[0], nil
-}
 
 // upgrade hands the client's connection over to one of its own upstream.
 func (x *exchange) upgrade(client *upstream.Client, protocol string) *outcome {
@@ -68,7 +25,7 @@ func (x *exchange) upgrade(client *upstream.Client, protocol string) *outcome {
 	if up == nil { // refused, for example with 403: an ordinary response
 		x.end = x.completion(&x.reply, nil)
 		defer func() { _ = x.reply.Body.Close() }()
-		if end := x.responses.respond(x, &x.reply); end != nil {
+		if end := x.responses.respond(&x.state, &x.reply); end != nil {
 			return end
 		}
 		x.sendHead(&x.reply)
@@ -76,7 +33,7 @@ func (x *exchange) upgrade(client *upstream.Client, protocol string) *outcome {
 		return nil
 	}
 	defer func() { _ = up.Close() }()
-	if end := x.responses.respond(x, &x.reply); end != nil {
+	if end := x.responses.respond(&x.state, &x.reply); end != nil {
 		return end
 	}
 	if x.faults != nil {

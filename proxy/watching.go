@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"slices"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault/events"
@@ -15,7 +14,7 @@ import (
 
 // injectEvents injects faults into the events of a watch, if they can be read. The head
 // is not sent yet.
-func (x *exchange) injectEvents(resp *upstream.Response) {
+func (s *faultStage) injectEvents(x *state, resp *upstream.Response) {
 	if x.faults == nil || x.faults.Watch == nil {
 		return
 	}
@@ -27,15 +26,15 @@ func (x *exchange) injectEvents(resp *upstream.Response) {
 		x.skip("the events are encoded", x.faults.Over)
 		return
 	}
-	x.openGap()
+	openGap(x)
 	o := events.Options{
 		ContentType: resp.Get("Content-Type"),
 		Faults:      x.faults.Watch,
 		Interrupt:   x.interrupt,
-		Still:       x.stillInjecting,
+		Still:       func() (bool, <-chan struct{}) { return s.stillInjecting(x) },
 		Hold:        x.holdRead,
-		Take:        x.pod.withhold,
-		Give:        x.pod.filtered.Give,
+		Take:        x.accounts.withhold,
+		Give:        x.accounts.filtered.Give,
 	}
 	if x.gap != nil {
 		o.Gap = &x.gap.Gap
@@ -50,7 +49,7 @@ func (x *exchange) injectEvents(resp *upstream.Response) {
 }
 
 // openGap makes room for what the watch's client will miss, or has it miss nothing.
-func (x *exchange) openGap() {
+func openGap(x *state) {
 	w := x.faults.Watch
 	overtakes := w.Exempt != nil && x.req.info.Namespace == "" && (w.Stall != nil || w.Delay != nil)
 	if w.Drop == nil && !overtakes {
@@ -60,13 +59,6 @@ func (x *exchange) openGap() {
 		w.Drop = nil
 		x.skip("too many watches miss events", func() { x.faults.Missed(fault.WatchDrop) })
 	}
-}
-
-// skip notes why a fault is not injected into a watch, beside the rules that were to.
-func (i *injection) skip(why string, missed func()) {
-	rules := slices.Clone(i.faults.Rules)
-	missed()
-	i.faults.Rules, i.skipped = rules, why
 }
 
 // injectedBody is a watch with injected faults, and the response that it comes from.
@@ -96,28 +88,7 @@ func (b *injectedBody) Close() error {
 // stillInjecting reports whether rules that inject into x are in effect, and what is closed when
 // they may not be any more. While another proxy takes over they are not: it would not
 // know what was kept from the client.
-func (x *exchange) stillInjecting() (still bool, changed <-chan struct{}) {
-	pol := x.lift(x.pod)
-	return x.pod.draining.Err() == nil && x.faults.Watch != nil, pol.replaced
-}
-
-var errNoRoom = errors.New("no room to read an event")
-
-// holdRead takes n bytes that an event is read into, until the request is over. An event
-// that there is no room for is passed as it is, and all after it.
-func (h *holding) holdRead(n int) error {
-	if !h.pod.withhold(int64(n)) {
-		return errNoRoom
-	}
-	h.filtered += int64(n)
-	return nil
-}
-
-// withhold takes n bytes for what is kept from a client, if they are within bounds.
-func (p *Pod) withhold(n int64) bool {
-	if p.filtered.Take(n) {
-		return true
-	}
-	p.filtered.Give(n)
-	return false
+func (s *faultStage) stillInjecting(x *state) (still bool, changed <-chan struct{}) {
+	pol := s.policy.env.lift(x.faults)
+	return s.policy.env.draining.Err() == nil && x.faults.Watch != nil, pol.replaced
 }
