@@ -9,6 +9,7 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
 
@@ -20,30 +21,30 @@ type upgradeStage struct {
 	allowed bool
 }
 
-func (s upgradeStage) apply(x *state) *outcome {
-	protocol, refused := s.protocol(&x.req)
+func (s upgradeStage) Apply(x *pipeline.State) *pipeline.Outcome {
+	protocol, refused := s.protocol(&x.Req)
 	if refused != nil {
-		return refusalBy(meshv1.RefusedUpgrade, refused)
+		return pipeline.RefusalFor(meshv1.RefusedUpgrade, refused)
 	}
-	x.protocol = protocol
+	x.Protocol = protocol
 	return nil
 }
 
 // protocol returns the protocol to which r wants to change, "" for none.
-func (s upgradeStage) protocol(r *request) (string, *apierrors.StatusError) {
-	values := r.header["Upgrade"]
-	asked := httpguts.HeaderValuesContainsToken(r.header["Connection"], "upgrade")
+func (s upgradeStage) protocol(r *pipeline.Request) (string, *apierrors.StatusError) {
+	values := r.Header["Upgrade"]
+	asked := httpguts.HeaderValuesContainsToken(r.Header["Connection"], "upgrade")
 	if len(values) == 0 && !asked {
 		return "", nil
 	}
 	switch {
-	case len(values) != 1 || !asked || r.proto == proto2:
+	case len(values) != 1 || !asked || r.Proto == pipeline.HTTP2:
 		return "", status.BadRequest("malformed upgrade")
 	case !strings.EqualFold(values[0], "SPDY/3.1") && !strings.EqualFold(values[0], "websocket"):
-		return "", status.BadRequest("an upgrade to %q is not proxied", bounded(values[0]))
+		return "", status.BadRequest("an upgrade to %q is not proxied", pipeline.Bounded(values[0]))
 	case !s.allowed:
 		return "", status.BadRequest("this resource is not upgraded")
-	case r.length != 0:
+	case r.Length != 0:
 		return "", status.BadRequest("an upgrade has no body")
 	}
 	return values[0], nil
@@ -51,36 +52,36 @@ func (s upgradeStage) protocol(r *request) (string, *apierrors.StatusError) {
 
 // admissionStage charges a request to the budget of its kind.
 type admissionStage struct {
-	route  route
+	route  pipeline.Route
 	urgent func(*apirequest.RequestInfo) bool // not nil: a request may be
 }
 
-func (s admissionStage) apply(x *state) *outcome {
+func (s admissionStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	switch {
-	case s.urgent != nil && s.urgent(x.req.info):
-		return refusal(x.charge(&x.accounts.lock))
-	case s.route == stream || x.protocol != "":
-		return refusal(x.charge(&x.accounts.long))
+	case s.urgent != nil && s.urgent(x.Req.Info):
+		return pipeline.Refusal(x.Charge(&x.Budgets.Lock))
+	case s.route == pipeline.RouteStream || x.Protocol != "":
+		return pipeline.Refusal(x.Charge(&x.Budgets.Long))
 	}
-	return refusal(x.short())
+	return pipeline.Refusal(x.Short())
 }
 
 // readmissionStage moves a request from the locks' budget to another if its body shows
 // that it is not about a lock.
 type readmissionStage struct{}
 
-func (readmissionStage) apply(x *state) *outcome {
-	if x.lock != nil || x.budget != &x.accounts.lock {
+func (readmissionStage) Apply(x *pipeline.State) *pipeline.Outcome {
+	if x.Lock != nil || x.Budget != &x.Budgets.Lock {
 		return nil
 	}
-	return refusal(x.short())
+	return pipeline.Refusal(x.Short())
 }
 
 // forwardedHeaderStage removes the header fields that concern the client's connection.
 type forwardedHeaderStage struct{}
 
-func (forwardedHeaderStage) apply(x *state) *outcome {
-	x.out.dropHopByHop()
+func (forwardedHeaderStage) Apply(x *pipeline.State) *pipeline.Outcome {
+	x.Out.DropHopByHop()
 	return nil
 }
 
@@ -88,9 +89,9 @@ func (forwardedHeaderStage) apply(x *state) *outcome {
 // of the apiserver.
 type auditStage struct{}
 
-func (auditStage) apply(x *state) *outcome {
-	if x.debug && x.out.header[auditHeader] == nil {
-		x.out.set(auditHeader, string(uuid.NewUUID()))
+func (auditStage) Apply(x *pipeline.State) *pipeline.Outcome {
+	if x.Debug && x.Out.Header[pipeline.AuditHeader] == nil {
+		x.Out.Set(pipeline.AuditHeader, string(uuid.NewUUID()))
 	}
 	return nil
 }
@@ -98,12 +99,12 @@ func (auditStage) apply(x *state) *outcome {
 // connectStage records a connection into a pod or a service.
 type connectStage struct {
 	policy *policy
-	enter  func(*state, *policy) bool
+	enter  func(*pipeline.State, *policy) bool
 }
 
-func (s connectStage) apply(x *state) *outcome {
-	if x.connected = s.enter(x, s.policy); !x.connected {
-		return restart
+func (s connectStage) Apply(x *pipeline.State) *pipeline.Outcome {
+	if x.Connected = s.enter(x, s.policy); !x.Connected {
+		return pipeline.Restart
 	}
 	return nil
 }

@@ -2,9 +2,11 @@ package proxy
 
 import (
 	"crypto/tls"
+	"fmt"
 	"net"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
@@ -12,7 +14,6 @@ import (
 // Bounds of HTTP/2, and of the kernel's buffers.
 const (
 	maxStreams           = 512 // of one connection
-	receivePerStream     = 64 << 10
 	receivePerConnection = 256 << 10
 	maxFrame             = 64 << 10
 	// sendBuffer is the kernel's buffer of each connection. By default it grows to
@@ -79,4 +80,34 @@ func (p *Pod) hello(h *tls.ClientHelloInfo) (*tls.Config, error) {
 		return p.http11, nil
 	}
 	return nil, nil
+}
+
+// noticeInterval is the least time between two notices of one kind about a pod.
+const noticeInterval = time.Minute
+
+// notices limits the rate of notices about a pod. Reasons are a fixed set.
+type notices struct {
+	mu   sync.Mutex
+	last map[string]time.Time
+}
+
+func (n *notices) due(reason string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	now := time.Now()
+	if last, ok := n.last[reason]; ok && now.Sub(last) < noticeInterval {
+		return false
+	}
+	if n.last == nil {
+		n.last = map[string]time.Time{}
+	}
+	n.last[reason] = now
+	return true
+}
+
+// notify calls Config.Notify, and does not wait for it.
+func (p *Pod) notify(reason, format string, args ...any) {
+	if p.server.notify != nil && p.notices.due(reason) {
+		go p.server.notify(p.info, reason, fmt.Sprintf(format, args...))
+	}
 }

@@ -10,6 +10,7 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 )
 
 const rulesEach = 100
@@ -108,24 +109,24 @@ func decider(t testing.TB, d decided) func() {
 	r.Header.Set("X-Tenant", "tenant")
 	info := &apirequest.RequestInfo{IsResourceRequest: true, Verb: "get", APIVersion: "v1", Resource: "pods", Namespace: "ns", Name: "x"}
 	asked := newRequest(r)
-	asked.info = info
-	out := asked.outgoing()
-	pol, x := m.pod.policy.Load(), &state{}
-	var rules stages
-	for _, s := range pol.plan(info).stages {
+	asked.Info = info
+	out := asked.Outgoing()
+	pol, x := m.pod.policy.Load(), &pipeline.State{}
+	var rules pipeline.Stages
+	for _, s := range pol.plan(info).Stages {
 		switch s.(type) {
 		case *limitStage, *faultStage:
-			rules.add(s)
+			rules.Add(s)
 		}
 	}
 	return func() {
-		*x = state{req: asked, decision: decision{plan: pol.plan(info), out: out}}
-		if rules.apply(x) != nil {
+		*x = pipeline.State{Req: asked, Decision: pipeline.Decision{Plan: pol.plan(info), Out: out}}
+		if rules.Apply(x) != nil {
 			t.Fatal("refused")
 		}
-		pol.countInjected(&x.injection, x.version != "")
-		x.reportResult(200, time.Time{})
-		x.allowed.ticket.Leave()
+		pol.countInjected(&x.Injection, x.Version != "")
+		x.ReportResult(200, time.Time{})
+		x.Allowed.Ticket.Leave()
 	}
 }
 

@@ -64,10 +64,10 @@ func (p *Pod) cut() {
 }
 
 // retire ends a watch while the pod drains, once its client tolerates that.
-func (r *resumption) retire(ctx context.Context, end context.CancelCauseFunc) {
+func (x *exchange) retire(ctx context.Context, end context.CancelCauseFunc) {
 	for {
 		wait := minWatch
-		if since := r.settled.Load(); since != 0 {
+		if since := x.Settled.Load(); since != 0 {
 			wait -= time.Since(time.Unix(0, since))
 		}
 		if wait <= 0 {
@@ -84,14 +84,14 @@ func (r *resumption) retire(ctx context.Context, end context.CancelCauseFunc) {
 
 // delayEnd delays the end of a watch that the policy ended until its client tolerates that,
 // if the policy keeps caches. Nothing arrives on the watch meanwhile.
-func (r *resumption) delayEnd(p *Pod, client context.Context) {
-	began := r.settled.Load()
-	if !p.policy.Load().KeepCaches || began == 0 {
+func (x *exchange) delayEnd() {
+	began := x.Settled.Load()
+	if !x.pod.policy.Load().KeepCaches || began == 0 {
 		return
 	}
 	select {
 	case <-time.After(minWatch - time.Since(time.Unix(0, began))):
-	case <-client.Done():
-	case <-p.done.Done():
+	case <-x.Req.Ctx.Done():
+	case <-x.pod.done.Done():
 	}
 }

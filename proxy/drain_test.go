@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -10,7 +9,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -25,6 +23,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 )
 
 // succession returns a function that puts another proxy behind the listener of
@@ -205,7 +204,7 @@ func TestWatchesEndCleanlyWhileDraining(t *testing.T) {
 }
 
 func TestInitialEventsAreFollowedToTheirEnd(t *testing.T) {
-	end := string(endOfInitial)
+	end := string(pipeline.EndOfInitial)
 	for _, pieces := range [][]string{
 		{"x" + end + "y"},
 		{"abc", end},
@@ -214,27 +213,11 @@ func TestInitialEventsAreFollowedToTheirEnd(t *testing.T) {
 		strings.Split("k8s.io/"+end, ""),
 		{strings.Repeat("k8s.io/initial-events-en", 9), "k8s.io/initial-events-e", "nd"},
 	} {
-		var e initialEvents
+		var e pipeline.InitialEvents
 		for i, p := range pieces {
-			require.Equal(t, i == len(pieces)-1, e.passed([]byte(p)), "%q %d", pieces, i)
+			require.Equal(t, i == len(pieces)-1, e.Passed([]byte(p)), "%q %d", pieces, i)
 		}
 	}
-}
-
-func FuzzInitialEvents(f *testing.F) {
-	f.Add([]byte("x"+string(endOfInitial)+"y"), uint8(3))
-	f.Fuzz(func(t *testing.T, stream []byte, piece uint8) {
-		var e initialEvents
-		found := false
-		for p := range slices.Chunk(stream, int(piece)+1) {
-			if found = e.passed(p); found {
-				break
-			}
-		}
-		if found != bytes.Contains(stream, endOfInitial) {
-			t.Fatalf("found: %t", found)
-		}
-	})
 }
 
 func TestUpgradesOutliveDrainingUntilTheyAreCut(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/egress"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 )
 
 // newEgress returns the server of the pod's connections to other hosts. They have accounts
@@ -33,7 +34,7 @@ func newEgress(p *Pod) *egress.Server {
 		Leaf:      leaf,
 		Roots:     s.egressRoots,
 		Conns:     s.conns.Conns(p.bound),
-		Held:      &bounds.Account{Pool: s.long, Own: ownLong},
+		Held:      &bounds.Account{Pool: s.long, Own: pipeline.OwnLong},
 		Log:       s.log,
 		Count: func(protocol, verdict string) {
 			p.workload().Egressed(s.metrics, protocol, verdict)

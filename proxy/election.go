@@ -11,6 +11,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
@@ -36,7 +37,7 @@ type electionStage struct {
 }
 
 // newElectionStage returns nil where a request writes no lock.
-func newElectionStage(p *policy, key match.Kind) stage {
+func newElectionStage(p *policy, key match.Kind) pipeline.Stage {
 	s := p.message.GetSharding()
 	if s == nil || key.Subresource != "" || !lock.Kind(key.Group, key.Resource) {
 		return nil
@@ -57,49 +58,49 @@ func newElectionStage(p *policy, key match.Kind) stage {
 	return nil
 }
 
-func (s *electionStage) apply(x *state) *outcome {
+func (s *electionStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	// A lock that the policy names is exempt. Heartbeats of nodes are no locks.
-	if x.exempt || x.req.info.Namespace == "" || x.req.info.Namespace == heartbeats {
+	if x.Exempt || x.Req.Info.Namespace == "" || x.Req.Info.Namespace == heartbeats {
 		return nil
 	}
-	body, whole := x.peek()
+	body, whole := x.Peek()
 	if !whole {
 		return nil
 	}
-	record, ok := lock.FindRecord(s.resource, x.out.header.get("Content-Type"), body)
-	name := cmp.Or(x.req.info.Name, record.Name)
-	if !ok || name == "" || !match.Storable(x.req.info.Namespace, name) || strings.HasSuffix(name, s.suffix) {
+	record, ok := lock.FindRecord(s.resource, x.Out.Header.Get("Content-Type"), body)
+	name := cmp.Or(x.Req.Info.Name, record.Name)
+	if !ok || name == "" || !match.Storable(x.Req.Info.Namespace, name) || strings.HasSuffix(name, s.suffix) {
 		return nil
 	}
-	s.policy.env.observed.Note(lock.Observed{Namespace: x.req.info.Namespace, Name: name, Resource: s.resource, Written: true}, time.Now())
+	s.policy.env.observed.Note(lock.Observed{Namespace: x.Req.Info.Namespace, Name: name, Resource: s.resource, Written: true}, time.Now())
 	if s.dryRun != nil {
 		s.dryRun.note(x)
-		x.exempt = true
+		x.Exempt = true
 		return nil
 	}
-	return refusalBy(meshv1.RefusedUnknownLock, status.Unavailable(unknownRetry, "%s %s/%s is a leader-election lock that ShardingConfig %s/%s does not manage: if it is not discovered within a minute, name it in spec.controller.locks",
-		s.resource, x.req.info.Namespace, name, s.policy.env.info.Namespace, s.policy.shard))
+	return pipeline.RefusalFor(meshv1.RefusedUnknownLock, status.Unavailable(unknownRetry, "%s %s/%s is a leader-election lock that ShardingConfig %s/%s does not manage: if it is not discovered within a minute, name it in spec.controller.locks",
+		s.resource, x.Req.Info.Namespace, name, s.policy.env.info.Namespace, s.policy.shard))
 }
 
 // pollStage looks for leader-election records in the Leases that a member reads by name: a
 // member that waits for a lock does not write it.
 type pollStage struct{ policy *policy }
 
-func (s pollStage) apply(x *state) *outcome {
-	if !x.exempt && x.req.info.Namespace != "" && x.req.info.Namespace != heartbeats && len(x.req.info.Parts) == 2 {
-		x.responses.add(s)
+func (s pollStage) Apply(x *pipeline.State) *pipeline.Outcome {
+	if !x.Exempt && x.Req.Info.Namespace != "" && x.Req.Info.Namespace != heartbeats && len(x.Req.Info.Parts) == 2 {
+		x.Responses.Add(s)
 	}
 	return nil
 }
 
-// respond reads the response to a poll, and passes it on unchanged.
-func (s pollStage) respond(x *state, resp *upstream.Response) *outcome {
+// Respond reads the response to a poll, and passes it on unchanged.
+func (s pollStage) Respond(x *pipeline.State, resp *upstream.Response) *pipeline.Outcome {
 	if resp.Status != http.StatusOK {
 		return nil
 	}
 	buf := upstream.Buffer()
 	defer buf.Free()
-	n, err := fill(resp.Body, buf.B)
+	n, err := pipeline.Fill(resp.Body, buf.B)
 	body := append(make([]byte, 0, n), buf.B[:n]...)
 	rest := io.Reader(resp.Body)
 	if err != nil {
@@ -110,10 +111,10 @@ func (s pollStage) respond(x *state, resp *upstream.Response) *outcome {
 		return nil
 	}
 	record, ok := lock.FindRecord("leases", resp.Get("Content-Type"), body)
-	if !ok || s.policy.env.identifiesAs(record.Holder) || !match.Storable(x.req.info.Namespace, x.req.info.Name) || strings.HasSuffix(x.req.info.Name, "---"+s.policy.shard) {
+	if !ok || s.policy.env.identifiesAs(record.Holder) || !match.Storable(x.Req.Info.Namespace, x.Req.Info.Name) || strings.HasSuffix(x.Req.Info.Name, "---"+s.policy.shard) {
 		return nil
 	}
-	s.policy.env.observed.Note(lock.Observed{Namespace: x.req.info.Namespace, Name: x.req.info.Name, Resource: "leases", Holder: record.Holder}, time.Now())
+	s.policy.env.observed.Note(lock.Observed{Namespace: x.Req.Info.Namespace, Name: x.Req.Info.Name, Resource: "leases", Holder: record.Holder}, time.Now())
 	return nil
 }
 

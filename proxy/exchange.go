@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
@@ -19,7 +20,7 @@ import (
 
 // exchange is one request and its response.
 type exchange struct {
-	state
+	pipeline.State
 	pod      *Pod
 	policy   *policy // in force when the request was evaluated last
 	start    time.Time
@@ -37,7 +38,7 @@ type exchange struct {
 
 // run serves the request.
 func (x *exchange) run() {
-	x.out.header = x.req.header // for the access line, if no stage runs
+	x.Out.Header = x.Req.Header // for the access line, if no stage runs
 	refused := x.admit()
 	defer x.finish()
 	if refused != nil {
@@ -55,7 +56,7 @@ func (x *exchange) finish() {
 	if x.counted { // a panic came first
 		x.answered(nil, errShutdown)
 	}
-	x.req.body.free()
+	x.Req.Body.Free()
 	v := recover()
 	if v != nil && v != errAbort { //nolint:errorlint // a panic's value, compared as net/http does
 		x.pod.server.metrics.Panics.Inc()
@@ -65,16 +66,16 @@ func (x *exchange) finish() {
 			v = nil
 		}
 	}
-	x.policy.countInjected(&x.injection, x.version != "")
+	x.policy.countInjected(&x.Injection, x.Version != "")
 	x.account()
-	x.allowed.ticket.Leave()
-	if x.plan != nil {
-		x.plan.meters.Bytes.Add(float64(x.bytes))
+	x.Allowed.Ticket.Leave()
+	if x.Plan != nil {
+		x.Plan.Meters.Bytes.Add(float64(x.bytes))
 	}
 	if v != nil {
 		panic(errAbort)
 	}
-	if x.req.proto == proto2 && x.bytes > 0 {
+	if x.Req.Proto == pipeline.HTTP2 && x.bytes > 0 {
 		x.client.flush() // else net/http does, and waits for the client after the release
 	}
 }
@@ -90,7 +91,7 @@ func (x *exchange) serve() (again bool) {
 	}
 	end := x.evaluate(pol)
 	if end == nil {
-		if x.debug && (x.protocol != "" || x.plan.route == stream) {
+		if x.Debug && (x.Protocol != "" || x.Plan.Route == pipeline.RouteStream) {
 			// The access line comes with the response, which may take long. This line
 			// shows that the request passed, even if the agent is killed before.
 			x.pod.server.log.LogAttrs(context.Background(), slog.LevelDebug, "stream begins", x.accessAttrs()...)
@@ -99,7 +100,7 @@ func (x *exchange) serve() (again bool) {
 	}
 	switch {
 	case end == nil:
-	case end.kind == startOver:
+	case end.Kind == pipeline.StartOver:
 		x.leave()
 		return true
 	default:
@@ -109,55 +110,55 @@ func (x *exchange) serve() (again bool) {
 }
 
 // evaluate applies the stages of a policy.
-func (x *exchange) evaluate(pol *policy) *outcome {
+func (x *exchange) evaluate(pol *policy) *pipeline.Outcome {
 	x.policy, x.flight = pol, flight{end: writes.NotSeen}
 	x.client.last = pol.passthrough // the connection is older than that
-	end := pol.evaluate(&x.state)
-	x.client.last = x.client.last || x.last
+	end := pol.evaluate(&x.State)
+	x.client.last = x.client.last || x.Last
 	return end
 }
 
 // leave removes the request from the open connections and from the ledger.
 func (x *exchange) leave() {
-	if x.connected {
-		x.connected = false
+	if x.Connected {
+		x.Connected = false
 		x.pod.connects.leave(x)
 	}
-	x.resumption.leave()
+	x.Resumption.Leave()
 }
 
 // admit charges x to a budget before the request is parsed.
 func (x *exchange) admit() *apierrors.StatusError {
-	x.budget, x.held = &x.accounts.held, x.req.weight()
-	if x.budget.Take(x.held) {
+	x.Budget, x.Held = &x.Budgets.Held, x.Req.Weight()
+	if x.Budget.Take(x.Held) {
 		return nil
 	}
 	if x.urgent() {
-		return x.charge(&x.accounts.lock)
+		return x.Charge(&x.Budgets.Lock)
 	}
-	return x.beyond()
+	return x.Exceeded()
 }
 
 // urgent reports whether x is about the lock, when its budget is exhausted.
 func (x *exchange) urgent() bool {
 	pol := x.pod.policy.Load()
-	if pol == nil || len(pol.locks) == 0 || x.held > ownLock/4 {
+	if pol == nil || len(pol.locks) == 0 || x.Held > pipeline.OwnLock/4 {
 		return false
 	}
-	if x.req.classify(); x.req.malformed != nil {
+	if x.Req.Classify(); x.Req.Malformed != nil {
 		return false
 	}
-	plan := pol.plan(x.req.info)
-	return plan.urgent != nil && plan.urgent(x.req.info)
+	plan := pol.plan(x.Req.Info)
+	return plan.Urgent != nil && plan.Urgent(x.Req.Info)
 }
 
 // shed frees memory before a request is answered 429, or cuts it off.
 func (x *exchange) shed() {
-	if x.pod.refusing.Add(1) > maxRefusing {
-		x.pod.refusing.Add(-1)
+	if x.pod.Refusing.Add(1) > pipeline.MaxRefusing {
+		x.pod.Refusing.Add(-1)
 		panic(errAbort)
 	}
-	x.refusing = true
+	x.Refusing = true
 	x.strip(4 << 10)
 }
 
@@ -165,14 +166,14 @@ func (x *exchange) shed() {
 // way upstream.
 func (x *exchange) strip(accept int) {
 	x.client.forget(accept)
-	x.req.forget()
-	x.out = outgoing{}
+	x.Req.Forget()
+	x.Out = pipeline.Outgoing{}
 }
 
 // release returns all that x has of the budgets.
 func (x *exchange) release() {
 	x.strip(0)
-	x.holding.release()
+	x.Holding.Release()
 	x.client.guard.Release()
 }
 

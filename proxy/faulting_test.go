@@ -193,7 +193,7 @@ func TestFaultsSkipLocksThatTheyDoNotName(t *testing.T) {
 }
 
 func TestDelayEndsWithItsRule(t *testing.T) {
-	held := func(m *mesh) int64 { return m.pod.held.Taken() }
+	held := func(m *mesh) int64 { return m.pod.Held.Taken() }
 	protocols(t, func(t *testing.T, http2 bool) {
 		for _, c := range []struct {
 			what string
@@ -321,7 +321,7 @@ func TestTruncatedResponseNeverEndsCleanly(t *testing.T) {
 					require.Len(t, got, min(after, len(body)))
 					if after >= len(body) {
 						require.NoError(t, err)
-						require.Eventually(t, func() bool { return m.pod.held.Taken() == 0 }, soon, time.Millisecond)
+						require.Eventually(t, func() bool { return m.pod.Held.Taken() == 0 }, soon, time.Millisecond)
 						require.Zero(t, m.injected()["truncate"], "nothing was left out")
 						return
 					}
@@ -379,7 +379,7 @@ func TestSlowBodyEndsWithClientOrRule(t *testing.T) {
 				stays, err := c.Do(asking(t, t.Context(), "GET", target))
 				require.NoError(t, err)
 				defer stays.Body.Close()
-				underWay := func() int64 { return m.pod.held.Taken() + m.pod.long.Taken() }
+				underWay := func() int64 { return m.pod.Held.Taken() + m.pod.Long.Taken() }
 				two := underWay()
 				cancel()
 				require.Eventually(t, func() bool { return underWay() < two }, soon, time.Millisecond)

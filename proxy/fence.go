@@ -1,14 +1,20 @@
 package proxy
 
 import (
+	"bytes"
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"net/url"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -17,7 +23,9 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
 // fenceStage refuses, or counts, requests for objects that another shard owns.
@@ -44,23 +52,23 @@ func newFenceStage(p *policy, key match.Kind) *fenceStage {
 	return &fenceStage{Fence: f, policy: p, foreign: count("refused")}
 }
 
-func (s *fenceStage) apply(x *state) *outcome {
+func (s *fenceStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	switch {
-	case x.exempt:
+	case x.Exempt:
 		return nil
 	case s.ByUID:
 		return s.object(x)
 	case s.InBody:
 		return s.create(x)
-	case s.Foreign(x.req.info.Namespace):
-		return s.encounter(x, "namespace "+x.req.info.Namespace, x.req.info.Namespace)
+	case s.Foreign(x.Req.Info.Namespace):
+		return s.encounter(x, "namespace "+x.Req.Info.Namespace, x.Req.Info.Namespace)
 	}
 	return nil
 }
 
 // encounter handles a request for an object that another shard owns; the key is empty if
 // it is not known.
-func (s *fenceStage) encounter(x *state, what, key string) *outcome {
+func (s *fenceStage) encounter(x *pipeline.State, what, key string) *pipeline.Outcome {
 	if s.dryRun != nil {
 		s.dryRun.note(x)
 		return nil
@@ -69,27 +77,27 @@ func (s *fenceStage) encounter(x *state, what, key string) *outcome {
 	if s.Observe {
 		return nil
 	}
-	return s.policy.forbidden(x.req.info, what, key)
+	return s.policy.forbidden(x.Req.Info, what, key)
 }
 
 // undecided handles a request whose object has an unknown key.
-func (s *fenceStage) undecided(refused *apierrors.StatusError) *outcome {
+func (s *fenceStage) undecided(refused *apierrors.StatusError) *pipeline.Outcome {
 	if s.Observe {
 		s.unknown.Inc()
 		return nil
 	}
-	return refusalBy(meshv1.RefusedUnknown, refused)
+	return pipeline.RefusalFor(meshv1.RefusedUnknown, refused)
 }
 
 // create decides on the creation of a Namespace by the name in the body.
-func (s *fenceStage) create(x *state) *outcome {
-	if s.Observe && x.out.header.get("Content-Encoding") != "" {
+func (s *fenceStage) create(x *pipeline.State) *pipeline.Outcome {
+	if s.Observe && x.Out.Header.Get("Content-Encoding") != "" {
 		return s.undecided(nil)
 	}
 	name, refused, err := nameInBody(x)
 	switch {
 	case refused != nil:
-		return refusal(refused)
+		return pipeline.Refusal(refused)
 	case errors.Is(err, filter.ErrType):
 		return s.undecided(status.UnsupportedMediaType("the name of a namespace must be read: %v", err))
 	case err != nil:
@@ -104,13 +112,13 @@ func (s *fenceStage) create(x *state) *outcome {
 
 // nameInBody returns the name of the object that a request creates. The error says why it
 // cannot be read.
-func nameInBody(x *state) (name string, refused *apierrors.StatusError, err error) {
-	raw, refused := x.readBody(lock.MaxObject)
+func nameInBody(x *pipeline.State) (name string, refused *apierrors.StatusError, err error) {
+	raw, refused := x.ReadBody(lock.MaxObject)
 	if refused != nil {
 		return "", refused, nil
 	}
-	x.out.replace(raw)
-	_, name, _, err = filter.KeyOf(cmp.Or(x.out.header.get("Content-Type"), typeJSON), raw)
+	x.Out.Replace(raw)
+	_, name, _, err = filter.KeyOf(cmp.Or(x.Out.Header.Get("Content-Type"), typeJSON), raw)
 	return name, nil, err
 }
 
@@ -124,25 +132,25 @@ type standbyStage struct {
 	policy *policy
 }
 
-func (s standbyStage) apply(x *state) *outcome {
-	if !s.Refuses(x.req.info.Namespace) {
+func (s standbyStage) Apply(x *pipeline.State) *pipeline.Outcome {
+	if !s.Refuses(x.Req.Info.Namespace) {
 		return nil
 	}
 	return s.policy.inStandby()
 }
 
 // inStandby refuses a write until the pod is given keys.
-func (p *policy) inStandby() *outcome {
+func (p *policy) inStandby() *pipeline.Outcome {
 	why := p.message.GetSharding().GetStandbyReason()
 	if why == "" {
 		why = fmt.Sprintf("ShardingConfig %s/%s: its shard owns nothing yet", p.env.info.Namespace, p.shard)
 	}
-	return refusalBy(meshv1.RefusedStandby, status.Unavailable(standbyRetry, "pod %s is in standby and may not write yet: %s", p.env.id, why))
+	return pipeline.RefusalFor(meshv1.RefusedStandby, status.Unavailable(standbyRetry, "pod %s is in standby and may not write yet: %s", p.env.id, why))
 }
 
 // forbidden refuses a request for an object that another shard owns. The key is empty if
 // it is not known.
-func (p *policy) forbidden(info *apirequest.RequestInfo, what, key string) *outcome {
+func (p *policy) forbidden(info *apirequest.RequestInfo, what, key string) *pipeline.Outcome {
 	resource := info.Resource
 	if info.Subresource != "" {
 		resource += "/" + info.Subresource
@@ -151,5 +159,168 @@ func (p *policy) forbidden(info *apirequest.RequestInfo, what, key string) *outc
 		"%s %s: %s does not belong to this pod's shard, ShardingConfig %s/%s: %s",
 		info.Verb, resource, what, p.env.info.Namespace, p.shard, p.Owner(key))
 	refused.ErrStatus.Details = &metav1.StatusDetails{Name: info.Name, Group: info.APIGroup, Kind: info.Resource}
-	return refusalBy(meshv1.RefusedForeign, refused)
+	return pipeline.RefusalFor(meshv1.RefusedForeign, refused)
+}
+
+const (
+	typeJSON     = "application/json"
+	typeProtobuf = "application/vnd.kubernetes.protobuf"
+	// partial requests only the metadata of an object.
+	partial = typeJSON + ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+	// maxRead bounds an object that is read for its uid, in bytes.
+	maxRead = 4 * lock.MaxObject
+)
+
+// object decides by the uid of the object that a request is for. For a get, the response
+// has it. For other requests, the proxy first gets the object with the caller's own
+// permissions; a missing object belongs to no shard.
+//
+// The name may be given to another object between the look-up and the write. So the body is
+// read before the look-up, and the write names the uid (pin).
+func (s *fenceStage) object(x *pipeline.State) *pipeline.Outcome {
+	switch {
+	case len(x.Req.Info.Parts) < 2: // deletecollection, or a binding, whose body names the pod
+		return s.encounter(x, "not each of these objects", "")
+	case x.Req.Method == http.MethodGet && len(x.Req.Info.Parts) == 2 && !s.Observe:
+		return s.get(x)
+	}
+	var body []byte
+	if x.Plan.Key.Writes() && !x.Plan.Key.Connects() && !s.Observe {
+		var refused *apierrors.StatusError
+		if body, refused = x.ReadBody(lock.MaxObject); refused != nil {
+			return pipeline.Refusal(refused)
+		}
+		x.Out.Replace(body)
+	}
+	uid, refused := s.lookUp(x)
+	switch {
+	case refused != nil && refused.ErrStatus.Code == http.StatusNotFound:
+		return nil
+	case refused != nil:
+		return s.undecided(refused)
+	case !s.Owns(uid):
+		return s.encounter(x, "object "+x.Req.Info.Name, uid)
+	case s.Observe:
+		return nil
+	}
+	return s.pin(x, body, uid)
+}
+
+// pin adds the uid to a write, so that the apiserver refuses it if the name is another
+// object's by then. Subresources other than the status have no place for it.
+func (s *fenceStage) pin(x *pipeline.State, body []byte, uid string) *pipeline.Outcome {
+	verb, subresource := x.Req.Info.Verb, x.Req.Info.Subresource
+	switch {
+	case verb == "delete" && subresource == "":
+		if len(bytes.TrimSpace(body)) == 0 {
+			body = []byte(`{"kind":"DeleteOptions","apiVersion":"v1"}`)
+			x.Out.Set("Content-Type", typeJSON)
+		}
+	case (verb == "update" || verb == "patch") && (subresource == "" || subresource == "status"):
+	default:
+		return nil
+	}
+	named, pinned := isolation.Pin(verb, cmp.Or(x.Out.Header.Get("Content-Type"), typeJSON), body, uid)
+	switch {
+	case named != "" && !s.Owns(named):
+		return s.encounter(x, "object "+x.Req.Info.Name, named)
+	case pinned != nil:
+		x.Out.Replace(pinned)
+	}
+	return nil
+}
+
+// get requests a response that has the object's uid.
+func (s *fenceStage) get(x *pipeline.State) *pipeline.Outcome {
+	accept, ok := lock.Accept(x.Out.Header.Get("Accept"))
+	if !ok {
+		return pipeline.Refusal(status.NotAcceptable("the uid of %s must be read: ask for JSON or Kubernetes protobuf", x.Req.Info.Resource))
+	}
+	var err error
+	if x.Out.Query, err = withMetadata(x.Out.Query); err != nil {
+		return pipeline.Refusal(status.BadRequest("%v", err))
+	}
+	x.Out.Set("Accept", accept)
+	x.Out.Drop("Accept-Encoding")
+	x.Responses.Only(s) // no other stage may read an object of another shard
+	return nil
+}
+
+// Respond passes the object on if the shard owns it.
+func (s *fenceStage) Respond(x *pipeline.State, resp *upstream.Response) *pipeline.Outcome {
+	if resp.Status != http.StatusOK {
+		return nil
+	}
+	contentType := resp.Get("Content-Type")
+	body, err := x.ReadAll(resp.Body, maxRead)
+	if refused, ok := errors.AsType[*apierrors.StatusError](err); ok {
+		return x.Plan.BadResponse(x.Req.Info.Resource, refused)
+	}
+	if err != nil {
+		return pipeline.Failure(err)
+	}
+	_, _, uid, err := filter.KeyOf(contentType, body)
+	if err != nil {
+		return x.Plan.BadResponse(x.Req.Info.Resource, err)
+	}
+	if !s.Owns(uid) {
+		if end := s.encounter(x, "object "+x.Req.Info.Name, uid); end != nil {
+			return end
+		}
+	}
+	pipeline.SetLength(resp.Header, len(body))
+	x.Whole = body
+	return nil
+}
+
+// lookUp gets the uid of the object that a request is for.
+func (s *fenceStage) lookUp(x *pipeline.State) (uid string, refused *apierrors.StatusError) {
+	header := maps.Clone(x.Out.Header)
+	header["Accept"] = []string{partial}
+	for _, of := range []string{"Accept-Encoding", "Content-Type", pipeline.AuditHeader} { // an audit id is one request's
+		delete(header, of)
+	}
+	resp, err := s.policy.env.get(x.Req.Ctx, &upstream.Request{
+		Method: http.MethodGet, Target: objectPath(&x.Req, x.Out.Path), Host: x.Req.Host, Header: header,
+	})
+	if err != nil {
+		return "", s.noResponse(x, err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	body, err := x.ReadAll(resp.Body, maxRead)
+	if err != nil {
+		return "", s.noResponse(x, err)
+	}
+	if resp.Status != http.StatusOK {
+		failure := metav1.Status{Code: int32(resp.Status), Status: metav1.StatusFailure}
+		_ = json.Unmarshal(body, &failure) // else the code must suffice
+		failure.Code = int32(resp.Status)
+		return "", &apierrors.StatusError{ErrStatus: failure}
+	}
+	if _, _, uid, err = filter.KeyOf(resp.Get("Content-Type"), body); err != nil {
+		return "", status.New(http.StatusBadGateway, "BadGateway", 0, "the owner of the object cannot be read: %v", err)
+	}
+	return uid, nil
+}
+
+// noResponse counts that the apiserver did not answer, and returns the refusal instead.
+func (s *fenceStage) noResponse(x *pipeline.State, err error) *apierrors.StatusError {
+	if refused, ok := errors.AsType[*apierrors.StatusError](err); ok {
+		return refused
+	}
+	x.Plan.Meters.UpstreamErrors.Inc()
+	return s.policy.env.noResponse(err)
+}
+
+// objectPath returns an escaped path up to the object's name.
+func objectPath(r *pipeline.Request, escaped string) string {
+	segments := strings.Split(strings.TrimPrefix(escaped, "/"), "/")
+	head := len(strings.Split(strings.Trim(r.Path, "/"), "/")) - len(r.Info.Parts) + 2
+	segments = segments[:min(head, len(segments))]
+	if r.Info.Subresource == "proxy" { // the name may have a scheme and a port around it
+		if _, name, _, ok := utilnet.SplitSchemeNamePort(r.Info.Name); ok {
+			segments[len(segments)-1] = url.PathEscape(name)
+		}
+	}
+	return "/" + strings.Join(segments, "/")
 }

@@ -72,7 +72,7 @@ func (x *exchange) answered(resp *upstream.Response, err error) {
 // completion judges a write, or a connection, by its response or error.
 func (x *exchange) completion(resp *upstream.Response, err error) writes.Completion {
 	awaited := x.pod.writing.Err() != nil && !errors.Is(context.Cause(x.pod.writing), errUnanswerable)
-	return writes.Complete(x.plan.key, !x.sending.Sent.IsZero(), awaited, resp, err)
+	return writes.Complete(x.Plan.Key, !x.sending.Sent.IsZero(), awaited, resp, err)
 }
 
 // lastByte is the body of a write that is read while it is sent. The write counts from the
@@ -93,7 +93,7 @@ func (b *lastByte) Read(p []byte) (int, error) {
 		if !b.x.begin() {
 			return 0, relist.ErrPolicyChanged
 		}
-		if gone := b.x.req.gone(); gone != nil {
+		if gone := b.x.Req.Gone(); gone != nil {
 			return 0, gone
 		}
 	}
@@ -104,10 +104,10 @@ func (b *lastByte) Read(p []byte) (int, error) {
 // because only the response shows when it has ended. It returns false if the request must
 // be evaluated again.
 func (x *exchange) depart() bool {
-	x.ctx = x.pod.writing
-	if _, whole := x.out.body.(*bytes.Reader); whole || x.out.length == 0 {
+	x.Ctx = x.pod.writing
+	if _, whole := x.Out.Body.(*bytes.Reader); whole || x.Out.Length == 0 {
 		return x.begin()
 	}
-	x.out.body = &lastByte{Reader: x.out.body, x: x, left: x.out.length}
+	x.Out.Body = &lastByte{Reader: x.Out.Body, x: x, left: x.Out.Length}
 	return true
 }

@@ -18,6 +18,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
 )
@@ -73,7 +74,7 @@ func TestCompletionOfWriteByItsEnd(t *testing.T) {
 				x := &exchange{
 					pod: &Pod{lifetime: lifetime{writing: writing}}, sending: upstream.Request{Sent: time.Now()},
 					policy: &policy{}, flight: flight{counted: true},
-					state: state{decision: decision{plan: &plan{key: match.Kind{Verb: "update", Group: c.group, Resource: "things"}}}},
+					State: pipeline.State{Decision: pipeline.Decision{Plan: &pipeline.Plan{Key: match.Kind{Verb: "update", Group: c.group, Resource: "things"}}}},
 				}
 				if c.unsent {
 					x.sending.Sent = time.Time{}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
@@ -42,43 +43,43 @@ func (s *lockStage) urgent(info *apirequest.RequestInfo) bool {
 	return false
 }
 
-func (s *lockStage) apply(x *state) *outcome {
+func (s *lockStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	switch {
-	case len(x.req.info.Parts) == 2:
+	case len(x.Req.Info.Parts) == 2:
 		return s.object(x)
-	case x.req.info.Verb == "create":
+	case x.Req.Info.Verb == "create":
 		return s.create(x)
 	}
 	return s.collection(x)
 }
 
 // object handles a request whose path names the object.
-func (s *lockStage) object(x *state) *outcome {
-	l := s.locks.Named(x.req.info.Namespace, x.req.info.Name)
+func (s *lockStage) object(x *pipeline.State) *pipeline.Outcome {
+	l := s.locks.Named(x.Req.Info.Namespace, x.Req.Info.Name)
 	if l == nil {
 		return nil
 	}
-	if s.standby && x.plan.key.Writes() {
+	if s.standby && x.Plan.Key.Writes() {
 		return s.policy.inStandby()
 	}
-	x.out.path = l.Path(x.out.path, 0)
-	if x.req.info.Verb == "update" || x.req.info.Verb == "patch" {
+	x.Out.Path = l.Path(x.Out.Path, 0)
+	if x.Req.Info.Verb == "update" || x.Req.Info.Verb == "patch" {
 		if _, refused := s.body(x, lock.Set{l}); refused != nil {
-			return refusal(refused)
+			return pipeline.Refusal(refused)
 		}
 	}
 	return s.claim(x, l)
 }
 
 // create handles a request that may create a lock. Other bodies are not changed.
-func (s *lockStage) create(x *state) *outcome {
-	candidates := s.locks.In(x.req.info.Namespace)
+func (s *lockStage) create(x *pipeline.State) *pipeline.Outcome {
+	candidates := s.locks.In(x.Req.Info.Namespace)
 	if len(candidates) == 0 {
 		return nil
 	}
 	l, refused := s.body(x, candidates)
 	if refused != nil || l == nil {
-		return refusal(refused)
+		return pipeline.Refusal(refused)
 	}
 	if s.standby {
 		return s.policy.inStandby()
@@ -87,22 +88,22 @@ func (s *lockStage) create(x *state) *outcome {
 }
 
 // collection handles a list, watch or deletecollection whose field selector names a lock.
-func (s *lockStage) collection(x *state) *outcome {
+func (s *lockStage) collection(x *pipeline.State) *pipeline.Outcome {
 	for _, l := range s.locks {
-		if l.Namespace() != x.req.info.Namespace {
+		if l.Namespace() != x.Req.Info.Namespace {
 			continue
 		}
-		edited, byName, err := l.Query(x.out.query)
+		edited, byName, err := l.Query(x.Out.Query)
 		if err != nil {
-			return refusal(status.BadRequest("%v", err))
+			return pipeline.Refusal(status.BadRequest("%v", err))
 		}
 		if !byName {
 			continue
 		}
-		if s.standby && x.plan.key.Writes() {
+		if s.standby && x.Plan.Key.Writes() {
 			return s.policy.inStandby()
 		}
-		x.out.query = edited
+		x.Out.Query = edited
 		return s.claim(x, l)
 	}
 	return nil
@@ -110,21 +111,21 @@ func (s *lockStage) collection(x *state) *outcome {
 
 // body reads the request's body, which is bounded, and replaces the name of the lock in it.
 // It returns nil if the body names no lock.
-func (s *lockStage) body(x *state, candidates lock.Set) (*lock.Lock, *apierrors.StatusError) {
-	raw, refused := x.readBody(lock.MaxObject)
+func (s *lockStage) body(x *pipeline.State, candidates lock.Set) (*lock.Lock, *apierrors.StatusError) {
+	raw, refused := x.ReadBody(lock.MaxObject)
 	if refused != nil {
 		return nil, refused
 	}
-	x.out.replace(raw)
+	x.Out.Replace(raw)
 	for _, l := range candidates {
-		out, err := l.Request(x.out.header.get("Content-Type"), raw)
+		out, err := l.Request(x.Out.Header.Get("Content-Type"), raw)
 		switch {
 		case errors.Is(err, lock.ErrUnsupported):
-			return nil, status.UnsupportedMediaType("%v: the name of a %s in namespace %s must be read", err, x.req.info.Resource, x.req.info.Namespace)
+			return nil, status.UnsupportedMediaType("%v: the name of a %s in namespace %s must be read", err, x.Req.Info.Resource, x.Req.Info.Namespace)
 		case err != nil:
 			return nil, status.BadRequest("%v", err)
 		case out.Lock:
-			x.out.replace(out.Bytes)
+			x.Out.Replace(out.Bytes)
 			return l, nil
 		}
 	}
@@ -133,53 +134,53 @@ func (s *lockStage) body(x *state, candidates lock.Set) (*lock.Lock, *apierrors.
 
 // claim makes x a request about a lock: on the locks' own connection, exempt from isolation,
 // and with a response in which names can be replaced.
-func (s *lockStage) claim(x *state, l *lock.Lock) *outcome {
-	accept, ok := lock.Accept(x.out.header.get("Accept"))
+func (s *lockStage) claim(x *pipeline.State, l *lock.Lock) *pipeline.Outcome {
+	accept, ok := lock.Accept(x.Out.Header.Get("Accept"))
 	if !ok {
-		return refusal(status.NotAcceptable("requests about the lock must accept JSON or Kubernetes protobuf"))
+		return pipeline.Refusal(status.NotAcceptable("requests about the lock must accept JSON or Kubernetes protobuf"))
 	}
-	x.out.set("Accept", accept)
-	x.out.drop("Accept-Encoding")
-	x.lock, x.exempt = l, true
-	x.responses.only(s)
+	x.Out.Set("Accept", accept)
+	x.Out.Drop("Accept-Encoding")
+	x.Lock, x.Exempt = l, true
+	x.Responses.Only(s)
 	return nil
 }
 
-// respond restores the names in the response about a lock.
-func (s *lockStage) respond(x *state, resp *upstream.Response) *outcome {
+// Respond restores the names in the response about a lock.
+func (s *lockStage) Respond(x *pipeline.State, resp *upstream.Response) *pipeline.Outcome {
 	contentType := resp.Get("Content-Type")
-	if x.req.info.Verb == "watch" && resp.Status == http.StatusOK {
-		events, err := x.lock.Events(contentType, resp.Body)
+	if x.Req.Info.Verb == "watch" && resp.Status == http.StatusOK {
+		events, err := x.Lock.Events(contentType, resp.Body)
 		if err != nil {
-			return x.plan.badResponse("the lock", err)
+			return x.Plan.BadResponse("the lock", err)
 		}
 		resp.Replace(events)
 		return nil
 	}
-	body, err := x.readAll(resp.Body, maxLockAnswer)
+	body, err := x.ReadAll(resp.Body, maxLockAnswer)
 	if refused, ok := errors.AsType[*apierrors.StatusError](err); ok {
-		return x.plan.badResponse("the lock", refused)
+		return x.Plan.BadResponse("the lock", refused)
 	}
 	if err != nil {
-		return failure(err)
+		return pipeline.Failure(err)
 	}
 	if resp.Status/100 == 2 {
-		written, resource := s.policy.env.lockWrites, x.req.info.Resource
-		switch x.req.info.Verb {
+		written, resource := s.policy.env.lockWrites, x.Req.Info.Resource
+		switch x.Req.Info.Verb {
 		case "create", "update", "patch":
-			written.Note(x.lock, s.locks, resource, lock.ReadHeld(contentType, body))
+			written.Note(x.Lock, s.locks, resource, lock.ReadHeld(contentType, body))
 		case "delete", "deletecollection":
-			written.Note(x.lock, s.locks, resource, lock.Held{})
+			written.Note(x.Lock, s.locks, resource, lock.Held{})
 		}
 	}
-	edited, err := x.lock.Answer(contentType, body)
+	edited, err := x.Lock.Answer(contentType, body)
 	if err != nil {
-		return x.plan.badResponse("the lock", err)
+		return x.Plan.BadResponse("the lock", err)
 	}
-	if x.req.method != http.MethodHead {
-		setLength(resp.Header, len(edited))
+	if x.Req.Method != http.MethodHead {
+		pipeline.SetLength(resp.Header, len(edited))
 	}
-	x.whole = edited
+	x.Whole = edited
 	return nil
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
@@ -44,7 +45,7 @@ type Pod struct {
 
 	lifetime
 	accepting
-	accounts
+	pipeline.Budgets
 	inForce
 
 	egress  *egress.Server
@@ -107,14 +108,14 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 		},
 		server: s, dial: dial,
 		lifetime: newLifetime(),
-		accounts: accounts{
-			held:     bounds.Account{Pool: s.held, Own: ownHeld},
-			long:     bounds.Account{Pool: s.long, Own: ownLong},
-			lock:     bounds.Account{Pool: s.held, Own: ownLock},
-			filtered: bounds.Account{Pool: s.filtered, Own: ownFiltered},
+		Budgets: pipeline.Budgets{
+			Held:     bounds.Account{Pool: s.held, Own: pipeline.OwnHeld},
+			Long:     bounds.Account{Pool: s.long, Own: pipeline.OwnLong},
+			Lock:     bounds.Account{Pool: s.held, Own: pipeline.OwnLock},
+			Filtered: bounds.Account{Pool: s.filtered, Own: pipeline.OwnFiltered},
 		},
 	}
-	p.accounts.pod, p.accounts.bound = p.id, p.bound
+	p.Budgets.Pod, p.Budgets.Bound = p.id, p.bound
 	p.accepting = accepting{conns: s.conns.Conns(p.bound), stall: downstream.Stall, dropped: rate.NewLimiter(abandonedRate, abandonedBurst)}
 	p.draining = p.conns.Draining
 	p.env.notify, p.env.get, p.env.noResponse, p.env.enter = p.notify, p.get, p.noResponse, p.enter
@@ -141,7 +142,7 @@ func (p *Pod) newHTTP() (*http.Server, *tls.Config) {
 	both.GetConfigForClient = p.hello
 	server := downstream.NewServer(p, s.log, http.HTTP2Config{
 		MaxConcurrentStreams:          maxStreams,
-		MaxReceiveBufferPerStream:     receivePerStream,
+		MaxReceiveBufferPerStream:     pipeline.ReceivePerStream,
 		MaxReceiveBufferPerConnection: receivePerConnection,
 		MaxReadFrameSize:              maxFrame,
 	})
@@ -170,7 +171,7 @@ type Applied struct {
 //
 // Writes that earlier policies allowed go on.
 func (p *Pod) Apply(m *meshv1.PodPolicy) (Applied, error) {
-	return p.apply(m, time.Now())
+	return p.applySince(m, time.Now())
 }
 
 // Restore is Apply for a first policy that an earlier proxy of this pod had in force since
@@ -178,11 +179,11 @@ func (p *Pod) Apply(m *meshv1.PodPolicy) (Applied, error) {
 // ended, they may not have been made to list, and are now. After another policy it is
 // the same as Apply.
 func (p *Pod) Restore(m *meshv1.PodPolicy, since time.Time) error {
-	_, err := p.apply(m, since)
+	_, err := p.applySince(m, since)
 	return err
 }
 
-func (p *Pod) apply(m *meshv1.PodPolicy, since time.Time) (Applied, error) {
+func (p *Pod) applySince(m *meshv1.PodPolicy, since time.Time) (Applied, error) {
 	next, err := compile(&p.env, m)
 	if err != nil {
 		return Applied{}, err

@@ -18,6 +18,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
@@ -57,7 +58,7 @@ type env struct {
 	noResponse func(error) *apierrors.StatusError
 	// enter adds a request to the open connections into pods and services. It returns false
 	// if the policy is not in force any more.
-	enter func(*state, *policy) bool
+	enter func(*pipeline.State, *policy) bool
 }
 
 // known is what the pod's requests have shown.
@@ -85,11 +86,11 @@ func (e *env) lift(f *fault.Faults) *policy {
 
 // wait waits for a fault, as long as it is in effect. It reports false if the time did not
 // pass: the client or the answer is gone, or another proxy takes over.
-func (e *env) wait(x *state, left func() time.Duration) bool {
-	ctx, cancel := context.WithCancel(x.ctx)
+func (e *env) wait(x *pipeline.State, left func() time.Duration) bool {
+	ctx, cancel := context.WithCancel(x.Ctx)
 	defer cancel()
-	defer context.AfterFunc(x.req.ctx, cancel)()
-	return fault.Wait(ctx, e.draining.Done(), func() <-chan struct{} { return e.lift(x.faults).replaced }, left)
+	defer context.AfterFunc(x.Req.Ctx, cancel)()
+	return fault.Wait(ctx, e.draining.Done(), func() <-chan struct{} { return e.lift(x.Faults).replaced }, left)
 }
 
 // identifiesAs reports whether a holder's identity is the pod's, as client-go and
@@ -170,13 +171,13 @@ func (p *policy) divide(s *meshv1.Sharding) (err error) {
 }
 
 // evaluate applies the stages to a request, as it came.
-func (p *policy) evaluate(x *state) *outcome {
-	x.renew()
-	if end := p.gate.apply(x); end != nil {
+func (p *policy) evaluate(x *pipeline.State) *pipeline.Outcome {
+	x.Renew()
+	if end := p.gate.Apply(x); end != nil {
 		return end
 	}
-	x.plan = p.plan(x.req.info)
-	return x.plan.stages.apply(x)
+	x.Plan = p.plan(x.Req.Info)
+	return x.Plan.Stages.Apply(x)
 }
 
 // Affects implements relist.Policy: it reports whether clients get other objects of a

@@ -78,7 +78,7 @@ func TestSeriesEndWithLastPodOfWorkload(t *testing.T) {
 	other := m.job("other", "deployment")
 	_ = stays.Shutdown(gone)
 	require.Equal(t, one, m.series(), "its workload has a pod yet")
-	other.policy.Load().plan(&apirequest.RequestInfo{IsResourceRequest: true, Verb: "get", Resource: "pods"}).meters.Count(200)
+	other.policy.Load().plan(&apirequest.RequestInfo{IsResourceRequest: true, Verb: "get", Resource: "pods"}).Meters.Count(200)
 	sum, _ := m.tally("ctrlmesh_requests_total", "workload", "deployment", "verb", "get", "code", "200")
 	require.Equal(t, 3.0, sum, "of both pods, and the last")
 	late := other.policy.Load()
@@ -87,9 +87,9 @@ func TestSeriesEndWithLastPodOfWorkload(t *testing.T) {
 
 	// What goes on all the same shows nowhere.
 	plan := late.plan(&apirequest.RequestInfo{IsResourceRequest: true, Verb: "watch", Resource: "pods"})
-	plan.meters.Count(418)
-	plan.meters.Watches.Inc()
-	late.plan(&apirequest.RequestInfo{IsResourceRequest: true, Verb: "watch", Resource: "nodes"}).meters.Bytes.Add(1)
+	plan.Meters.Count(418)
+	plan.Meters.Watches.Inc()
+	late.plan(&apirequest.RequestInfo{IsResourceRequest: true, Verb: "watch", Resource: "nodes"}).Meters.Bytes.Add(1)
 	other.bound("connections")
 	_ = other.Quiet(t.Context())
 	require.NotSame(t, late, other.policy.Load())
@@ -110,6 +110,6 @@ func TestCountingTakesNoSharedLock(t *testing.T) {
 	p.ServeHTTP(w, httptest.NewRequest("GET", "/api/v1/namespaces/mine/pods/x", http.NoBody))
 	require.Equal(t, 200, w.Code)
 	require.Zero(t, testing.AllocsPerRun(100, func() {
-		p.policy.Load().plan(&apirequest.RequestInfo{IsResourceRequest: true, Verb: "get", Resource: "pods"}).meters.Count(200)
+		p.policy.Load().plan(&apirequest.RequestInfo{IsResourceRequest: true, Verb: "get", Resource: "pods"}).Meters.Count(200)
 	}))
 }

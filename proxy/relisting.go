@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
@@ -21,48 +22,48 @@ type relistStage struct {
 	watch    bool
 }
 
-func (s *relistStage) apply(x *state) *outcome {
-	q := parameters(x.req.query) // the client's own: stages have edited what is sent
+func (s *relistStage) Apply(x *pipeline.State) *pipeline.Outcome {
+	q := pipeline.Parameters(x.Req.Query) // the client's own: stages have edited what is sent
 	var end context.CancelCauseFunc
 	if s.watch {
-		x.ctx, end = context.WithCancelCause(x.ctx)
+		x.Ctx, end = context.WithCancelCause(x.Ctx)
 	}
-	if x.ticket = s.policy.env.ledger.Enter(s.policy, s.resource, viewOf(x, q), end); x.ticket == nil {
-		return restart
+	if x.Ticket = s.policy.env.ledger.Enter(s.policy, s.resource, viewOf(x, q), end); x.Ticket == nil {
+		return pipeline.Restart
 	}
 	initial := s.watch && truthy(q["sendInitialEvents"])
 	if initial {
-		x.initial = &initialEvents{}
+		x.Initial = &pipeline.InitialEvents{}
 	}
-	x.fills = !s.watch && q.Get("continue") == "" || initial
+	x.Fills = !s.watch && q.Get("continue") == "" || initial
 	if version := q.Get("resourceVersion"); s.watch && !initial && version != "" && version != "0" {
-		return refusal(s.resume(x, version))
+		return pipeline.Refusal(s.resume(x, version))
 	}
 	return nil
 }
 
-func viewOf(x *state, q url.Values) relist.View {
+func viewOf(x *pipeline.State, q url.Values) relist.View {
 	return relist.Words{
-		Path:   strings.TrimRight(x.req.path, "/"),
+		Path:   strings.TrimRight(x.Req.Path, "/"),
 		Labels: q.Get("labelSelector"),
 		Fields: q.Get("fieldSelector"),
-		As:     transform(x.out.header.get("Accept")),
-		Agent:  x.out.header.get("User-Agent"),
+		As:     transform(x.Out.Header.Get("Accept")),
+		Agent:  x.Out.Header.Get("User-Agent"),
 	}.View()
 }
 
 // resume refuses a watch from a resource version whose client must list first.
-func (s *relistStage) resume(x *state, version string) *apierrors.StatusError {
+func (s *relistStage) resume(x *pipeline.State, version string) *apierrors.StatusError {
 	expired := func(format string, args ...any) *apierrors.StatusError {
 		return status.New(http.StatusGone, metav1.StatusReasonExpired, 0, format, args...)
 	}
 	resource := s.resource.Resource
 	switch {
-	case x.ticket.Missed(version):
+	case x.Ticket.Missed(version):
 		return expired("faults were injected into a watch of %s, and events kept back when it ended: list again", resource)
-	case x.ticket.Resumable(s.policy, version):
+	case x.Ticket.Resumable(s.policy, version):
 		return nil
-	case x.ticket.Doubtful(s.policy):
+	case x.Ticket.Doubtful(s.policy):
 		return expired("faults may have kept events of %s from watches of an earlier proxy, which is gone: list again", resource)
 	}
 	return expired("what shard %q sees of %s has changed since resource version %s: list again", s.policy.shard, resource, version)

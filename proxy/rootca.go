@@ -11,6 +11,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
 
@@ -25,7 +26,7 @@ type rootCAStage struct {
 }
 
 // newRootCAStage returns nil where a request writes no ConfigMap.
-func newRootCAStage(p *policy, key match.Kind) stage {
+func newRootCAStage(p *policy, key match.Kind) pipeline.Stage {
 	if key.Group != "" || key.Resource != "configmaps" || key.Subresource != "" {
 		return nil
 	}
@@ -36,21 +37,21 @@ func newRootCAStage(p *policy, key match.Kind) stage {
 	return nil
 }
 
-func (s rootCAStage) apply(x *state) *outcome {
-	if x.req.info.Name != rootCAs && x.req.info.Name != "" {
+func (s rootCAStage) Apply(x *pipeline.State) *pipeline.Outcome {
+	if x.Req.Info.Name != rootCAs && x.Req.Info.Name != "" {
 		return nil
 	}
-	body, whole := x.peek()
-	if !whole || x.req.info.Name == "" && !bytes.Contains(body, []byte(rootCAs)) {
+	body, whole := x.Peek()
+	if !whole || x.Req.Info.Name == "" && !bytes.Contains(body, []byte(rootCAs)) {
 		return nil
 	}
 	leaf, err := s.leaf()
 	if err != nil || !containsPEM(body, leaf.Certificate[len(leaf.Certificate)-1]) {
 		return nil
 	}
-	return refusalBy(meshv1.RefusedMeshCA, status.New(http.StatusForbidden, metav1.StatusReasonForbidden, 0,
+	return pipeline.RefusalFor(meshv1.RefusedMeshCA, status.New(http.StatusForbidden, metav1.StatusReasonForbidden, 0,
 		"configmaps %s/%s would get the CA of the mesh, by which pods outside the mesh cannot verify the API server: give the operator the cluster's own CA, for kube-controller-manager with --root-ca-file, or turn off the controller that publishes it",
-		x.req.info.Namespace, rootCAs))
+		x.Req.Info.Namespace, rootCAs))
 }
 
 // containsPEM reports whether a text contains a certificate, by the lines of its PEM form,

@@ -13,6 +13,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
 	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
@@ -82,8 +83,8 @@ func New(c Config) (*Server, error) {
 	s := &Server{
 		leaf: c.Leaf, log: log, notify: c.Notify, metrics: m, pods: map[*Pod]struct{}{},
 		egressLeaf: c.EgressLeaf, egressRoots: c.EgressRoots,
-		conns: downstream.NewPools(), held: bounds.NewPool(maxHeld, ownHeld), long: bounds.NewPool(maxLong, ownLong),
-		filtered: bounds.NewPool(maxFiltered, ownFiltered),
+		conns: downstream.NewPools(), held: bounds.NewPool(pipeline.MaxHeld, pipeline.OwnHeld), long: bounds.NewPool(pipeline.MaxLong, pipeline.OwnLong),
+		filtered: bounds.NewPool(pipeline.MaxFiltered, pipeline.OwnFiltered),
 	}
 	if c.Registerer != nil {
 		if err := c.Registerer.Register(metrics.Breakers(s.openBreakers)); err != nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/query"
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
@@ -49,26 +50,26 @@ func (p *policy) lists(key match.Kind) *fault.Resources {
 
 // refuseInitialEvents refuses a watch that would begin with the objects of a list, if lists
 // can be stale. An apiserver without such watches does the same, and the client lists.
-func (s *staleness) refuseInitialEvents(x *state) *apierrors.StatusError {
-	if x.initial == nil {
+func (s *staleness) refuseInitialEvents(x *pipeline.State) *apierrors.StatusError {
+	if x.Initial == nil {
 		return nil
 	}
-	if o := x.object(); !s.lists.MayBeStale(time.Now(), &o) {
+	if o := x.Object(); !s.lists.MayBeStale(time.Now(), &o) {
 		return nil
 	}
 	return status.New(http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, 0,
-		"sendInitialEvents is forbidden while a FaultInjection makes lists of %s stale: list, and watch from there", x.req.info.Resource)
+		"sendInitialEvents is forbidden while a FaultInjection makes lists of %s stale: list, and watch from there", x.Req.Info.Resource)
 }
 
 // ask requests a list of the given age, if the list begins with this request and the pod
 // has seen the resource before.
-func (s *staleness) ask(x *state, age time.Duration) {
-	more, _, err := query.Get(x.out.query, "continue")
+func (s *staleness) ask(x *pipeline.State, age time.Duration) {
+	more, _, err := query.Get(x.Out.Query, "continue")
 	version := s.seen.At(time.Now().Add(-age))
 	if err != nil || more != "" || version == "" {
 		return
 	}
-	asked, err := query.Set(x.out.query, "resourceVersion", version)
+	asked, err := query.Set(x.Out.Query, "resourceVersion", version)
 	if err != nil {
 		return
 	}
@@ -76,38 +77,38 @@ func (s *staleness) ask(x *state, age time.Duration) {
 	if err != nil {
 		return
 	}
-	x.staleList = staleList{version, x.out.query, s.seen}
-	x.out.query = asked
+	x.StaleList = pipeline.StaleList{Version: version, Fresh: x.Out.Query, Seen: s.seen}
+	x.Out.Query = asked
 }
 
-// apply makes the versions in the response readable.
-func (s *staleness) apply(x *state) *outcome {
-	if x.req.info.Verb == "list" {
-		x.out.drop("Accept-Encoding")
+// Apply makes the versions in the response readable.
+func (s *staleness) Apply(x *pipeline.State) *pipeline.Outcome {
+	if x.Req.Info.Verb == "list" {
+		x.Out.Drop("Accept-Encoding")
 	}
-	if x.lock == nil {
-		x.responses.add(s)
+	if x.Lock == nil {
+		x.Responses.Add(s)
 	}
 	return nil
 }
 
-// respond records the versions in a response.
-func (s *staleness) respond(x *state, resp *upstream.Response) *outcome {
-	if resp.Status != http.StatusOK || x.req.method != http.MethodGet || resp.Get("Content-Encoding") != "" {
+// Respond records the versions in a response.
+func (s *staleness) Respond(x *pipeline.State, resp *upstream.Response) *pipeline.Outcome {
+	if resp.Status != http.StatusOK || x.Req.Method != http.MethodGet || resp.Get("Content-Encoding") != "" {
 		return nil
 	}
-	q := parameters(x.req.query)
+	q := pipeline.Parameters(x.Req.Query)
 	see := func(version []byte) { s.seen.See(time.Now(), version) }
-	if x.req.info.Verb == "watch" {
-		events, err := filter.NewEvents(resp.Body, filter.Options{ContentType: resp.Get("Content-Type"), Hold: func(n int) error { return x.holdFiltered(x.req.info.Resource, n) }})
+	if x.Req.Info.Verb == "watch" {
+		events, err := filter.NewEvents(resp.Body, filter.Options{ContentType: resp.Get("Content-Type"), Hold: func(n int) error { return x.HoldFiltered(x.Req.Info.Resource, n) }})
 		if err == nil {
 			from := q.Get("resourceVersion")
-			initial := from == "" || from == "0" || x.initial != nil
+			initial := from == "" || from == "0" || x.Initial != nil
 			resp.Wrap(relist.EventVersions(events, initial, see))
 		}
 		return nil
 	}
-	if x.version == "" && q.Get("continue") == "" && q.Get("resourceVersionMatch") != string(metav1.ResourceVersionMatchExact) {
+	if x.Version == "" && q.Get("continue") == "" && q.Get("resourceVersionMatch") != string(metav1.ResourceVersionMatchExact) {
 		resp.Wrap(relist.ListVersion(resp.Body, see))
 	}
 	return nil

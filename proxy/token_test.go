@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 )
 
 // jwt is an unsigned token of a service account, bound to the pod if uid is not
@@ -170,10 +171,10 @@ func BenchmarkCheckTokens(b *testing.B) {
 	m := newMesh(b, &recorder{})
 	m.policy(nil)
 	s := newTokenStage(m.pod.policy.Load())
-	x := &state{req: newRequest(getWith(b, "Authorization", "Bearer "+jwt("uid-1")+strings.Repeat("x", 1000)))}
+	x := &pipeline.State{Req: newRequest(getWith(b, "Authorization", "Bearer "+jwt("uid-1")+strings.Repeat("x", 1000)))}
 	b.ReportAllocs()
 	for b.Loop() {
-		if s.apply(x) != nil {
+		if s.Apply(x) != nil {
 			b.Fatal("refused")
 		}
 	}

@@ -2,8 +2,11 @@ package proxy
 
 import (
 	"fmt"
+	"net/http"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -11,6 +14,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
+	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
 
 // traffic is the compiled Traffic of a policy, or the last valid one; not good if no valid
@@ -87,4 +92,59 @@ func (p *policy) enforce() {
 	p.env.histories.Forget(func(res schema.GroupResource) bool {
 		return p.lists(match.Kind{Group: res.Group, Resource: res.Resource}).Oldest() == 0
 	})
+}
+
+// limitStage takes a request from what the rules allow.
+type limitStage struct {
+	policy    *policy
+	resources *limit.Resources // nil: the request is for a path
+	paths     *limit.Rules
+}
+
+// newLimitStage returns nil where no rule is about such requests.
+func newLimitStage(p *policy, key match.Kind, isResource bool) pipeline.Stage {
+	if !isResource {
+		if !p.traffic.rules.Paths() {
+			return nil
+		}
+		return &limitStage{policy: p, paths: p.traffic.rules}
+	}
+	if resources := p.traffic.rules.OfKind(key); resources != nil {
+		return &limitStage{policy: p, resources: resources}
+	}
+	return nil
+}
+
+// Apply takes once: a request that starts over has taken already.
+func (s *limitStage) Apply(x *pipeline.State) *pipeline.Outcome {
+	if !x.Allowed.Taken.IsZero() {
+		return nil
+	}
+	var refused *limit.Refusal
+	now := time.Now()
+	if s.resources != nil {
+		o := x.Object()
+		x.Allowed.Ticket, refused = s.resources.Take(now, &o, x.Out.Header.Get("User-Agent"))
+	} else {
+		x.Allowed.Ticket, refused = s.paths.TakePath(now, x.Req.Info.Verb, x.Req.Info.Path, x.Out.Header.Get("User-Agent"))
+	}
+	x.Allowed.Taken = now
+	if refused == nil {
+		return nil
+	}
+	x.Allowed.RefusedBy = refused.Breaker + "/" + refused.Rule
+	s.policy.limited.Count(refused.Breaker, refused.Rule, refused.Reason)
+	reason := meshv1.RefusedLimited
+	if refused.Opened {
+		reason = meshv1.RefusedBreaker
+	}
+	return pipeline.RefusalFor(reason, limited(s.policy.env.info.Namespace, refused))
+}
+
+// limited returns the refusal of a request that is above a limit.
+func limited(namespace string, r *limit.Refusal) *apierrors.StatusError {
+	if r.Opened {
+		return status.Unavailable(r.RetrySeconds(), "%s", r.Message(namespace))
+	}
+	return status.New(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, r.RetrySeconds(), "%s", r.Message(namespace))
 }

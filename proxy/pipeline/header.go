@@ -1,4 +1,4 @@
-package proxy
+package pipeline
 
 import (
 	"net/textproto"
@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-const auditHeader = "Audit-Id" // Audit-ID, as net/http spells it
+const AuditHeader = "Audit-Id" // Audit-ID, as net/http spells it
 
 // hopByHop headers concern one connection only (RFC 9110, 7.6.1).
 var hopByHop = []string{
@@ -15,19 +15,19 @@ var hopByHop = []string{
 	"Te", "Trailer", "Transfer-Encoding", "Upgrade", "Expect",
 }
 
-// dropHopByHop removes the fields that concern only the client's connection.
-func (o *outgoing) dropHopByHop() {
-	if perConnection(o.header) {
-		dropHopByHop(o.own())
+// DropHopByHop removes the fields that concern only the client's connection.
+func (o *Outgoing) DropHopByHop() {
+	if perConnection(o.Header) {
+		DropHopByHop(o.own())
 	}
 }
 
 // perConnection reports whether there are fields that concern one connection only.
-func perConnection(h header) bool {
+func perConnection(h Header) bool {
 	return slices.ContainsFunc(hopByHop, func(name string) bool { _, has := h[name]; return has })
 }
 
-func dropHopByHop(h header) {
+func DropHopByHop(h Header) {
 	for _, line := range h["Connection"] {
 		for name := range strings.SplitSeq(line, ",") {
 			if name = strings.TrimSpace(name); name != "" {
@@ -40,7 +40,7 @@ func dropHopByHop(h header) {
 	}
 }
 
-func setLength(h header, n int) { h["Content-Length"] = []string{strconv.Itoa(n)} }
+func SetLength(h Header, n int) { h["Content-Length"] = []string{strconv.Itoa(n)} }
 
-// bounded returns the beginning of a text that a client chose, for logs.
-func bounded(id string) string { return id[:min(len(id), 64)] }
+// Bounded returns the beginning of a text that a client chose, for logs.
+func Bounded(id string) string { return id[:min(len(id), 64)] }

@@ -13,8 +13,49 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
+
+// certificateStage refuses clients that present a certificate: TLS ends in the proxy, so the
+// certificate cannot reach the apiserver.
+type certificateStage struct {
+	passthrough bool
+	notify      func(reason, format string, args ...any)
+}
+
+func (s certificateStage) Apply(x *pipeline.State) *pipeline.Outcome {
+	if !x.Req.Certificate {
+		return nil
+	}
+	if s.passthrough {
+		return pipeline.RefusalFor(meshv1.RefusedPassthrough, status.Unavailable(1, "this connection is older than the passthrough of client certificates: connect again"))
+	}
+	const message = "TLS ends at the mesh, so a client certificate cannot reach the apiserver: use a token, " +
+		"or set spec.clientCertificates: Passthrough on a configuration that divides nothing"
+	x.Last = true
+	s.notify(ReasonClientCertificate, "a client certificate was refused: %s", message)
+	return pipeline.RefusalFor(meshv1.RefusedClientCertificate, unauthorized(message))
+}
+
+// contradictionStage refuses all requests of a pod whose configurations contradict each
+// other. Clients retry 503, and not 403: the contradiction ends when the configuration is
+// corrected.
+type contradictionStage struct{ message string }
+
+func (s contradictionStage) Apply(*pipeline.State) *pipeline.Outcome {
+	return pipeline.RefusalFor(meshv1.RefusedContradiction, status.Unavailable(5, "%s", s.message))
+}
+
+// classifyStage refuses a request that cannot be classified.
+type classifyStage struct{}
+
+func (classifyStage) Apply(x *pipeline.State) *pipeline.Outcome {
+	if x.Req.Classify(); x.Req.Malformed != nil {
+		return pipeline.RefusalFor(meshv1.RefusedMalformed, x.Req.Malformed)
+	}
+	return nil
+}
 
 // maxToken bounds a token, in bytes. Tokens of the apiserver have one or two thousand.
 const maxToken = 64 << 10
@@ -37,7 +78,7 @@ type tokenStage struct {
 }
 
 // newTokenStage returns nil where any token is allowed.
-func newTokenStage(p *policy) stage {
+func newTokenStage(p *policy) pipeline.Stage {
 	required := p.env.info.RequireToken
 	if p.message.GetAnyToken() && !required {
 		return nil
@@ -45,16 +86,16 @@ func newTokenStage(p *policy) stage {
 	return &tokenStage{p.env, p.shard, required}
 }
 
-func (s *tokenStage) apply(x *state) *outcome {
+func (s *tokenStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	if refused := s.check(x); refused != nil {
-		return refusalBy(meshv1.RefusedToken, refused)
+		return pipeline.RefusalFor(meshv1.RefusedToken, refused)
 	}
 	return nil
 }
 
-func (s *tokenStage) check(x *state) *apierrors.StatusError {
+func (s *tokenStage) check(x *pipeline.State) *apierrors.StatusError {
 	sent := false
-	switch lines := x.req.header["Authorization"]; len(lines) {
+	switch lines := x.Req.Header["Authorization"]; len(lines) {
 	case 0:
 	case 1:
 		hash := maphash.String(seed, lines[0])
@@ -73,7 +114,7 @@ func (s *tokenStage) check(x *state) *apierrors.StatusError {
 	default:
 		return unauthorized("more than one Authorization header")
 	}
-	for _, line := range x.req.header["Sec-Websocket-Protocol"] {
+	for _, line := range x.Req.Header["Sec-Websocket-Protocol"] {
 		for protocol := range strings.SplitSeq(line, ",") {
 			encoded, ok := strings.CutPrefix(strings.TrimSpace(protocol), websocketBearer)
 			if !ok {
@@ -89,7 +130,7 @@ func (s *tokenStage) check(x *state) *apierrors.StatusError {
 			sent = true
 		}
 	}
-	if foreignInQuery(x.req.query, s.env.info.UID) {
+	if foreignInQuery(x.Req.Query, s.env.info.UID) {
 		return s.refuse()
 	}
 	if s.required && !sent {
