@@ -45,9 +45,9 @@ func (x *exchange) broken() {
 // refuse answers the request without the apiserver.
 func (x *exchange) refuse(reason meshv1.Refusal, err *apierrors.StatusError) {
 	x.Allowed.Unknown = reason != meshv1.RefusedFault
-	workload := x.pod.unassigned
+	workload := x.pod.env.Unassigned
 	if x.policy != nil {
-		workload = x.policy.metrics
+		workload = x.policy.Metrics
 	}
 	workload.Refused(x.pod.server.metrics, string(reason))
 	x.answer(err)
@@ -90,7 +90,7 @@ func (p *Pod) noResponse(err error) *apierrors.StatusError {
 	if p.notices.due("upstream") {
 		level = slog.LevelWarn
 	}
-	p.server.log.Log(context.Background(), level, "the apiserver did not answer", "pod", p.id, "error", err)
+	p.server.log.Log(context.Background(), level, "the apiserver did not answer", "pod", p.env.ID, "error", err)
 	const toLog = ": see the log of the agent on the pod's node"
 	if upstream.IsTimeout(err) {
 		return status.New(http.StatusGatewayTimeout, metav1.StatusReasonTimeout, 0, "the apiserver did not answer in time"+toLog)
@@ -120,11 +120,11 @@ func (x *exchange) accessAttrs() []slog.Attr {
 	attrs := make([]slog.Attr, 0, 15)
 	attrs = append(attrs,
 		slog.String("audit_id", pipeline.Bounded(x.Out.Header.Get(pipeline.AuditHeader))),
-		slog.String("pod", x.pod.id),
-		slog.String("uid", x.pod.info.UID),
+		slog.String("pod", x.pod.env.ID),
+		slog.String("uid", x.pod.env.Info.UID),
 	)
 	if x.policy != nil {
-		attrs = append(attrs, slog.String("shard", x.policy.shard))
+		attrs = append(attrs, slog.String("shard", x.policy.Shard))
 	}
 	if i := x.Req.Info; i != nil {
 		attrs = append(attrs,

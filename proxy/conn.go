@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline/stages"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
 
@@ -44,8 +45,8 @@ func (l *listener) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		p := l.pod
-		pol := p.policy.Load()
-		tunnel := pol != nil && pol.passthrough
+		pol := p.env.Policy.Load()
+		tunnel := pol != nil && pol.Passthrough
 		c := p.conns.Accept(raw, tunnel)
 		if c == nil {
 			p.bound("connections")
@@ -64,7 +65,7 @@ func (l *listener) Accept() (net.Conn, error) {
 // bound counts and reports that the pod has reached a bound.
 func (p *Pod) bound(what string) {
 	p.workload().Bounded(p.server.metrics, what)
-	p.notify(ReasonBound, "pod %s has reached the proxy's bound on %s; what is beyond it is refused", p.id, what)
+	p.notify(stages.ReasonBound, "pod %s has reached the proxy's bound on %s; what is beyond it is refused", p.env.ID, what)
 }
 
 // hello is called with each ClientHello. It waits for its turn to compute.
@@ -108,6 +109,6 @@ func (n *notices) due(reason string) bool {
 // notify calls Config.Notify, and does not wait for it.
 func (p *Pod) notify(reason, format string, args ...any) {
 	if p.server.notify != nil && p.notices.due(reason) {
-		go p.server.notify(p.info, reason, fmt.Sprintf(format, args...))
+		go p.server.notify(p.env.Info, reason, fmt.Sprintf(format, args...))
 	}
 }

@@ -10,6 +10,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline/stages"
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
@@ -26,7 +27,7 @@ type connects struct {
 type connect struct {
 	end context.CancelCauseFunc
 	// counts is the policy in whose writes it counts; nil: it only reads.
-	counts *policy
+	counts *stages.Policy
 }
 
 // flight is what is counted of a write, or of a connection into a pod or a service.
@@ -36,7 +37,7 @@ type flight struct {
 }
 
 // enter adds x. It returns false if the policy has changed since x was evaluated.
-func (p *Pod) enter(x *pipeline.State, pol *policy) bool {
+func (p *Pod) enter(x *pipeline.State, pol *stages.Policy) bool {
 	c := &p.connects
 	ctx, end := context.WithCancelCause(x.Ctx)
 	added := &connect{end: end}
@@ -44,12 +45,12 @@ func (p *Pod) enter(x *pipeline.State, pol *policy) bool {
 	defer c.mu.Unlock()
 	if x.Protocol != "" || !x.Req.Reads() {
 		added.counts = pol
-		pol.writes.Begin(p.info.Journal)
+		pol.Writes.Begin(p.env.Info.Journal)
 	}
-	if p.policy.Load() != pol { // after the count, as in begin
+	if p.env.Policy.Load() != pol { // after the count, as in begin
 		end(nil)
 		if added.counts != nil {
-			pol.writes.End(p.info.Journal, 0)
+			pol.Writes.End(p.env.Info.Journal, 0)
 		}
 		return false
 	}
@@ -70,26 +71,26 @@ func (c *connects) leave(x *exchange) {
 		x.end = writes.Ended
 	}
 	if left.counts != nil {
-		left.counts.writes.End(x.pod.info.Journal, x.end.Left(x.pod.unseen()))
+		left.counts.Writes.End(x.pod.env.Info.Journal, x.end.Left(x.pod.unseen()))
 	}
 }
 
 // cut ends the connections that the policy now in force would refuse. Requests that write
 // get a moment for their response, because our end of the connection does not show whether
 // the apiserver has ended its own. The others continue, and count under the new policy.
-func (c *connects) cut(next *policy) {
+func (c *connects) cut(next *stages.Policy) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for x, open := range c.open {
-		refused := next.refuse != "" || next.Refuses(x.Plan.Key, x.Req.Info.Namespace)
+		refused := next.Refuse != "" || next.Refuses(x.Plan.Key, x.Req.Info.Namespace)
 		switch {
 		case refused && open.counts != nil && x.Protocol == "":
 			time.AfterFunc(meshv1.LostWrite, func() { open.end(relist.ErrPolicyChanged) })
 		case refused:
 			open.end(relist.ErrPolicyChanged)
 		case open.counts != nil:
-			next.writes.Raise()
-			open.counts.writes.Lower()
+			next.Writes.Raise()
+			open.counts.Writes.Lower()
 			open.counts = next
 		}
 	}

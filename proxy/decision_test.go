@@ -111,20 +111,20 @@ func decider(t testing.TB, d decided) func() {
 	asked := newRequest(r)
 	asked.Info = info
 	out := asked.Outgoing()
-	pol, x := m.pod.policy.Load(), &pipeline.State{}
+	pol, x := m.pod.env.Policy.Load(), &pipeline.State{}
 	var rules pipeline.Stages
-	for _, s := range pol.plan(info).Stages {
-		switch s.(type) {
-		case *limitStage, *faultStage:
+	for _, s := range pol.Plan(info).Stages {
+		switch fmt.Sprintf("%T", s) {
+		case "*stages.limitStage", "*stages.faultStage":
 			rules.Add(s)
 		}
 	}
 	return func() {
-		*x = pipeline.State{Req: asked, Decision: pipeline.Decision{Plan: pol.plan(info), Out: out}}
+		*x = pipeline.State{Req: asked, Decision: pipeline.Decision{Plan: pol.Plan(info), Out: out}}
 		if rules.Apply(x) != nil {
 			t.Fatal("refused")
 		}
-		pol.countInjected(&x.Injection, x.Version != "")
+		pol.CountInjected(&x.Injection, x.Version != "")
 		x.ReportResult(200, time.Time{})
 		x.Allowed.Ticket.Leave()
 	}

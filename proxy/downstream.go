@@ -22,7 +22,7 @@ import (
 func (p *Pod) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x := &exchange{
 		State: pipeline.State{
-			Holding: pipeline.Holding{Budgets: &p.Budgets},
+			Holding: pipeline.Holding{Budgets: &p.budgets},
 			Req:     newRequest(r),
 			Debug:   p.server.log.Enabled(context.Background(), slog.LevelDebug),
 		},
@@ -48,7 +48,7 @@ type client struct {
 }
 
 func newClient(p *Pod, w http.ResponseWriter, r *http.Request) client {
-	c := client{w: w, r: r, conn: downstream.Of[*downstream.Conn](r), draining: p.draining}
+	c := client{w: w, r: r, conn: downstream.Of[*downstream.Conn](r), draining: p.env.Draining}
 	if r.ProtoMajor == 2 {
 		c.guard = downstream.NewGuard(w, p.stall)
 		c.w = c.guard

@@ -86,7 +86,7 @@ func (x *exchange) retire(ctx context.Context, end context.CancelCauseFunc) {
 // if the policy keeps caches. Nothing arrives on the watch meanwhile.
 func (x *exchange) delayEnd() {
 	began := x.Settled.Load()
-	if !x.pod.policy.Load().KeepCaches || began == 0 {
+	if !x.pod.env.Policy.Load().KeepCaches || began == 0 {
 		return
 	}
 	select {

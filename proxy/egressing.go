@@ -22,11 +22,11 @@ func newEgress(p *Pod) *egress.Server {
 		leaf = s.egressLeaf()
 	}
 	return egress.NewServer(egress.Config{
-		Namespace: p.info.Namespace, Pod: p.id, UID: p.info.UID,
+		Namespace: p.env.Info.Namespace, Pod: p.env.ID, UID: p.env.Info.UID,
 		Dial: p.dial,
 		Policy: func() (*egress.Policy, bool) {
-			if pol := p.policy.Load(); pol != nil {
-				return pol.egress, true
+			if pol := p.env.Policy.Load(); pol != nil {
+				return pol.Egress, true
 			}
 			return nil, false
 		},
@@ -40,13 +40,13 @@ func newEgress(p *Pod) *egress.Server {
 			p.workload().Egressed(s.metrics, protocol, verdict)
 		},
 		Limited: func(r *limit.Refusal) {
-			if pol := p.policy.Load(); pol != nil {
-				pol.limited.Count(r.Breaker, r.Rule, r.Reason)
+			if pol := p.env.Policy.Load(); pol != nil {
+				pol.Limited.Count(r.Breaker, r.Rule, r.Reason)
 			}
 		},
 		Injected: func(by fault.Injected) {
-			if pol := p.policy.Load(); pol != nil {
-				pol.injected.Count(by.Injection, by.Rule, by.Kind.String())
+			if pol := p.env.Policy.Load(); pol != nil {
+				pol.Injected.Count(by.Injection, by.Rule, by.Kind.String())
 			}
 		},
 		Panicked: s.metrics.Panics.Inc,

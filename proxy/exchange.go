@@ -13,6 +13,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline/stages"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
@@ -22,7 +23,7 @@ import (
 type exchange struct {
 	pipeline.State
 	pod      *Pod
-	policy   *policy // in force when the request was evaluated last
+	policy   *stages.Policy // in force when the request was evaluated last
 	start    time.Time
 	response // to the client
 	flight
@@ -60,13 +61,13 @@ func (x *exchange) finish() {
 	v := recover()
 	if v != nil && v != errAbort { //nolint:errorlint // a panic's value, compared as net/http does
 		x.pod.server.metrics.Panics.Inc()
-		x.pod.server.log.Error("panic", "pod", x.pod.id, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+		x.pod.server.log.Error("panic", "pod", x.pod.env.ID, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 		if !x.begun {
 			x.refuse(meshv1.RefusedPanic, status.New(http.StatusInternalServerError, metav1.StatusReasonInternalError, 0, "internal error"))
 			v = nil
 		}
 	}
-	x.policy.countInjected(&x.Injection, x.Version != "")
+	x.policy.CountInjected(&x.Injection, x.Version != "")
 	x.account()
 	x.Allowed.Ticket.Leave()
 	if x.Plan != nil {
@@ -83,10 +84,10 @@ func (x *exchange) finish() {
 // serve evaluates the request and answers it. It reports whether the policy changed
 // meanwhile, so that the request must be evaluated anew.
 func (x *exchange) serve() (again bool) {
-	pol, clients := x.pod.policy.Load(), x.pod.clients.Load()
+	pol, clients := x.pod.env.Policy.Load(), x.pod.clients.Load()
 	if pol == nil || clients == nil {
 		x.client.last = true // the policy may be passthrough
-		x.refuse(meshv1.RefusedNoPolicy, status.Unavailable(1, "no policy for pod %s yet: if none comes, see whether the manager runs, and what the agent of the pod's node logs", x.pod.id))
+		x.refuse(meshv1.RefusedNoPolicy, status.Unavailable(1, "no policy for pod %s yet: if none comes, see whether the manager runs, and what the agent of the pod's node logs", x.pod.env.ID))
 		return false
 	}
 	end := x.evaluate(pol)
@@ -110,10 +111,10 @@ func (x *exchange) serve() (again bool) {
 }
 
 // evaluate applies the stages of a policy.
-func (x *exchange) evaluate(pol *policy) *pipeline.Outcome {
+func (x *exchange) evaluate(pol *stages.Policy) *pipeline.Outcome {
 	x.policy, x.flight = pol, flight{end: writes.NotSeen}
-	x.client.last = pol.passthrough // the connection is older than that
-	end := pol.evaluate(&x.State)
+	x.client.last = pol.Passthrough // the connection is older than that
+	end := pol.Evaluate(&x.State)
 	x.client.last = x.client.last || x.Last
 	return end
 }
@@ -141,21 +142,21 @@ func (x *exchange) admit() *apierrors.StatusError {
 
 // urgent reports whether x is about the lock, when its budget is exhausted.
 func (x *exchange) urgent() bool {
-	pol := x.pod.policy.Load()
-	if pol == nil || len(pol.locks) == 0 || x.Held > pipeline.OwnLock/4 {
+	pol := x.pod.env.Policy.Load()
+	if pol == nil || len(pol.Locks) == 0 || x.Held > pipeline.OwnLock/4 {
 		return false
 	}
 	if x.Req.Classify(); x.Req.Malformed != nil {
 		return false
 	}
-	plan := pol.plan(x.Req.Info)
+	plan := pol.Plan(x.Req.Info)
 	return plan.Urgent != nil && plan.Urgent(x.Req.Info)
 }
 
 // shed frees memory before a request is answered 429, or cuts it off.
 func (x *exchange) shed() {
-	if x.pod.Refusing.Add(1) > pipeline.MaxRefusing {
-		x.pod.Refusing.Add(-1)
+	if x.pod.budgets.Refusing.Add(1) > pipeline.MaxRefusing {
+		x.pod.budgets.Refusing.Add(-1)
 		panic(errAbort)
 	}
 	x.Refusing = true

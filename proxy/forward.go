@@ -61,7 +61,7 @@ func (x *exchange) lasting() (release func()) {
 	shutdown := context.AfterFunc(x.pod.done, func() { cancel(errShutdown) })
 	drain := func() bool { return false }
 	if x.Req.Info.Verb == "watch" {
-		drain = context.AfterFunc(x.pod.draining, func() { x.retire(ctx, cancel) })
+		drain = context.AfterFunc(x.pod.env.Draining, func() { x.retire(ctx, cancel) })
 	}
 	return func() {
 		drain()

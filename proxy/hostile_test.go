@@ -46,7 +46,7 @@ type siege struct {
 
 // held is what the pod's requests hold.
 func (s *siege) held() int64 {
-	return s.pod.Held.Taken() + s.pod.Long.Taken() + s.pod.Lock.Taken()
+	return s.pod.budgets.Held.Taken() + s.pod.budgets.Long.Taken() + s.pod.budgets.Lock.Taken()
 }
 
 type live struct {
@@ -127,11 +127,11 @@ func (s *siege) under(name string, maxHeap int64, mount func() (lift func(), fig
 	close(stop)
 	require.EventuallyWithT(s.t, func(c *assert.CollectT) {
 		require.LessOrEqual(c, runtime.NumGoroutine(), s.before.goroutines+10)
-		for _, a := range []*bounds.Account{&s.pod.Held, &s.pod.Long, &s.pod.Lock, &s.pod.conns.Unserved, &s.pod.conns.HTTP2} {
+		for _, a := range []*bounds.Account{&s.pod.budgets.Held, &s.pod.budgets.Long, &s.pod.budgets.Lock, &s.pod.conns.Unserved, &s.pod.conns.HTTP2} {
 			require.Zero(c, a.Taken())
 		}
 		require.Zero(c, s.pod.conns.Open.Taken())
-		require.Zero(c, s.pod.Refusing.Load())
+		require.Zero(c, s.pod.budgets.Refusing.Load())
 	}, soon, 20*time.Millisecond)
 	grown := during.heap - s.before.heap
 	s.t.Logf("hostile: attack=%s %s heap_kib=%d peak_kib=%d goroutines=%d after=%+d victim_n=%d victim_p50=%v victim_max=%v direct_max=%v calm_p50=%v calm_max=%v",
@@ -410,7 +410,7 @@ func TestHostileWindows(t *testing.T) {
 						_, err := f.ask("GET", of.path, true, of.head...)
 						require.NoError(t, err)
 						require.NoError(t, f.w.Flush())
-						most = max(most, s.pod.Held.Taken())
+						most = max(most, s.pod.budgets.Held.Taken())
 					}
 					go func() {
 						for range served {
@@ -418,11 +418,11 @@ func TestHostileWindows(t *testing.T) {
 					}()
 				}
 				// On a slow machine the first are given up before the last are sent.
-				require.Eventually(t, func() bool { return max(most, s.pod.Held.Taken()) > pipeline.MaxHeld/24 }, soon, time.Millisecond)
+				require.Eventually(t, func() bool { return max(most, s.pod.budgets.Held.Taken()) > pipeline.MaxHeld/24 }, soon, time.Millisecond)
 				grown := measure().heap - s.before.heap
-				held := s.pod.Held.Taken()
+				held := s.pod.budgets.Held.Taken()
 				// The connections stay, and nothing of the streams.
-				require.Eventually(t, func() bool { return s.pod.Held.Taken() == 0 }, soon, 10*time.Millisecond)
+				require.Eventually(t, func() bool { return s.pod.budgets.Held.Taken() == 0 }, soon, 10*time.Millisecond)
 				s.pod.clients.Load().main.Close() // idle ones are not of the streams
 				return closeAll(conns), fmt.Sprintf("streams=%d held_kib=%d waiting_heap_kib=%d left_heap_kib=%d", connections*streams, held>>10, grown>>10, (measure().heap-s.before.heap)>>10)
 			})
@@ -523,10 +523,10 @@ func TestHostileNeighboursOfALock(t *testing.T) {
 	get := func() int { return m.with(c, "GET", "/api/v1/namespaces/a/secrets/b", "").StatusCode }
 	watch := func() int { return m.with(c, "GET", "/api/v1/namespaces/a/secrets?watch=1", "").StatusCode }
 
-	fill(&m.pod.Long)
+	fill(&m.pod.budgets.Long)
 	require.Equal(t, 429, watch())
 	require.Equal(t, 200, get(), "watches leave short requests their own")
-	fill(&m.pod.Held)
+	fill(&m.pod.budgets.Held)
 	require.Equal(t, 429, get())
 	for range 20 {
 		require.Equal(t, 200, m.with(c, "PUT", lease+"/leases", body, "Content-Type", "application/json").StatusCode)
@@ -536,7 +536,7 @@ func TestHostileNeighboursOfALock(t *testing.T) {
 	other := strings.Replace(body, `"name":"leases"`, `"name":"other"`, 1)
 	require.Equal(t, 429, m.with(c, "POST", lease, other, "Content-Type", "application/json").StatusCode, "not the lock")
 	require.Equal(t, 429, m.with(c, "GET", lease+"/other", "").StatusCode)
-	require.Eventually(t, func() bool { return m.pod.Lock.Taken() == 0 }, soon, time.Millisecond, "nothing else is in the reserve")
+	require.Eventually(t, func() bool { return m.pod.budgets.Lock.Taken() == 0 }, soon, time.Millisecond, "nothing else is in the reserve")
 }
 
 // Refusals are bounded too: beyond so many the streams are reset.
@@ -544,8 +544,8 @@ func TestHostileRefusals(t *testing.T) {
 	s := newSiege(t, quick(0))
 	s.pod.stall = 6 * time.Second // more than it takes to get there
 	s.policy(nil)
-	held := s.pod.Held.Own
-	s.pod.Held.Own = -1 << 40 // nothing is left
+	held := s.pod.budgets.Held.Own
+	s.pod.budgets.Held.Own = -1 << 40 // nothing is left
 	s.under("refusals", 32<<20, func() (func(), string) {
 		f := s.frames()
 		require.NoError(t, f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0}))
@@ -569,9 +569,9 @@ func TestHostileRefusals(t *testing.T) {
 		for range 300 - pipeline.MaxRefusing {
 			<-resets
 		}
-		return closeAll([]io.Closer{f.conn}), fmt.Sprintf("refusing=%d", s.pod.Refusing.Load())
+		return closeAll([]io.Closer{f.conn}), fmt.Sprintf("refusing=%d", s.pod.budgets.Refusing.Load())
 	})
-	s.pod.Held.Own = held
+	s.pod.budgets.Held.Own = held
 }
 
 func TestHostileHeadSizes(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline/stages"
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
@@ -17,32 +18,32 @@ import (
 // unseen returns [writes.Unseen] of the policy in force.
 func (p *Pod) unseen() time.Duration {
 	timeout := meshv1.DefaultRequestTimeout
-	if pol := p.policy.Load(); pol != nil {
-		timeout = cmp.Or(pol.requestTimeout, timeout)
+	if pol := p.env.Policy.Load(); pol != nil {
+		timeout = cmp.Or(pol.RequestTimeout, timeout)
 	}
 	return timeout + meshv1.LostWrite
 }
 
 // succeed settles next after old, which is nil for the first policy.
-func (p *Pod) succeed(old, next *policy) {
+func (p *Pod) succeed(old, next *stages.Policy) {
 	over := func() {
 		p.settled.Store(next)
-		close(next.settled)
-		next.writes.Lower()
+		close(next.Settled)
+		next.Writes.Lower()
 	}
 	if old == nil {
 		over()
 		return
 	}
-	close(old.replaced)
-	old.writes.Over(over)
-	if old.passthrough && !next.passthrough { // writes in tunnels were not counted
+	close(old.Replaced)
+	old.Writes.Over(over)
+	if old.Passthrough && !next.Passthrough { // writes in tunnels were not counted
 		if left := p.tunnels.remain(p.unseen()); left > 0 {
-			old.writes.LowerAfter(left)
+			old.Writes.LowerAfter(left)
 			return
 		}
 	}
-	old.writes.Lower()
+	old.Writes.Lower()
 }
 
 // begin counts x before the last of it is sent. It returns false if the policy has changed
@@ -51,9 +52,9 @@ func (p *Pod) succeed(old, next *policy) {
 // It counts first and compares then. So if the policy is replaced and nothing counts, no
 // write will be sent under it.
 func (x *exchange) begin() bool {
-	x.policy.writes.Begin(x.pod.info.Journal)
-	if x.pod.policy.Load() != x.policy {
-		x.policy.writes.End(x.pod.info.Journal, 0)
+	x.policy.Writes.Begin(x.pod.env.Info.Journal)
+	if x.pod.env.Policy.Load() != x.policy {
+		x.policy.Writes.End(x.pod.env.Info.Journal, 0)
 		return false
 	}
 	x.counted = true
@@ -66,7 +67,7 @@ func (x *exchange) answered(resp *upstream.Response, err error) {
 		return
 	}
 	x.counted = false
-	x.policy.writes.End(x.pod.info.Journal, x.completion(resp, err).Left(x.pod.unseen()))
+	x.policy.Writes.End(x.pod.env.Info.Journal, x.completion(resp, err).Left(x.pod.unseen()))
 }
 
 // completion judges a write, or a connection, by its response or error.

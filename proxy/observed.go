@@ -16,12 +16,12 @@ import (
 // namespace/name: its last successful write of each named a holder, no longer ago than
 // the lease lasts.
 func (p *Pod) HeldLocks() (out []string) {
-	pol := p.policy.Load()
+	pol := p.env.Policy.Load()
 	if pol == nil {
 		return nil
 	}
-	for _, l := range pol.locks {
-		if p.lockWrites.Holds(l) {
+	for _, l := range pol.Locks {
+		if p.env.LockWrites.Holds(l) {
 			out = append(out, l.Namespace()+"/"+l.Name())
 		}
 	}
@@ -31,45 +31,45 @@ func (p *Pod) HeldLocks() (out []string) {
 
 // LockHolder reports whether the pod holds all of its shard's locks.
 func (p *Pod) LockHolder() bool {
-	pol := p.policy.Load()
-	return pol != nil && len(pol.locks) > 0 && len(p.HeldLocks()) == len(pol.locks)
+	pol := p.env.Policy.Load()
+	return pol != nil && len(pol.Locks) > 0 && len(p.HeldLocks()) == len(pol.Locks)
 }
 
 // Holders returns what the pod wrote last into those of its locks that are Leases,
 // sorted by lock.
-func (p *Pod) Holders() []lock.Holder { return p.lockWrites.Leases() }
+func (p *Pod) Holders() []lock.Holder { return p.env.LockWrites.Leases() }
 
 // HolderWritten gets a token when Holders may have changed. The writer then waits
 // for its answer.
-func (p *Pod) HolderWritten() <-chan struct{} { return p.lockWrites.Changed() }
+func (p *Pod) HolderWritten() <-chan struct{} { return p.env.LockWrites.Changed() }
 
 // ObservedLocks returns the locks, other than those of the policy in force, that the pod
 // wrote or polled lately, sorted.
 func (p *Pod) ObservedLocks() []lock.Observed {
-	pol := p.policy.Load()
+	pol := p.env.Policy.Load()
 	switch {
 	case pol == nil:
 		return nil
-	case pol.would != nil:
-		pol = pol.would
+	case pol.Would != nil:
+		pol = pol.Would
 	}
-	return p.observed.Except(pol.locks)
+	return p.env.Observed.Except(pol.Locks)
 }
 
 // Methods returns how lists and watches of the resources that the policy in force divides,
 // as resource.group, were narrowed last: "ServerSide", "Labels" or "Filter".
 func (p *Pod) Methods() map[string]string {
-	if pol := p.policy.Load(); pol != nil {
-		return p.methods.Of(pol.Division)
+	if pol := p.env.Policy.Load(); pol != nil {
+		return p.env.Methods.Of(pol.Division)
 	}
 	return nil
 }
 
 // RuleStates returns the states of the limits in force.
-func (p *Pod) RuleStates() []*meshv1.RuleState { return p.limits.States() }
+func (p *Pod) RuleStates() []*meshv1.RuleState { return p.env.Limits.States() }
 
 // FaultStates returns the states of the faults in force.
-func (p *Pod) FaultStates() []*meshv1.FaultState { return p.faults.States() }
+func (p *Pod) FaultStates() []*meshv1.FaultState { return p.env.Faults.States() }
 
 // counted is what the pod's rules have counted, for another process.
 type counted struct {
@@ -83,11 +83,11 @@ const maxTraffic = 2*keep.MaxExport + 64
 // ExportTraffic returns what the pod's rules have counted, for the next agent.
 func (p *Pod) ExportTraffic() ([]byte, error) {
 	now := time.Now()
-	limits, err := p.limits.Export(now)
+	limits, err := p.env.Limits.Export(now)
 	if err != nil {
 		return nil, fmt.Errorf("exporting limits: %w", err)
 	}
-	faults, err := p.faults.Export(now)
+	faults, err := p.env.Faults.Export(now)
 	if err != nil {
 		return nil, fmt.Errorf("exporting faults: %w", err)
 	}
@@ -105,7 +105,7 @@ func (p *Pod) ImportTraffic(data []byte) error {
 		return fmt.Errorf("importing counts of rules: %w", err)
 	}
 	now := time.Now()
-	limits, faults := p.limits.Import(in.Limits, now), p.faults.Import(in.Faults, now)
+	limits, faults := p.env.Limits.Import(in.Limits, now), p.env.Faults.Import(in.Faults, now)
 	if limits != nil {
 		limits = fmt.Errorf("importing limits: %w", limits)
 	}

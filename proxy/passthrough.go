@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline/stages"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/relay"
 	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
@@ -45,12 +46,12 @@ func (p *Pod) cutTunnels() {
 }
 
 // tunnel relays a connection to the apiserver unread, under a policy of passthrough.
-func (p *Pod) tunnel(down *downstream.Conn, pol *policy) {
+func (p *Pod) tunnel(down *downstream.Conn, pol *stages.Policy) {
 	defer func() { _ = down.Close() }()
 	p.tunnels.add(1)
 	defer p.tunnels.add(-1)
 	// A change of the policy cuts the tunnels that are counted by then.
-	if now := p.policy.Load(); !now.passthrough || p.done.Err() != nil {
+	if now := p.env.Policy.Load(); !now.Passthrough || p.done.Err() != nil {
 		return
 	}
 	clients := p.clients.Load()
@@ -60,23 +61,23 @@ func (p *Pod) tunnel(down *downstream.Conn, pol *policy) {
 	start := time.Now()
 	up, err := clients.main.Tunnel(p.done)
 	if err != nil {
-		pol.metrics.Counter(p.server.metrics.UpstreamErrors).Inc()
-		p.server.log.Debug("upstream", "pod", p.id, "error", err)
+		pol.Metrics.Counter(p.server.metrics.UpstreamErrors).Inc()
+		p.server.log.Debug("upstream", "pod", p.env.ID, "error", err)
 		return
 	}
 	defer func() { _ = up.Close() }()
-	if p.info.Journal != nil {
-		p.info.Journal.Begin()
-		defer func() { writes.Record(p.info.Journal, p.unseen()) }()
+	if p.env.Info.Journal != nil {
+		p.env.Info.Journal.Begin()
+		defer func() { writes.Record(p.env.Info.Journal, p.unseen()) }()
 	}
 	m := p.server.metrics
-	pol.metrics.Counter(m.Tunnels).Inc()
+	pol.Metrics.Counter(m.Tunnels).Inc()
 	sent, received := relay.Both(down.Bare(), up, downstream.TunnelIdle)
-	pol.metrics.Counter(m.TunnelBytes, "up").Add(float64(sent))
-	pol.metrics.Counter(m.TunnelBytes, "down").Add(float64(received))
+	pol.Metrics.Counter(m.TunnelBytes, "up").Add(float64(sent))
+	pol.Metrics.Counter(m.TunnelBytes, "down").Add(float64(received))
 	p.server.log.LogAttrs(context.Background(), slog.LevelDebug, "passthrough",
-		slog.String("pod", p.id),
-		slog.String("uid", p.info.UID),
+		slog.String("pod", p.env.ID),
+		slog.String("uid", p.env.Info.UID),
 		slog.Int64("bytes_up", sent),
 		slog.Int64("bytes_down", received),
 		slog.Duration("duration", time.Since(start)),

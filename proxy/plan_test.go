@@ -46,9 +46,9 @@ func TestPlanHasOnlyStagesWithSomethingToDo(t *testing.T) {
 			if c.resource == "leases" {
 				group = "coordination.k8s.io"
 			}
-			pol := m.pod.policy.Load()
-			require.Equal(t, "certificate classify token", namesOf(pol.gate))
-			plan := pol.plan(&apirequest.RequestInfo{IsResourceRequest: true, Verb: c.verb, APIGroup: group, Resource: c.resource, Subresource: c.subresource})
+			pol := m.pod.env.Policy.Load()
+			require.Equal(t, "certificate classify token", namesOf(pol.Gate))
+			plan := pol.Plan(&apirequest.RequestInfo{IsResourceRequest: true, Verb: c.verb, APIGroup: group, Resource: c.resource, Subresource: c.subresource})
 			require.Equal(t, c.want, namesOf(plan.Stages))
 		})
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline/stages"
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
@@ -32,12 +33,15 @@ var (
 	errUnanswerable = errors.New("the network of this pod is gone")
 )
 
+// PodInfo describes a pod before its first policy.
+type PodInfo = stages.PodInfo
+
 // DialFunc connects from a pod's network namespace. addr is a literal IP and port.
 type DialFunc func(ctx context.Context, network, addr string) (net.Conn, error)
 
 // Pod is one captured pod. Its methods are safe for concurrent use.
 type Pod struct {
-	env
+	env    stages.Env
 	server *Server
 	dial   DialFunc
 	http   *http.Server
@@ -45,7 +49,7 @@ type Pod struct {
 
 	lifetime
 	accepting
-	pipeline.Budgets
+	budgets pipeline.Budgets
 	inForce
 
 	egress  *egress.Server
@@ -84,8 +88,8 @@ type accepting struct {
 // inForce is the policy that applies to a pod, and the requests in progress under it.
 type inForce struct {
 	clients  atomic.Pointer[clients]
-	settled  atomic.Pointer[policy] // the last that has settled
-	changing sync.Mutex             // guards the replacement of the policy
+	settled  atomic.Pointer[stages.Policy] // the last that has settled
+	changing sync.Mutex                    // guards the replacement of the policy
 	connects connects
 }
 
@@ -98,27 +102,27 @@ type clients struct {
 
 func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 	p := &Pod{
-		env: env{
-			info: info, id: info.Namespace + "/" + info.Name,
-			known:  known{lockWrites: lock.NewWrites()},
-			rules:  rules{limits: limit.NewStore(), faults: fault.NewStore(info.UID)},
-			ledger: relist.NewLedger(), metrics: s.metrics,
-			unassigned: s.metrics.Workloads.Acquire(info.Namespace, "", ""),
-			leaf:       func() (*tls.Certificate, error) { return s.leaf() },
+		env: stages.Env{
+			Info: info, ID: info.Namespace + "/" + info.Name,
+			Known:  stages.Known{LockWrites: lock.NewWrites()},
+			Rules:  stages.Rules{Limits: limit.NewStore(), Faults: fault.NewStore(info.UID)},
+			Ledger: relist.NewLedger(), Metrics: s.metrics,
+			Unassigned: s.metrics.Workloads.Acquire(info.Namespace, "", ""),
+			Leaf:       func() (*tls.Certificate, error) { return s.leaf() },
 		},
 		server: s, dial: dial,
 		lifetime: newLifetime(),
-		Budgets: pipeline.Budgets{
+		budgets: pipeline.Budgets{
 			Held:     bounds.Account{Pool: s.held, Own: pipeline.OwnHeld},
 			Long:     bounds.Account{Pool: s.long, Own: pipeline.OwnLong},
 			Lock:     bounds.Account{Pool: s.held, Own: pipeline.OwnLock},
 			Filtered: bounds.Account{Pool: s.filtered, Own: pipeline.OwnFiltered},
 		},
 	}
-	p.Budgets.Pod, p.Budgets.Bound = p.id, p.bound
+	p.budgets.Pod, p.budgets.Bound = p.env.ID, p.bound
 	p.accepting = accepting{conns: s.conns.Conns(p.bound), stall: downstream.Stall, dropped: rate.NewLimiter(abandonedRate, abandonedBurst)}
-	p.draining = p.conns.Draining
-	p.env.notify, p.env.get, p.env.noResponse, p.env.enter = p.notify, p.get, p.noResponse, p.enter
+	p.env.Draining = p.conns.Draining
+	p.env.Notify, p.env.Get, p.env.NoResponse, p.env.Enter = p.notify, p.get, p.noResponse, p.enter
 	context.AfterFunc(p.life, func() { time.AfterFunc(p.unseen(), func() { p.endWriting(nil) }) })
 	p.http, p.http11 = p.newHTTP()
 	p.egress = newEgress(p)
@@ -184,30 +188,30 @@ func (p *Pod) Restore(m *meshv1.PodPolicy, since time.Time) error {
 }
 
 func (p *Pod) applySince(m *meshv1.PodPolicy, since time.Time) (Applied, error) {
-	next, err := compile(&p.env, m)
+	next, err := stages.Compile(&p.env, m)
 	if err != nil {
 		return Applied{}, err
 	}
 	p.change(next, since)
 	p.egress.Changed() // after the change: to decide on all open connections takes time
-	return Applied{Settled: next.settled, Rules: next.source, Problem: next.problem}, nil
+	return Applied{Settled: next.Settled, Rules: next.Source, Problem: next.Problem}, nil
 }
 
 // change puts a policy in force.
-func (p *Pod) change(next *policy, since time.Time) {
+func (p *Pod) change(next *stages.Policy, since time.Time) {
 	p.changing.Lock()
 	defer p.changing.Unlock()
-	old := p.policy.Load()
-	next.inherit(old)
-	next.acquire()
-	next.enforce() // before requests find it: its rules may not have imported their counts yet
-	p.ledger.Change(next, since, func() { p.policy.Store(next) })
-	if p.info.Journal != nil {
-		p.info.Journal.Unseen(p.unseen())
+	old := p.env.Policy.Load()
+	next.Inherit(old)
+	next.Acquire()
+	next.Enforce() // before requests find it: its rules may not have imported their counts yet
+	p.env.Ledger.Change(next, since, func() { p.env.Policy.Store(next) })
+	if p.env.Info.Journal != nil {
+		p.env.Info.Journal.Unseen(p.unseen())
 	}
-	old.release()
+	old.Release()
 	p.connects.cut(next)
-	if !next.passthrough {
+	if !next.Passthrough {
 		p.cutTunnels() // a policy that restricts the pod must see all its requests
 	}
 	p.succeed(old, next)
@@ -216,7 +220,7 @@ func (p *Pod) change(next *policy, since time.Time) {
 // Version of the last policy that settled; "" before the first.
 func (p *Pod) Version() string {
 	if pol := p.settled.Load(); pol != nil {
-		return pol.message.GetVersion()
+		return pol.Message.GetVersion()
 	}
 	return ""
 }
@@ -254,27 +258,27 @@ func (p *Pod) Quiet(ctx context.Context) error {
 func (p *Pod) resettle() (settled <-chan struct{}, err error) {
 	p.changing.Lock()
 	defer p.changing.Unlock()
-	old := p.policy.Load()
+	old := p.env.Policy.Load()
 	if old == nil {
 		return nil, errors.New("the pod has no policy")
 	}
-	next, err := compile(&p.env, old.message)
+	next, err := stages.Compile(&p.env, old.Message)
 	if err != nil {
 		return nil, err
 	}
-	next.inherit(old)
-	next.acquire()
-	p.ledger.Renew(next, func() { p.policy.Store(next) })
-	old.release()
+	next.Inherit(old)
+	next.Acquire()
+	p.env.Ledger.Renew(next, func() { p.env.Policy.Store(next) })
+	old.Release()
 	p.succeed(old, next)
-	return next.settled, nil
+	return next.Settled, nil
 }
 
 // Serve accepts connections on l, which it closes. It returns nil after Drain or
 // Shutdown began, and may be called for several listeners.
 func (p *Pod) Serve(l net.Listener) error {
 	err := p.http.ServeTLS(p.newListener(l), "", "")
-	if p.draining.Err() != nil {
+	if p.env.Draining.Err() != nil {
 		return nil
 	}
 	return err
@@ -297,18 +301,18 @@ func (p *Pod) setCluster(c *upstream.Cluster) {
 func (p *Pod) stopCounting() {
 	p.changing.Lock()
 	defer p.changing.Unlock()
-	if p.removed {
+	if p.env.Removed {
 		return
 	}
-	p.policy.Load().release()
-	p.server.metrics.Workloads.Release(p.unassigned)
-	p.removed = true
+	p.env.Policy.Load().Release()
+	p.server.metrics.Workloads.Release(p.env.Unassigned)
+	p.env.Removed = true
 }
 
 // workload returns the series that the pod counts in.
 func (p *Pod) workload() *metrics.Workload {
-	if pol := p.policy.Load(); pol != nil {
-		return pol.metrics
+	if pol := p.env.Policy.Load(); pol != nil {
+		return pol.Metrics
 	}
-	return p.unassigned
+	return p.env.Unassigned
 }

@@ -33,7 +33,7 @@ func (m *mesh) restore(s *meshv1.Sharding, since time.Time) {
 }
 
 // settle lets the time go by in which caches resume.
-func (m *mesh) settle() { m.pod.ledger.Age(relist.Settling) }
+func (m *mesh) settle() { m.pod.env.Ledger.Age(relist.Settling) }
 
 // resume asks for a watch from where a cache is, and returns the answer's code.
 func (m *mesh) resume(c *http.Client, path, version string, header ...string) int {
@@ -173,7 +173,7 @@ func TestTwoCachesOfOneViewListTwice(t *testing.T) {
 func TestForgottenViewsMustListAgain(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	m.policy(limitTo("a=1"))
-	m.pod.ledger.Bounds.Debts = 0
+	m.pod.env.Ledger.Bounds.Debts = 0
 	c := m.client(true)
 	require.Equal(t, 410, m.resume(c, "/api/v1/pods", "5"))
 	m.with(c, "GET", "/api/v1/pods", "")
@@ -181,7 +181,7 @@ func TestForgottenViewsMustListAgain(t *testing.T) {
 	m.settle()
 	require.Equal(t, 200, m.resume(c, "/api/v1/pods", "7"))
 	require.Equal(t, 410, func() int { m.policy(limitTo("a=2")); return m.resume(c, "/api/v1/pods", "7") }())
-	debts, _ := m.pod.ledger.Remembered()
+	debts, _ := m.pod.env.Ledger.Remembered()
 	require.Zero(t, debts)
 }
 
@@ -304,7 +304,7 @@ func TestInformerHasObjectsOfPolicyInForce(t *testing.T) {
 				}, soon, 10*time.Millisecond)
 			}
 			holds("ns/a")
-			require.Eventually(t, func() bool { return m.pod.ledger.Watches() == 1 }, soon, time.Millisecond)
+			require.Eventually(t, func() bool { return m.pod.env.Ledger.Watches() == 1 }, soon, time.Millisecond)
 			time.Sleep(2 * time.Second) // client-go calls a shorter watch without an event an error
 
 			m.policy(limitTo("shard=2"))

@@ -199,14 +199,14 @@ func (x *exchange) writeFaulty(p []byte) bool {
 		}
 		p = p[pass:]
 		if pass < n {
-			if x.pod.lift(x.Faults); f.ResetAfter || f.Truncate >= 0 {
+			if x.pod.env.Lift(x.Faults); f.ResetAfter || f.Truncate >= 0 {
 				x.breakOff()
 			}
 			continue
 		}
 		if f.Slow > 0 {
 			x.client.flush()
-			if !x.pod.wait(&x.State, func() time.Duration { return pause * time.Duration(min(f.Slow, 1)) }) {
+			if !x.pod.env.Wait(&x.State, func() time.Duration { return pause * time.Duration(min(f.Slow, 1)) }) {
 				f.Slow = 0 // the rest is not slow any more
 			}
 		}

@@ -148,8 +148,8 @@ func TestClientGoUsesShardLock(t *testing.T) {
 			require.NoError(t, err)
 			require.Contains(t, api.objs, "other")
 
-			pol := m.pod.policy.Load()
-			m.pod.lockWrites.Note(pol.locks[0], pol.locks, "leases", lock.Held{Holder: "me", For: time.Hour, Version: "8"})
+			pol := m.pod.env.Policy.Load()
+			m.pod.env.LockWrites.Note(pol.Locks[0], pol.Locks, "leases", lock.Held{Holder: "me", For: time.Hour, Version: "8"})
 			require.Equal(t, []lock.Holder{{Namespace: "leases", Name: "leases", Identity: "me", Version: "8"}}, m.pod.Holders())
 			require.Equal(t, []string{"leases/leases"}, m.pod.HeldLocks())
 			require.NoError(t, c.Delete(ctx, "leases", metav1.DeleteOptions{}))

@@ -174,8 +174,8 @@ func TestImportedCountsApplyBeforeRequests(t *testing.T) {
 
 	next := newMesh(t, &recorder{}).pod
 	require.NoError(t, next.ImportTraffic(data))
-	before := next.policy.Load()
-	thaw := next.histories.Freeze() // what is enforced last
+	before := next.env.Policy.Load()
+	thaw := next.env.Histories.Freeze() // what is enforced last
 	done := make(chan error, 1)
 	go func() {
 		_, err := next.Apply(&meshv1.PodPolicy{Uid: "uid-1", Version: "v", Traffic: rules()})
@@ -185,9 +185,9 @@ func TestImportedCountsApplyBeforeRequests(t *testing.T) {
 		states := next.RuleStates()
 		return len(states) == 1 && states[0].State == meshv1.BreakerState_BREAKER_OPENED
 	}, soon, time.Millisecond)
-	during := next.policy.Load()
+	during := next.env.Policy.Load()
 	thaw()
 	require.NoError(t, <-done)
 	require.Same(t, before, during)
-	require.NotSame(t, before, next.policy.Load())
+	require.NotSame(t, before, next.env.Policy.Load())
 }

@@ -192,7 +192,7 @@ func (m *mesh) code(c *http.Client, version string) int {
 // withholds waits until something is kept from a client.
 func (m *mesh) withholds() {
 	m.t.Helper()
-	require.Eventually(m.t, func() bool { return m.pod.Filtered.Taken() > 0 }, soon, time.Millisecond)
+	require.Eventually(m.t, func() bool { return m.pod.budgets.Filtered.Taken() > 0 }, soon, time.Millisecond)
 }
 
 func TestClientWithGapMustList(t *testing.T) {
@@ -216,7 +216,7 @@ func TestClientWithGapMustList(t *testing.T) {
 			// Also while the proxy does not know yet that the client has gone.
 			require.Equal(t, 410, m.code(c, version))
 			end()
-			require.Eventually(t, func() bool { return m.pod.Filtered.Taken() == 0 }, soon, time.Millisecond)
+			require.Eventually(t, func() bool { return m.pod.budgets.Filtered.Taken() == 0 }, soon, time.Millisecond)
 			require.Equal(t, 410, m.code(c, version), "and again, if it lost the answer")
 			require.Equal(t, 200, m.code(c, "1000"), "one who has read more since")
 			require.Eventually(t, func() bool { return m.gaps() == 1 }, soon, time.Millisecond, "of however many watches")
@@ -299,7 +299,7 @@ func TestDelayedEventsAreDroppedAfterScopeChange(t *testing.T) {
 			m.withholds()
 			m.sharded(shard("free"), c.after)
 			require.Equal(t, "end", next())
-			require.Eventually(t, func() bool { return m.pod.Filtered.Taken() == 0 }, soon, time.Millisecond)
+			require.Eventually(t, func() bool { return m.pod.budgets.Filtered.Taken() == 0 }, soon, time.Millisecond)
 			require.Equal(t, c.code, m.code(client, api.versions()["b"]))
 		})
 	}
@@ -368,15 +368,15 @@ func TestPolicyChangeEndsFaultsOfWatches(t *testing.T) {
 	next, end := m.watching(m.client(true), "0")
 	defer end()
 	api.happen(apiwatch.Added, "a")
-	require.Eventually(t, func() bool { return m.pod.Filtered.Taken() > 0 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return m.pod.budgets.Filtered.Taken() > 0 }, soon, time.Millisecond)
 	m.faults(rule())
 	time.Sleep(50 * time.Millisecond)
-	require.NotZero(t, m.pod.Filtered.Taken(), "the rule is still there")
+	require.NotZero(t, m.pod.budgets.Filtered.Taken(), "the rule is still there")
 	m.faults()
 	require.Equal(t, "ADDED a", next())
 	api.happen(apiwatch.Modified, "a")
 	require.Equal(t, "MODIFIED a", next(), "the watch goes on")
-	require.Zero(t, m.pod.Filtered.Taken())
+	require.Zero(t, m.pod.budgets.Filtered.Taken())
 }
 
 // When two injections inject faults into a watch, each ends by itself.
@@ -438,10 +438,10 @@ func TestOneOfTwoInjectionsEnds(t *testing.T) {
 				}
 				if c.first == nil {
 					require.Eventually(t, func() bool {
-						return m.pod.faults.States()[len(m.pod.faults.States())-1].Injected == 1 && m.injected()["watch_drop"] == 1
+						return m.pod.env.Faults.States()[len(m.pod.env.Faults.States())-1].Injected == 1 && m.injected()["watch_drop"] == 1
 					},
 						soon, time.Millisecond)
-					require.NotZero(t, m.pod.Filtered.Taken())
+					require.NotZero(t, m.pod.budgets.Filtered.Taken())
 				}
 			})
 		}
@@ -461,7 +461,7 @@ func TestForbiddingFaultsEndsThemInOpenWatches(t *testing.T) {
 	m.traffic(of)
 	require.Eventually(t, func() bool {
 		api.happen(apiwatch.Added, "a")
-		return m.pod.Filtered.Taken() == 0
+		return m.pod.budgets.Filtered.Taken() == 0
 	}, soon, 10*time.Millisecond)
 	require.Equal(t, "ADDED a", next())
 }
@@ -583,7 +583,7 @@ func TestInformersRecover(t *testing.T) {
 				m.faults()
 				require.Eventually(t, func() bool { return maps.Equal(api.versions(), cached()) }, 40*time.Second, 20*time.Millisecond,
 					"the informer never came to the truth")
-				require.Eventually(t, func() bool { return m.pod.Filtered.Taken() == 0 }, soon, time.Millisecond)
+				require.Eventually(t, func() bool { return m.pod.budgets.Filtered.Taken() == 0 }, soon, time.Millisecond)
 			})
 		}
 	}
@@ -595,7 +595,7 @@ func TestFaultyWatchesReleaseEverything(t *testing.T) {
 	m.faults()
 	_, end := m.watching(c, "0")
 	end()
-	require.Eventually(t, func() bool { return m.pod.ledger.Watches() == 0 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return m.pod.env.Ledger.Watches() == 0 }, soon, time.Millisecond)
 	before := runtime.NumGoroutine()
 	m.faults(ofWatches(&meshv1.WatchFault{
 		Drop:  &meshv1.WatchFault_Drop{Percent: 50, MadeUpAfterNs: int64(time.Hour)},
@@ -610,13 +610,13 @@ func TestFaultyWatchesReleaseEverything(t *testing.T) {
 		end()
 	}
 	require.Eventually(t, func() bool {
-		return runtime.NumGoroutine() <= before+2 && m.pod.ledger.Watches() == 0 && m.gaps() == 0
+		return runtime.NumGoroutine() <= before+2 && m.pod.env.Ledger.Watches() == 0 && m.gaps() == 0
 	}, soon, 10*time.Millisecond)
 }
 
 // gaps returns how many gaps are remembered.
 func (m *mesh) gaps() int {
-	_, gaps := m.pod.ledger.Remembered()
+	_, gaps := m.pod.env.Ledger.Remembered()
 	return gaps
 }
 
@@ -633,7 +633,7 @@ func TestUnusedWatchFaultsAreNotCounted(t *testing.T) {
 	c := m.client(true)
 	spent := func(of uint64, why string) {
 		t.Helper()
-		require.Eventually(t, func() bool { return m.pod.faults.States()[0].Injected == of }, soon, time.Millisecond, why)
+		require.Eventually(t, func() bool { return m.pod.env.Faults.States()[0].Injected == of }, soon, time.Millisecond, why)
 	}
 	m.faults(cut(never))
 	for range 2 {

@@ -97,7 +97,7 @@ func TestPureCoresDoNoIO(t *testing.T) {
 func TestStagesKnowNoTransport(t *testing.T) {
 	transport := []string{"downstream.go", "conn.go", "drain.go", "pod.go", "classify.go"}
 	var files []string
-	for _, dir := range []string{"proxy", "proxy/pipeline"} {
+	for _, dir := range []string{"proxy", "proxy/pipeline", "proxy/pipeline/stages"} {
 		found, err := filepath.Glob(filepath.Join("../..", dir, "*.go"))
 		require.NoError(t, err)
 		require.NotEmpty(t, found, dir)

@@ -1,4 +1,4 @@
-package proxy
+package stages
 
 import (
 	"strings"
@@ -98,8 +98,8 @@ func (auditStage) Apply(x *pipeline.State) *pipeline.Outcome {
 
 // connectStage records a connection into a pod or a service.
 type connectStage struct {
-	policy *policy
-	enter  func(*pipeline.State, *policy) bool
+	policy *Policy
+	enter  func(*pipeline.State, *Policy) bool
 }
 
 func (s connectStage) Apply(x *pipeline.State) *pipeline.Outcome {

@@ -1,4 +1,4 @@
-package proxy
+package stages
 
 import (
 	"encoding/base64"
@@ -60,30 +60,30 @@ func (classifyStage) Apply(x *pipeline.State) *pipeline.Outcome {
 // maxToken bounds a token, in bytes. Tokens of the apiserver have one or two thousand.
 const maxToken = 64 << 10
 
-// tokens caches the hashes of Authorization headers that passed: no token is stored. A
+// Tokens caches the hashes of Authorization headers that passed: no token is stored. A
 // client sends the same one for most of an hour.
-type tokens [4]atomic.Uint64
+type Tokens [4]atomic.Uint64
 
-func (t *tokens) known(hash uint64) bool { return t[hash%uint64(len(t))].Load() == hash }
+func (t *Tokens) known(hash uint64) bool { return t[hash%uint64(len(t))].Load() == hash }
 
-func (t *tokens) remember(hash uint64) { t[hash%uint64(len(t))].Store(hash) }
+func (t *Tokens) remember(hash uint64) { t[hash%uint64(len(t))].Store(hash) }
 
 // tokenStage refuses a request with a token that is bound to another pod, in every place
 // where the apiserver reads tokens. A request without a token passes, unless the pod must
 // send one.
 type tokenStage struct {
-	env      *env
+	env      *Env
 	shard    string
 	required bool
 }
 
 // newTokenStage returns nil where any token is allowed.
-func newTokenStage(p *policy) pipeline.Stage {
-	required := p.env.info.RequireToken
-	if p.message.GetAnyToken() && !required {
+func newTokenStage(p *Policy) pipeline.Stage {
+	required := p.env.Info.RequireToken
+	if p.Message.GetAnyToken() && !required {
 		return nil
 	}
-	return &tokenStage{p.env, p.shard, required}
+	return &tokenStage{p.env, p.Shard, required}
 }
 
 func (s *tokenStage) Apply(x *pipeline.State) *pipeline.Outcome {
@@ -99,7 +99,7 @@ func (s *tokenStage) check(x *pipeline.State) *apierrors.StatusError {
 	case 0:
 	case 1:
 		hash := maphash.String(seed, lines[0])
-		if sent = s.env.tokens.known(hash); sent {
+		if sent = s.env.Tokens.known(hash); sent {
 			break
 		}
 		token, ok := bearer(lines[0])
@@ -110,7 +110,7 @@ func (s *tokenStage) check(x *pipeline.State) *apierrors.StatusError {
 			return refused
 		}
 		sent = true
-		s.env.tokens.remember(hash)
+		s.env.Tokens.remember(hash)
 	default:
 		return unauthorized("more than one Authorization header")
 	}
@@ -130,17 +130,17 @@ func (s *tokenStage) check(x *pipeline.State) *apierrors.StatusError {
 			sent = true
 		}
 	}
-	if foreignInQuery(x.Req.Query, s.env.info.UID) {
+	if foreignInQuery(x.Req.Query, s.env.Info.UID) {
 		return s.refuse()
 	}
 	if s.required && !sent {
-		return unauthorized("pod %s is identified by its address, so each of its requests must have its own service account token", s.env.id)
+		return unauthorized("pod %s is identified by its address, so each of its requests must have its own service account token", s.env.ID)
 	}
 	return nil
 }
 
 func (s *tokenStage) checkToken(token string) *apierrors.StatusError {
-	switch v := judge(token, s.env.info.UID); {
+	switch v := judge(token, s.env.Info.UID); {
 	case v == malformed:
 		return unauthorized("malformed bearer token")
 	case v == foreign, v == unbound && s.required:
@@ -156,11 +156,11 @@ func (s *tokenStage) refuse() *apierrors.StatusError {
 	case s.required:
 		enforced = "spec.tokenBinding does not change this for a pod that is identified by its address"
 	case s.shard != "":
-		enforced = "spec.tokenBinding of ShardingConfig " + p.info.Namespace + "/" + s.shard + " is Enforce"
+		enforced = "spec.tokenBinding of ShardingConfig " + p.Info.Namespace + "/" + s.shard + " is Enforce"
 	}
 	why := status.New(http.StatusForbidden, metav1.StatusReasonForbidden, 0,
-		"the token is not bound to pod %s, which sent the request: use the pod's own projected token (%s)", p.id, enforced)
-	p.notify(ReasonToken, "a request was refused: %s", why.ErrStatus.Message)
+		"the token is not bound to pod %s, which sent the request: use the pod's own projected token (%s)", p.ID, enforced)
+	p.Notify(ReasonToken, "a request was refused: %s", why.ErrStatus.Message)
 	return why
 }
 

@@ -1,4 +1,4 @@
-package proxy
+package stages
 
 import (
 	"bytes"
@@ -28,7 +28,7 @@ const (
 // ConfigMaps and Endpoints. It refuses a record of a lock that the policy does not name:
 // the shards would contend for the lock, and only one would work.
 type electionStage struct {
-	policy   *policy
+	policy   *Policy
 	resource string
 	suffix   string // of the shard's own locks
 	// dryRun, if not nil: the record is not refused. Without the dry run the lock would be
@@ -37,14 +37,14 @@ type electionStage struct {
 }
 
 // newElectionStage returns nil where a request writes no lock.
-func newElectionStage(p *policy, key match.Kind) pipeline.Stage {
-	s := p.message.GetSharding()
+func newElectionStage(p *Policy, key match.Kind) pipeline.Stage {
+	s := p.Message.GetSharding()
 	if s == nil || key.Subresource != "" || !lock.Kind(key.Group, key.Resource) {
 		return nil
 	}
 	switch key.Verb {
 	case "create", "update", "patch":
-		out := &electionStage{policy: p, resource: strings.Clone(key.Resource), suffix: "---" + p.shard}
+		out := &electionStage{policy: p, resource: strings.Clone(key.Resource), suffix: "---" + p.Shard}
 		if s.GetDryRun() {
 			d := newDryRun(p, key, wouldRename)
 			out.dryRun = &d
@@ -72,19 +72,19 @@ func (s *electionStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	if !ok || name == "" || !match.Storable(x.Req.Info.Namespace, name) || strings.HasSuffix(name, s.suffix) {
 		return nil
 	}
-	s.policy.env.observed.Note(lock.Observed{Namespace: x.Req.Info.Namespace, Name: name, Resource: s.resource, Written: true}, time.Now())
+	s.policy.env.Observed.Note(lock.Observed{Namespace: x.Req.Info.Namespace, Name: name, Resource: s.resource, Written: true}, time.Now())
 	if s.dryRun != nil {
 		s.dryRun.note(x)
 		x.Exempt = true
 		return nil
 	}
 	return pipeline.RefusalFor(meshv1.RefusedUnknownLock, status.Unavailable(unknownRetry, "%s %s/%s is a leader-election lock that ShardingConfig %s/%s does not manage: if it is not discovered within a minute, name it in spec.controller.locks",
-		s.resource, x.Req.Info.Namespace, name, s.policy.env.info.Namespace, s.policy.shard))
+		s.resource, x.Req.Info.Namespace, name, s.policy.env.Info.Namespace, s.policy.Shard))
 }
 
 // pollStage looks for leader-election records in the Leases that a member reads by name: a
 // member that waits for a lock does not write it.
-type pollStage struct{ policy *policy }
+type pollStage struct{ policy *Policy }
 
 func (s pollStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	if !x.Exempt && x.Req.Info.Namespace != "" && x.Req.Info.Namespace != heartbeats && len(x.Req.Info.Parts) == 2 {
@@ -111,10 +111,10 @@ func (s pollStage) Respond(x *pipeline.State, resp *upstream.Response) *pipeline
 		return nil
 	}
 	record, ok := lock.FindRecord("leases", resp.Get("Content-Type"), body)
-	if !ok || s.policy.env.identifiesAs(record.Holder) || !match.Storable(x.Req.Info.Namespace, x.Req.Info.Name) || strings.HasSuffix(x.Req.Info.Name, "---"+s.policy.shard) {
+	if !ok || s.policy.env.identifiesAs(record.Holder) || !match.Storable(x.Req.Info.Namespace, x.Req.Info.Name) || strings.HasSuffix(x.Req.Info.Name, "---"+s.policy.Shard) {
 		return nil
 	}
-	s.policy.env.observed.Note(lock.Observed{Namespace: x.Req.Info.Namespace, Name: x.Req.Info.Name, Resource: "leases", Holder: record.Holder}, time.Now())
+	s.policy.env.Observed.Note(lock.Observed{Namespace: x.Req.Info.Namespace, Name: x.Req.Info.Name, Resource: "leases", Holder: record.Holder}, time.Now())
 	return nil
 }
 

@@ -1,4 +1,4 @@
-package proxy
+package stages
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
@@ -32,8 +32,8 @@ type dryRun struct {
 	count  prometheus.Counter
 }
 
-func newDryRun(p *policy, key match.Kind, action string) dryRun {
-	return dryRun{action, p.metrics.Counter(p.env.metrics.DryRun, metrics.Verb(key.Verb), action)}
+func newDryRun(p *Policy, key match.Kind, action string) dryRun {
+	return dryRun{action, p.Metrics.Counter(p.env.Metrics.DryRun, metrics.Verb(key.Verb), action)}
 }
 
 func (d dryRun) note(x *pipeline.State) {
@@ -42,10 +42,10 @@ func (d dryRun) note(x *pipeline.State) {
 }
 
 // dryRunStages returns the stages of a dry run, which edit and refuse nothing.
-func (p *policy) dryRunStages(key match.Kind) (out pipeline.Stages) {
-	would := p.would
-	if len(would.locks) > 0 && key.Subresource == "" && lock.Kind(key.Group, key.Resource) {
-		out = append(out, &dryLockStage{would.locks, newDryRun(p, key, wouldRename)})
+func (p *Policy) dryRunStages(key match.Kind) (out pipeline.Stages) {
+	would := p.Would
+	if len(would.Locks) > 0 && key.Subresource == "" && lock.Kind(key.Group, key.Resource) {
+		out = append(out, &dryLockStage{would.Locks, newDryRun(p, key, wouldRename)})
 	}
 	if s := newElectionStage(p, key); s != nil {
 		out = append(out, s)
@@ -105,7 +105,7 @@ type dryNarrowStage struct {
 	dryRun
 }
 
-func newDryNarrowStage(p *policy, key match.Kind, d dryRun) *dryNarrowStage {
+func newDryNarrowStage(p *Policy, key match.Kind, d dryRun) *dryNarrowStage {
 	s := &dryNarrowStage{dryRun: d}
 	switch key.Verb {
 	case "list", "watch":

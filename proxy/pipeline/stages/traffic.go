@@ -1,4 +1,4 @@
-package proxy
+package stages
 
 import (
 	"fmt"
@@ -22,15 +22,15 @@ import (
 // one is known.
 type traffic struct {
 	good    bool
-	rules   *limit.Rules
+	Rules   *limit.Rules
 	faults  *fault.Rules
-	egress  *egress.Policy
-	source  *meshv1.Traffic // from which it was compiled; nil: unknown
-	problem error           // why it is not the policy's, and which applies instead
+	Egress  *egress.Policy
+	Source  *meshv1.Traffic // from which it was compiled; nil: unknown
+	Problem error           // why it is not the policy's, and which applies instead
 }
 
 // trafficOf returns the rules that apply under a policy.
-func trafficOf(e *env, m *meshv1.PodPolicy) traffic {
+func trafficOf(e *Env, m *meshv1.PodPolicy) traffic {
 	if m.GetRefuse() != "" && m.GetTraffic() == nil {
 		if last := lastTraffic(e); !last.good {
 			return last // the refusal does not imply that there are no rules
@@ -41,36 +41,36 @@ func trafficOf(e *env, m *meshv1.PodPolicy) traffic {
 		return out
 	}
 	if last := lastTraffic(e); last.good {
-		last.problem = fmt.Errorf("the last good ones stay in force: %w", err)
+		last.Problem = fmt.Errorf("the last good ones stay in force: %w", err)
 		return last
 	}
 	return unknown(m.GetTraffic(), err)
 }
 
 // lastTraffic returns the rules in force; before the first policy, those of the earlier proxy.
-func lastTraffic(e *env) (out traffic) {
-	if pol := e.policy.Load(); pol != nil {
+func lastTraffic(e *Env) (out traffic) {
+	if pol := e.Policy.Load(); pol != nil {
 		return pol.traffic
 	}
-	if e.info.Traffic != nil {
-		out, _ = newTraffic(e, e.info.Traffic) // if they are invalid, it is unknown which applied
+	if e.Info.Traffic != nil {
+		out, _ = newTraffic(e, e.Info.Traffic) // if they are invalid, it is unknown which applied
 	}
 	return out
 }
 
-func newTraffic(e *env, m *meshv1.Traffic) (out traffic, err error) {
+func newTraffic(e *Env, m *meshv1.Traffic) (out traffic, err error) {
 	now := time.Now()
-	if out.rules, err = limit.Compile(m, e.limits, now); err != nil {
+	if out.Rules, err = limit.Compile(m, e.Limits, now); err != nil {
 		return traffic{}, err
 	}
-	if out.faults, err = fault.Compile(m, e.faults, now); err != nil {
+	if out.faults, err = fault.Compile(m, e.Faults, now); err != nil {
 		return traffic{}, err
 	}
-	if out.egress, err = egress.Compile(m, out.rules, out.faults); err != nil {
+	if out.Egress, err = egress.Compile(m, out.Rules, out.faults); err != nil {
 		return traffic{}, err
 	}
-	if out.source, out.good = m, true; m == nil {
-		out.source = &meshv1.Traffic{}
+	if out.Source, out.good = m, true; m == nil {
+		out.Source = &meshv1.Traffic{}
 	}
 	return out, nil
 }
@@ -79,37 +79,37 @@ func newTraffic(e *env, m *meshv1.Traffic) (out traffic, err error) {
 // hosts that the rules would have seen are refused.
 func unknown(m *meshv1.Traffic, problem error) traffic {
 	if m.GetEgress() == nil {
-		return traffic{source: m, problem: fmt.Errorf("none are in force, for it is not known which were before: %w", problem)}
+		return traffic{Source: m, Problem: fmt.Errorf("none are in force, for it is not known which were before: %w", problem)}
 	}
-	return traffic{source: m, egress: egress.Refuse(), problem: fmt.Errorf("it is not known which were in force before, and connections to other hosts are refused: %w", problem)}
+	return traffic{Source: m, Egress: egress.Refuse(), Problem: fmt.Errorf("it is not known which were in force before, and connections to other hosts are refused: %w", problem)}
 }
 
-// enforce puts the rules in force.
-func (p *policy) enforce() {
+// Enforce puts the rules in force.
+func (p *Policy) Enforce() {
 	now := time.Now()
-	p.traffic.rules.Enforce(now)
+	p.traffic.Rules.Enforce(now)
 	p.faults.Enforce(now)
-	p.env.histories.Forget(func(res schema.GroupResource) bool {
+	p.env.Histories.Forget(func(res schema.GroupResource) bool {
 		return p.lists(match.Kind{Group: res.Group, Resource: res.Resource}).Oldest() == 0
 	})
 }
 
 // limitStage takes a request from what the rules allow.
 type limitStage struct {
-	policy    *policy
+	policy    *Policy
 	resources *limit.Resources // nil: the request is for a path
 	paths     *limit.Rules
 }
 
 // newLimitStage returns nil where no rule is about such requests.
-func newLimitStage(p *policy, key match.Kind, isResource bool) pipeline.Stage {
+func newLimitStage(p *Policy, key match.Kind, isResource bool) pipeline.Stage {
 	if !isResource {
-		if !p.traffic.rules.Paths() {
+		if !p.traffic.Rules.Paths() {
 			return nil
 		}
-		return &limitStage{policy: p, paths: p.traffic.rules}
+		return &limitStage{policy: p, paths: p.traffic.Rules}
 	}
-	if resources := p.traffic.rules.OfKind(key); resources != nil {
+	if resources := p.traffic.Rules.OfKind(key); resources != nil {
 		return &limitStage{policy: p, resources: resources}
 	}
 	return nil
@@ -133,12 +133,12 @@ func (s *limitStage) Apply(x *pipeline.State) *pipeline.Outcome {
 		return nil
 	}
 	x.Allowed.RefusedBy = refused.Breaker + "/" + refused.Rule
-	s.policy.limited.Count(refused.Breaker, refused.Rule, refused.Reason)
+	s.policy.Limited.Count(refused.Breaker, refused.Rule, refused.Reason)
 	reason := meshv1.RefusedLimited
 	if refused.Opened {
 		reason = meshv1.RefusedBreaker
 	}
-	return pipeline.RefusalFor(reason, limited(s.policy.env.info.Namespace, refused))
+	return pipeline.RefusalFor(reason, limited(s.policy.env.Info.Namespace, refused))
 }
 
 // limited returns the refusal of a request that is above a limit.

@@ -1,4 +1,4 @@
-package proxy
+package stages
 
 import (
 	"bytes"
@@ -26,13 +26,13 @@ type rootCAStage struct {
 }
 
 // newRootCAStage returns nil where a request writes no ConfigMap.
-func newRootCAStage(p *policy, key match.Kind) pipeline.Stage {
+func newRootCAStage(p *Policy, key match.Kind) pipeline.Stage {
 	if key.Group != "" || key.Resource != "configmaps" || key.Subresource != "" {
 		return nil
 	}
 	switch key.Verb {
 	case "create", "update", "patch":
-		return rootCAStage{p.env.leaf}
+		return rootCAStage{p.env.Leaf}
 	}
 	return nil
 }

@@ -1,4 +1,4 @@
-package proxy
+package stages
 
 import (
 	"bufio"
@@ -29,7 +29,7 @@ type scopeStage struct {
 }
 
 // newScopeStage returns nil where no selector narrows.
-func newScopeStage(p *policy, key match.Kind) pipeline.Stage {
+func newScopeStage(p *Policy, key match.Kind) pipeline.Stage {
 	switch key.Verb {
 	case "list", "watch", "deletecollection":
 		if selector := p.Selector(key.GroupResource()); selector != nil {
@@ -108,15 +108,15 @@ const (
 )
 
 // newNarrowStage returns the stage for a list or watch, nil where scopes narrow nothing.
-func newNarrowStage(p *policy, res schema.GroupResource, watch bool) pipeline.Stage {
+func newNarrowStage(p *Policy, res schema.GroupResource, watch bool) pipeline.Stage {
 	n := p.Narrowing(res)
 	if n == nil {
 		return nil
 	}
 	count := func(result string) prometheus.Counter {
-		return p.metrics.Counter(p.env.metrics.Filtered, p.metrics.Resource(res.Resource), result)
+		return p.Metrics.Counter(p.env.Metrics.Filtered, p.Metrics.Resource(res.Resource), result)
 	}
-	s := &narrowStage{Narrowing: n, resource: res, watch: watch, weight: listFilterWeight, kept: count("kept"), dropped: count("dropped"), methods: &p.env.methods}
+	s := &narrowStage{Narrowing: n, resource: res, watch: watch, weight: listFilterWeight, kept: count("kept"), dropped: count("dropped"), methods: &p.env.Methods}
 	if watch {
 		s.weight = watchFilterWeight
 	}

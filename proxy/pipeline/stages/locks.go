@@ -1,4 +1,4 @@
-package proxy
+package stages
 
 import (
 	"errors"
@@ -16,18 +16,18 @@ import (
 
 // lockStage replaces the names of the locks in requests about them.
 type lockStage struct {
-	policy *policy
+	policy *Policy
 	locks  lock.Set
 	// standby: the locks keep their names, and are not written.
 	standby bool
 }
 
 // newLockStage returns nil where requests cannot be about a lock.
-func newLockStage(p *policy, key match.Kind) *lockStage {
-	if len(p.locks) == 0 || key.Subresource != "" || !lock.Kind(key.Group, key.Resource) {
+func newLockStage(p *Policy, key match.Kind) *lockStage {
+	if len(p.Locks) == 0 || key.Subresource != "" || !lock.Kind(key.Group, key.Resource) {
 		return nil
 	}
-	return &lockStage{policy: p, locks: p.locks, standby: p.Standby}
+	return &lockStage{policy: p, locks: p.Locks, standby: p.Standby}
 }
 
 // urgent reports whether a request is about a lock, by its head.
@@ -165,7 +165,7 @@ func (s *lockStage) Respond(x *pipeline.State, resp *upstream.Response) *pipelin
 		return pipeline.Failure(err)
 	}
 	if resp.Status/100 == 2 {
-		written, resource := s.policy.env.lockWrites, x.Req.Info.Resource
+		written, resource := s.policy.env.LockWrites, x.Req.Info.Resource
 		switch x.Req.Info.Verb {
 		case "create", "update", "patch":
 			written.Note(x.Lock, s.locks, resource, lock.ReadHeld(contentType, body))

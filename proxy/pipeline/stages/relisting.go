@@ -1,4 +1,4 @@
-package proxy
+package stages
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 
 // relistStage keeps the ledger for a list or a watch of one resource.
 type relistStage struct {
-	policy   *policy
+	policy   *Policy
 	resource schema.GroupResource
 	watch    bool
 }
@@ -28,7 +28,7 @@ func (s *relistStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	if s.watch {
 		x.Ctx, end = context.WithCancelCause(x.Ctx)
 	}
-	if x.Ticket = s.policy.env.ledger.Enter(s.policy, s.resource, viewOf(x, q), end); x.Ticket == nil {
+	if x.Ticket = s.policy.env.Ledger.Enter(s.policy, s.resource, viewOf(x, q), end); x.Ticket == nil {
 		return pipeline.Restart
 	}
 	initial := s.watch && truthy(q["sendInitialEvents"])
@@ -66,7 +66,7 @@ func (s *relistStage) resume(x *pipeline.State, version string) *apierrors.Statu
 	case x.Ticket.Doubtful(s.policy):
 		return expired("faults may have kept events of %s from watches of an earlier proxy, which is gone: list again", resource)
 	}
-	return expired("what shard %q sees of %s has changed since resource version %s: list again", s.policy.shard, resource, version)
+	return expired("what shard %q sees of %s has changed since resource version %s: list again", s.policy.Shard, resource, version)
 }
 
 // truthy parses a boolean parameter as the apiserver does.

@@ -1,4 +1,4 @@
-package proxy
+package stages
 
 import (
 	"bytes"
@@ -31,20 +31,20 @@ import (
 // fenceStage refuses, or counts, requests for objects that another shard owns.
 type fenceStage struct {
 	*isolation.Fence
-	policy  *policy
+	policy  *Policy
 	foreign prometheus.Counter
 	unknown prometheus.Counter // of Observe
 	dryRun  *dryRun            // not nil: they are observed for the dry run alone
 }
 
 // newFenceStage returns nil where the shard owns the objects of all requests.
-func newFenceStage(p *policy, key match.Kind) *fenceStage {
+func newFenceStage(p *Policy, key match.Kind) *fenceStage {
 	f := p.Fence(key)
 	if f == nil {
 		return nil
 	}
 	count := func(action string) prometheus.Counter {
-		return p.metrics.Counter(p.env.metrics.Foreign, metrics.Verb(key.Verb), action)
+		return p.Metrics.Counter(p.env.Metrics.Foreign, metrics.Verb(key.Verb), action)
 	}
 	if f.Observe {
 		return &fenceStage{Fence: f, policy: p, foreign: count("observed"), unknown: count("unknown")}
@@ -129,7 +129,7 @@ const standbyRetry = 1
 // standbyStage refuses the writes of a member that owns nothing yet.
 type standbyStage struct {
 	*isolation.Waiting
-	policy *policy
+	policy *Policy
 }
 
 func (s standbyStage) Apply(x *pipeline.State) *pipeline.Outcome {
@@ -140,31 +140,30 @@ func (s standbyStage) Apply(x *pipeline.State) *pipeline.Outcome {
 }
 
 // inStandby refuses a write until the pod is given keys.
-func (p *policy) inStandby() *pipeline.Outcome {
-	why := p.message.GetSharding().GetStandbyReason()
+func (p *Policy) inStandby() *pipeline.Outcome {
+	why := p.Message.GetSharding().GetStandbyReason()
 	if why == "" {
-		why = fmt.Sprintf("ShardingConfig %s/%s: its shard owns nothing yet", p.env.info.Namespace, p.shard)
+		why = fmt.Sprintf("ShardingConfig %s/%s: its shard owns nothing yet", p.env.Info.Namespace, p.Shard)
 	}
-	return pipeline.RefusalFor(meshv1.RefusedStandby, status.Unavailable(standbyRetry, "pod %s is in standby and may not write yet: %s", p.env.id, why))
+	return pipeline.RefusalFor(meshv1.RefusedStandby, status.Unavailable(standbyRetry, "pod %s is in standby and may not write yet: %s", p.env.ID, why))
 }
 
 // forbidden refuses a request for an object that another shard owns. The key is empty if
 // it is not known.
-func (p *policy) forbidden(info *apirequest.RequestInfo, what, key string) *pipeline.Outcome {
+func (p *Policy) forbidden(info *apirequest.RequestInfo, what, key string) *pipeline.Outcome {
 	resource := info.Resource
 	if info.Subresource != "" {
 		resource += "/" + info.Subresource
 	}
 	refused := status.New(http.StatusForbidden, metav1.StatusReasonForbidden, 0,
 		"%s %s: %s does not belong to this pod's shard, ShardingConfig %s/%s: %s",
-		info.Verb, resource, what, p.env.info.Namespace, p.shard, p.Owner(key))
+		info.Verb, resource, what, p.env.Info.Namespace, p.Shard, p.Owner(key))
 	refused.ErrStatus.Details = &metav1.StatusDetails{Name: info.Name, Group: info.APIGroup, Kind: info.Resource}
 	return pipeline.RefusalFor(meshv1.RefusedForeign, refused)
 }
 
 const (
-	typeJSON     = "application/json"
-	typeProtobuf = "application/vnd.kubernetes.protobuf"
+	typeJSON = "application/json"
 	// partial requests only the metadata of an object.
 	partial = typeJSON + ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 	// maxRead bounds an object that is read for its uid, in bytes.
@@ -280,7 +279,7 @@ func (s *fenceStage) lookUp(x *pipeline.State) (uid string, refused *apierrors.S
 	for _, of := range []string{"Accept-Encoding", "Content-Type", pipeline.AuditHeader} { // an audit id is one request's
 		delete(header, of)
 	}
-	resp, err := s.policy.env.get(x.Req.Ctx, &upstream.Request{
+	resp, err := s.policy.env.Get(x.Req.Ctx, &upstream.Request{
 		Method: http.MethodGet, Target: objectPath(&x.Req, x.Out.Path), Host: x.Req.Host, Header: header,
 	})
 	if err != nil {
@@ -309,7 +308,7 @@ func (s *fenceStage) noResponse(x *pipeline.State, err error) *apierrors.StatusE
 		return refused
 	}
 	x.Plan.Meters.UpstreamErrors.Inc()
-	return s.policy.env.noResponse(err)
+	return s.policy.env.NoResponse(err)
 }
 
 // objectPath returns an escaped path up to the object's name.

@@ -1,4 +1,4 @@
-package proxy
+package stages
 
 import (
 	"sync"
@@ -17,20 +17,20 @@ const maxPlans = 1024
 
 // plans are the stages of a policy.
 type plans struct {
-	gate  pipeline.Stages // of every request, before its plan is known
-	known sync.Map        // match.Kind -> *plan
+	Gate  pipeline.Stages // of every request, before its plan is known
+	Known sync.Map        // match.Kind -> *plan
 	count atomic.Int32
 }
 
-func (p *policy) plan(info *apirequest.RequestInfo) *pipeline.Plan {
+func (p *Policy) Plan(info *apirequest.RequestInfo) *pipeline.Plan {
 	key := match.Kind{Verb: info.Verb, Group: info.APIGroup, Resource: info.Resource, Subresource: info.Subresource}
-	if known, ok := p.known.Load(key); ok {
+	if known, ok := p.Known.Load(key); ok {
 		return known.(*pipeline.Plan)
 	}
 	key = key.Clone()
 	made := p.make(key, info.IsResourceRequest)
 	if p.count.Load() < maxPlans && match.Storable(key.Verb, key.Subresource, key.Group, key.Resource) {
-		if _, loaded := p.known.LoadOrStore(key, made); !loaded {
+		if _, loaded := p.Known.LoadOrStore(key, made); !loaded {
 			p.count.Add(1)
 		}
 	}
@@ -38,27 +38,27 @@ func (p *policy) plan(info *apirequest.RequestInfo) *pipeline.Plan {
 }
 
 // identify returns the stages that decide by the caller alone.
-func (p *policy) identify() pipeline.Stages {
+func (p *Policy) identify() pipeline.Stages {
 	var out pipeline.Stages
-	out.Add(certificateStage{p.passthrough, p.env.notify})
-	if p.refuse != "" {
-		out.Add(contradictionStage{p.refuse})
+	out.Add(certificateStage{p.Passthrough, p.env.Notify})
+	if p.Refuse != "" {
+		out.Add(contradictionStage{p.Refuse})
 	}
 	out.Add(classifyStage{})
 	out.Add(newTokenStage(p))
 	return out
 }
 
-func (p *policy) make(key match.Kind, isResource bool) *pipeline.Plan {
+func (p *Policy) make(key match.Kind, isResource bool) *pipeline.Plan {
 	out := &pipeline.Plan{
 		Key:   key,
 		Route: pipeline.RouteOf(key),
 	}
 	label := ""
 	if isResource {
-		label = p.metrics.Resource(key.Resource)
+		label = p.Metrics.Resource(key.Resource)
 	}
-	out.Meters = p.env.metrics.Meters(p.metrics, key.Verb, label)
+	out.Meters = p.env.Metrics.Meters(p.Metrics, key.Verb, label)
 	var locks *lockStage
 	var stale *staleness
 	if isResource {
@@ -80,20 +80,20 @@ func (p *policy) make(key match.Kind, isResource bool) *pipeline.Plan {
 	}
 	out.Stages.Add(newLimitStage(p, key, isResource), newFaultStage(p, key, isResource, stale))
 	if key.Connects() {
-		out.Stages.Add(connectStage{p, p.env.enter})
+		out.Stages.Add(connectStage{p, p.env.Enter})
 	}
 	return out
 }
 
 // shardingStages returns the stages that restrict a request to the shard's objects.
-func (p *policy) shardingStages(key match.Kind, locks *lockStage) (out pipeline.Stages) {
-	if p.would != nil {
+func (p *Policy) shardingStages(key match.Kind, locks *lockStage) (out pipeline.Stages) {
+	if p.Would != nil {
 		out = p.dryRunStages(key)
 	}
 	if locks != nil {
 		out.Add(locks)
 	}
-	if p.would == nil {
+	if p.Would == nil {
 		out.Add(newElectionStage(p, key))
 	}
 	out.Add(newRootCAStage(p, key))
@@ -116,7 +116,7 @@ func (p *policy) shardingStages(key match.Kind, locks *lockStage) (out pipeline.
 		if s := newNarrowStage(p, key.GroupResource(), watch); s != nil {
 			out.Add(s)
 		} else if p.Selector(key.GroupResource()) != nil {
-			p.env.methods.Note(key.GroupResource(), isolation.ByLabels)
+			p.env.Methods.Note(key.GroupResource(), isolation.ByLabels)
 		}
 		out.Add(&relistStage{policy: p, resource: key.GroupResource(), watch: watch})
 	}

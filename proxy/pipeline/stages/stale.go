@@ -1,4 +1,4 @@
-package proxy
+package stages
 
 import (
 	"net/http"
@@ -28,7 +28,7 @@ type staleness struct {
 }
 
 // newStaleness returns nil where no rule is about lists of a resource.
-func newStaleness(p *policy, key match.Kind) *staleness {
+func newStaleness(p *Policy, key match.Kind) *staleness {
 	if key.Verb != "list" && key.Verb != "watch" {
 		return nil
 	}
@@ -37,14 +37,14 @@ func newStaleness(p *policy, key match.Kind) *staleness {
 	if oldest == 0 {
 		return nil
 	}
-	if seen := p.env.histories.Of(key.GroupResource(), oldest); seen != nil {
+	if seen := p.env.Histories.Of(key.GroupResource(), oldest); seen != nil {
 		return &staleness{lists, seen}
 	}
 	return nil
 }
 
 // lists returns the rules for lists of a key's resource.
-func (p *policy) lists(key match.Kind) *fault.Resources {
+func (p *Policy) lists(key match.Kind) *fault.Resources {
 	return p.faults.OfKind(match.Kind{Verb: "list", Group: key.Group, Resource: key.Resource, Subresource: key.Subresource})
 }
 

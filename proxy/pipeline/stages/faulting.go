@@ -1,4 +1,4 @@
-package proxy
+package stages
 
 import (
 	"cmp"
@@ -25,7 +25,7 @@ import (
 // faultStage decides on a request's faults, and injects those that come before it is
 // sent on. A request that starts over keeps its faults, but waits once.
 type faultStage struct {
-	policy    *policy
+	policy    *Policy
 	resources *fault.Resources // nil: no rule is about such requests
 	paths     *fault.Rules     // not nil: the request is for a path
 	stale     *staleness       // nil: lists are never stale
@@ -34,7 +34,7 @@ type faultStage struct {
 // newFaultStage returns nil where there are no rules. Where there are some it returns the
 // stage even if none is about such requests: they may have started over, and keep the
 // faults of an earlier policy.
-func newFaultStage(p *policy, key match.Kind, isResource bool, stale *staleness) pipeline.Stage {
+func newFaultStage(p *Policy, key match.Kind, isResource bool, stale *staleness) pipeline.Stage {
 	if len(p.faults.Names()) == 0 {
 		return nil
 	}
@@ -56,12 +56,12 @@ func (s *faultStage) Apply(x *pipeline.State) *pipeline.Outcome {
 		return nil
 	}
 	if f.Watch != nil {
-		f.Watch.Report = s.policy.countFault
+		f.Watch.Report = s.policy.CountFault
 	}
 	x.Responses.Add(s)
 	if f.Delay > 0 {
 		s.delay(x)
-		if f.Delay = 0; s.policy.env.lift(x.Faults) != s.policy { // another came meanwhile
+		if f.Delay = 0; s.policy.env.Lift(x.Faults) != s.policy { // another came meanwhile
 			return pipeline.Restart
 		}
 	}
@@ -71,7 +71,7 @@ func (s *faultStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	case f.Abort != nil && f.Abort.Status < http.StatusBadRequest:
 		return &pipeline.Outcome{Kind: pipeline.RespondEmpty, Code: f.Abort.Status}
 	case f.Abort != nil:
-		return pipeline.RefusalFor(meshv1.RefusedFault, injected(s.policy.env.info.Namespace, &x.Req, f.Abort))
+		return pipeline.RefusalFor(meshv1.RefusedFault, injected(s.policy.env.Info.Namespace, &x.Req, f.Abort))
 	case f.Stale > 0 && s.stale != nil:
 		s.stale.ask(x, f.Stale)
 	}
@@ -85,7 +85,7 @@ func (s *faultStage) decide(x *pipeline.State) *apierrors.StatusError {
 			return refused
 		}
 	}
-	if s.policy.env.draining.Err() != nil {
+	if s.policy.env.Draining.Err() != nil {
 		return nil // what the rules counted, and have left of their counts, is the next proxy's
 	}
 	if s.paths != nil {
@@ -104,14 +104,14 @@ func (s *faultStage) delay(x *pipeline.State) {
 		return // forward finds out what is wrong
 	}
 	x.Allowed.Waits()
-	s.policy.env.wait(x, func() time.Duration { return x.Faults.Delay })
+	s.policy.env.Wait(x, func() time.Duration { return x.Faults.Delay })
 }
 
 // Respond injects the faults of a response: into a watch's events, or its end before it
 // began.
 func (s *faultStage) Respond(x *pipeline.State, resp *upstream.Response) *pipeline.Outcome {
 	s.injectEvents(x, resp)
-	if s.policy.env.lift(x.Faults); x.Faults.ResetAfter {
+	if s.policy.env.Lift(x.Faults); x.Faults.ResetAfter {
 		x.Broke = true
 		return pipeline.Reset
 	}
@@ -143,19 +143,19 @@ func injected(namespace string, r *pipeline.Request, a *fault.Abort) *apierrors.
 	return err
 }
 
-// countFault counts one fault.
-func (p *policy) countFault(by fault.Injected) {
-	p.injected.Count(by.Injection, by.Rule, by.Kind.String())
+// CountFault counts one fault.
+func (p *Policy) CountFault(by fault.Injected) {
+	p.Injected.Count(by.Injection, by.Rule, by.Kind.String())
 }
 
-// countInjected counts what was done to the request, when it is over: stale if it was a stale
+// CountInjected counts what was done to the request, when it is over: stale if it was a stale
 // list.
-func (p *policy) countInjected(i *pipeline.Injection, stale bool) {
+func (p *Policy) CountInjected(i *pipeline.Injection, stale bool) {
 	if i.Faults != nil {
 		i.Faults.Broke = i.Broke
 	}
 	for _, by := range i.Faults.Done(stale) {
-		p.countFault(*by)
+		p.CountFault(*by)
 	}
 }
 
@@ -236,6 +236,6 @@ func (b *injectedBody) Close() error {
 // they may not be any more. While another proxy takes over they are not: it would not
 // know what was kept from the client.
 func (s *faultStage) stillInjecting(x *pipeline.State) (still bool, changed <-chan struct{}) {
-	pol := s.policy.env.lift(x.Faults)
-	return s.policy.env.draining.Err() == nil && x.Faults.Watch != nil, pol.replaced
+	pol := s.policy.env.Lift(x.Faults)
+	return s.policy.env.Draining.Err() == nil && x.Faults.Watch != nil, pol.Replaced
 }
