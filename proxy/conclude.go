@@ -68,7 +68,10 @@ func (x *exchange) failed(err error) {
 		return
 	case x.Req.Gone() != nil:
 		x.code = metrics.ClientGone
-		x.pod.abandoned(&x.client)
+		if !x.pod.dropped.Allow() {
+			x.pod.bound("abandoned requests")
+			x.client.closeConn()
+		}
 		panic(errAbort)
 	}
 	if errors.Is(err, relist.ErrPolicyChanged) {

@@ -30,12 +30,6 @@ type connect struct {
 	counts *stages.Policy
 }
 
-// flight is what is counted of a write, or of a connection into a pod or a service.
-type flight struct {
-	counted bool              // in policy.writes
-	end     writes.Completion // of a connection
-}
-
 // enter adds x. It returns false if the policy has changed since x was evaluated.
 func (p *Pod) enter(x *pipeline.State, pol *stages.Policy) bool {
 	c := &p.connects

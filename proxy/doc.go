@@ -66,7 +66,7 @@
 //
 // # Other hosts
 //
-// ServeEgress serves the pod's redirected connections to other hosts (egressing.go,
+// ServeEgress serves the pod's redirected connections to other hosts (passthrough.go,
 // package egress), with accounts of their own from the same pools.
 //
 // # Bounds

@@ -25,8 +25,9 @@ type exchange struct {
 	pod      *Pod
 	policy   *stages.Policy // in force when the request was evaluated last
 	start    time.Time
-	response // to the client
-	flight
+	response                   // to the client
+	counted  bool              // a write, in policy.Writes
+	end      writes.Completion // of a connection into a pod or a service
 
 	// Of the exchange with the apiserver.
 	sending  upstream.Request
@@ -90,7 +91,10 @@ func (x *exchange) serve() (again bool) {
 		x.refuse(meshv1.RefusedNoPolicy, status.Unavailable(1, "no policy for pod %s yet: if none comes, see whether the manager runs, and what the agent of the pod's node logs", x.pod.env.ID))
 		return false
 	}
-	end := x.evaluate(pol)
+	x.policy, x.counted, x.end = pol, false, writes.NotSeen
+	x.client.last = pol.Passthrough // the connection is older than that
+	end := pol.Evaluate(&x.State)
+	x.client.last = x.client.last || x.Last
 	if end == nil {
 		if x.Debug && (x.Protocol != "" || x.Plan.Route == pipeline.RouteStream) {
 			// The access line comes with the response, which may take long. This line
@@ -110,47 +114,33 @@ func (x *exchange) serve() (again bool) {
 	return false
 }
 
-// evaluate applies the stages of a policy.
-func (x *exchange) evaluate(pol *stages.Policy) *pipeline.Outcome {
-	x.policy, x.flight = pol, flight{end: writes.NotSeen}
-	x.client.last = pol.Passthrough // the connection is older than that
-	end := pol.Evaluate(&x.State)
-	x.client.last = x.client.last || x.Last
-	return end
-}
-
 // leave removes the request from the open connections and from the ledger.
 func (x *exchange) leave() {
 	if x.Connected {
 		x.Connected = false
 		x.pod.connects.leave(x)
 	}
-	x.Resumption.Leave()
+	x.Leave()
 }
 
-// admit charges x to a budget before the request is parsed.
+// admit charges x to a budget before the request is parsed. If that is exhausted, x may be
+// about a lock.
 func (x *exchange) admit() *apierrors.StatusError {
 	x.Budget, x.Held = &x.Budgets.Held, x.Req.Weight()
 	if x.Budget.Take(x.Held) {
 		return nil
 	}
-	if x.urgent() {
-		return x.Charge(&x.Budgets.Lock)
-	}
-	return x.Exceeded()
-}
-
-// urgent reports whether x is about the lock, when its budget is exhausted.
-func (x *exchange) urgent() bool {
 	pol := x.pod.env.Policy.Load()
 	if pol == nil || len(pol.Locks) == 0 || x.Held > pipeline.OwnLock/4 {
-		return false
+		return x.Exceeded()
 	}
 	if x.Req.Classify(); x.Req.Malformed != nil {
-		return false
+		return x.Exceeded()
 	}
-	plan := pol.Plan(x.Req.Info)
-	return plan.Urgent != nil && plan.Urgent(x.Req.Info)
+	if plan := pol.Plan(x.Req.Info); plan.Urgent == nil || !plan.Urgent(x.Req.Info) {
+		return x.Exceeded()
+	}
+	return x.Charge(&x.Budgets.Lock)
 }
 
 // shed frees memory before a request is answered 429, or cuts it off.
@@ -174,7 +164,7 @@ func (x *exchange) strip(accept int) {
 // release returns all that x has of the budgets.
 func (x *exchange) release() {
 	x.strip(0)
-	x.Holding.Release()
+	x.Release()
 	x.client.guard.Release()
 }
 
@@ -184,12 +174,3 @@ const (
 	abandonedRate  = 100 // a second
 	abandonedBurst = 1000
 )
-
-// abandoned closes the connection of a client that abandons too many requests.
-func (p *Pod) abandoned(c *client) {
-	if p.dropped.Allow() {
-		return
-	}
-	p.bound("abandoned requests")
-	c.closeConn()
-}

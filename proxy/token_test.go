@@ -3,7 +3,6 @@ package proxy
 import (
 	"encoding/base64"
 	"fmt"
-	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -144,14 +143,4 @@ func TestTokenRefusalIsReportedOncePerMinute(t *testing.T) {
 	}
 	require.Empty(t, notified)
 	require.InDelta(t, 3, testutil.ToFloat64(m.server.metrics.Refusals.WithLabelValues("ns", "operator", "", "token")), 0)
-}
-
-func getWith(t testing.TB, header ...string) *http.Request {
-	t.Helper()
-	r, err := http.NewRequest("GET", "https://kubernetes.default.svc/api/v1/pods?labelSelector=a%3Db&limit=500", nil)
-	require.NoError(t, err)
-	for i := 0; i < len(header); i += 2 {
-		r.Header.Add(header[i], header[i+1])
-	}
-	return r
 }

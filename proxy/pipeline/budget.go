@@ -26,7 +26,7 @@ const (
 	MaxLong = 32 << 20 // a thousand watches
 	OwnLong = 2 << 20
 	OwnLock = 512 << 10
-	// Filters may keep lists and large objects.
+	// MaxFiltered is for lists and large objects that filters keep.
 	MaxFiltered = 64 << 20
 	OwnFiltered = 4 << 20
 	// MaxRefusing bounds the requests of a pod that are being answered 429. Further ones
@@ -122,6 +122,7 @@ func (h *Holding) Hold(n int64) *apierrors.StatusError {
 	return h.Exceeded()
 }
 
+// Exceeded refuses a request that is above a budget.
 func (h *Holding) Exceeded() *apierrors.StatusError {
 	h.Over = true
 	h.Budgets.Bound("requests")

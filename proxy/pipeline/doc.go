@@ -4,8 +4,8 @@
 //	request.go   Request: as its client sent it, never changed; Outgoing: what stages edit
 //	classify.go  what a request asks for, by its path, as the apiserver reads it
 //	state.go     State: a request, and what the stages have decided about it
-//	stage.go     Stage: one decision; Plan: the stages of a verb and resource
-//	outcome.go   how a stage ends a request: refusal, restart, reset
+//	stage.go     Stage: one decision; Plan: the stages of a verb and resource; Outcome: how
+//	             a stage ends a request
 //	budget.go    the memory that the requests of a pod may take
 //	rules.go     what limits and faults have to do with a request
 //	lists.go     what is remembered of a list or watch

@@ -6,6 +6,10 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"net/textproto"
+	"slices"
+	"strconv"
+	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
@@ -152,3 +156,44 @@ func Fill(r io.Reader, p []byte) (n int, err error) {
 	}
 	return n, err
 }
+
+// AuditHeader is the header field Audit-ID, as net/http spells it.
+const AuditHeader = "Audit-Id"
+
+// hopByHop headers concern one connection only (RFC 9110, 7.6.1).
+var hopByHop = []string{
+	"Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization",
+	"Te", "Trailer", "Transfer-Encoding", "Upgrade", "Expect",
+}
+
+// DropHopByHop removes the fields that concern only the client's connection.
+func (o *Outgoing) DropHopByHop() {
+	if perConnection(o.Header) {
+		DropHopByHop(o.own())
+	}
+}
+
+// perConnection reports whether there are fields that concern one connection only.
+func perConnection(h Header) bool {
+	return slices.ContainsFunc(hopByHop, func(name string) bool { _, has := h[name]; return has })
+}
+
+// DropHopByHop removes the fields that concern one connection only.
+func DropHopByHop(h Header) {
+	for _, line := range h["Connection"] {
+		for name := range strings.SplitSeq(line, ",") {
+			if name = strings.TrimSpace(name); name != "" {
+				delete(h, textproto.CanonicalMIMEHeaderKey(name))
+			}
+		}
+	}
+	for _, name := range hopByHop {
+		delete(h, name)
+	}
+}
+
+// SetLength sets the length of a body in bytes.
+func SetLength(h Header, n int) { h["Content-Length"] = []string{strconv.Itoa(n)} }
+
+// Bounded returns the beginning of a text that a client chose, for logs.
+func Bounded(id string) string { return id[:min(len(id), 64)] }

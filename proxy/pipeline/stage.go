@@ -3,8 +3,10 @@ package pipeline
 import (
 	"net/http"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
@@ -29,6 +31,7 @@ func (s *Stages) Add(all ...Stage) {
 	}
 }
 
+// Apply applies the stages to a request.
 func (s Stages) Apply(x *State) *Outcome {
 	for _, one := range s {
 		if end := one.Apply(x); end != nil {
@@ -59,10 +62,10 @@ func (p *Plan) BadResponse(about string, err error) *Outcome {
 type Route int
 
 const (
-	// short: the response ends soon, and is logged then.
+	// RouteShort is for a response that ends soon, and is logged then.
 	RouteShort Route = iota
-	// stream: the response may last for hours. It is flushed after every read, and logged
-	// when it begins.
+	// RouteStream is for a response that may last for hours. It is flushed after every read,
+	// and logged when it begins.
 	RouteStream
 )
 
@@ -88,6 +91,7 @@ type responseStages struct {
 	all [4]responseStage
 }
 
+// Add appends a stage.
 func (s *responseStages) Add(one responseStage) {
 	s.all[s.n] = one
 	s.n++
@@ -99,6 +103,7 @@ func (s *responseStages) Only(one responseStage) {
 	s.Add(one)
 }
 
+// Respond applies the stages to a response.
 func (s *responseStages) Respond(x *State, r *upstream.Response) *Outcome {
 	for _, one := range s.all[:s.n] {
 		if end := one.Respond(x, r); end != nil {
@@ -106,4 +111,63 @@ func (s *responseStages) Respond(x *State, r *upstream.Response) *Outcome {
 		}
 	}
 	return nil
+}
+
+// Outcome says how a stage ends a request. A nil outcome passes it to the next stage.
+type Outcome struct {
+	Kind   outcomeKind
+	Reason meshv1.Refusal
+	Status *apierrors.StatusError // of a refusal
+	Code   int                    // of an empty response
+	Err    error                  // of an exchange with the apiserver
+}
+
+// outcomeKind is one of the ways.
+type outcomeKind int
+
+// Ways in which a stage ends a request.
+const (
+	Refuse          outcomeKind = iota // with a status, counted by reason
+	Respond                            // with a status, in place of the apiserver's response
+	RespondEmpty                       // with a status code alone
+	FailUpstream                       // the apiserver did not answer: err
+	ResetConnection                    // without a response
+	StartOver                          // the policy changed: evaluate the request anew
+)
+
+// Outcomes that are always the same.
+var (
+	Restart = &Outcome{Kind: StartOver}
+	Reset   = &Outcome{Kind: ResetConnection}
+)
+
+// Refusal returns the outcome of a refusal, nil if there is none.
+func Refusal(status *apierrors.StatusError) *Outcome {
+	if status == nil {
+		return nil
+	}
+	return RefusalFor(refusalReason(status), status)
+}
+
+// RefusalFor is refusal with a reason of its own.
+func RefusalFor(reason meshv1.Refusal, status *apierrors.StatusError) *Outcome {
+	return &Outcome{Reason: reason, Status: status}
+}
+
+// Failure returns the outcome of an exchange with the apiserver that failed.
+func Failure(err error) *Outcome { return &Outcome{Kind: FailUpstream, Err: err} }
+
+// refusalReason returns the reason of a refusal by its status code.
+func refusalReason(err *apierrors.StatusError) meshv1.Refusal {
+	switch err.ErrStatus.Code {
+	case http.StatusGone:
+		return meshv1.RefusedRelist
+	case http.StatusBadRequest:
+		return meshv1.RefusedMalformed
+	case http.StatusTooManyRequests:
+		return meshv1.RefusedBound
+	case http.StatusNotAcceptable:
+		return meshv1.RefusedNotAcceptable
+	}
+	return meshv1.RefusedLock
 }

@@ -22,6 +22,7 @@ type plans struct {
 	count atomic.Int32
 }
 
+// Plan returns the stages for a verb of a resource.
 func (p *Policy) Plan(info *apirequest.RequestInfo) *pipeline.Plan {
 	key := match.Kind{Verb: info.Verb, Group: info.APIGroup, Resource: info.Resource, Subresource: info.Subresource}
 	if known, ok := p.Known.Load(key); ok {
@@ -50,10 +51,7 @@ func (p *Policy) identify() pipeline.Stages {
 }
 
 func (p *Policy) make(key match.Kind, isResource bool) *pipeline.Plan {
-	out := &pipeline.Plan{
-		Key:   key,
-		Route: pipeline.RouteOf(key),
-	}
+	out := &pipeline.Plan{Key: key, Route: pipeline.RouteOf(key)}
 	label := ""
 	if isResource {
 		label = p.Metrics.Resource(key.Resource)

@@ -9,12 +9,10 @@
 //	caller.go     certificate, contradiction, classification, token
 //	admission.go  upgrade, budgets, header fields, connections into pods
 //	locks.go      names of the operator's locks
-//	election.go   locks that the policy does not name
-//	rootca.go     writes of the mesh's CA
+//	election.go   locks that the policy does not name; writes of the mesh's CA
 //	narrowing.go  lists and watches of the shard alone, by selectors and filters
 //	fence.go      requests for objects of other shards; standby
-//	relisting.go  watches whose clients must list first
-//	stale.go      lists that a fault makes stale
+//	relisting.go  watches whose clients must list first; lists that a fault makes stale
 //	traffic.go    rules in force, and limits
 //	faulting.go   faults
 //	dryrun.go     what a policy would do
@@ -157,6 +155,7 @@ type succession struct {
 	Settled  chan struct{} // closed when no write under earlier policies can take effect
 }
 
+// Compile compiles a policy of the pod of e.
 func Compile(e *Env, m *meshv1.PodPolicy) (*Policy, error) {
 	out := &Policy{
 		env: e, Message: m,
@@ -231,7 +230,7 @@ func (p *Policy) Acquire() {
 		m := p.env.Metrics
 		p.Metrics = m.Workloads.Acquire(p.env.Info.Namespace, p.workload, p.Shard)
 		p.Limited = m.Limits.Acquire(func(yield func(metrics.Rule) bool) {
-			for _, n := range p.traffic.Rules.Names() {
+			for _, n := range p.Rules.Names() {
 				if !yield(p.Series(n.Breaker, n.Rule)) {
 					return
 				}
@@ -250,6 +249,7 @@ func (p *Policy) Acquire() {
 	}
 }
 
+// Series returns the labels of a rule of the policy.
 func (p *Policy) Series(source, rule string) metrics.Rule {
 	return metrics.Rule{Namespace: p.env.Info.Namespace, Workload: p.workload, Shard: p.Shard, Source: source, Name: rule}
 }

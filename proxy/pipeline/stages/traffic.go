@@ -87,7 +87,7 @@ func unknown(m *meshv1.Traffic, problem error) traffic {
 // Enforce puts the rules in force.
 func (p *Policy) Enforce() {
 	now := time.Now()
-	p.traffic.Rules.Enforce(now)
+	p.Rules.Enforce(now)
 	p.faults.Enforce(now)
 	p.env.Histories.Forget(func(res schema.GroupResource) bool {
 		return p.lists(match.Kind{Group: res.Group, Resource: res.Resource}).Oldest() == 0
@@ -104,12 +104,12 @@ type limitStage struct {
 // newLimitStage returns nil where no rule is about such requests.
 func newLimitStage(p *Policy, key match.Kind, isResource bool) pipeline.Stage {
 	if !isResource {
-		if !p.traffic.Rules.Paths() {
+		if !p.Rules.Paths() {
 			return nil
 		}
-		return &limitStage{policy: p, paths: p.traffic.Rules}
+		return &limitStage{policy: p, paths: p.Rules}
 	}
-	if resources := p.traffic.Rules.OfKind(key); resources != nil {
+	if resources := p.Rules.OfKind(key); resources != nil {
 		return &limitStage{policy: p, resources: resources}
 	}
 	return nil
