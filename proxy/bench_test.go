@@ -194,9 +194,9 @@ func BenchmarkFaultsCounted(b *testing.B) {
 			b.Error(err)
 			return
 		}
-		pol := p.policy.Load()
+		pol := p.env.Policy.Load()
 		for pb.Next() {
-			pol.countFault(fault.Injected{Injection: "chaos", Rule: "r0", Kind: fault.Delay})
+			pol.CountFault(fault.Injected{Injection: "chaos", Rule: "r0", Kind: fault.Delay})
 		}
 	})
 }

@@ -21,8 +21,8 @@ import (
 func TestClientCertificateIsRefusedWithExplanation(t *testing.T) {
 	api := &recorder{}
 	m := newMesh(t, api)
-	told := make(chan string, 10)
-	m.server.notify = func(_ PodInfo, reason, message string) { told <- reason + " " + message }
+	notified := make(chan string, 10)
+	m.server.notify = func(_ PodInfo, reason, message string) { notified <- reason + " " + message }
 	m.policy(nil)
 	cert := m.ca.Leaf("admin")
 	for _, http2 := range []bool{true, false} {
@@ -48,12 +48,12 @@ func TestClientCertificateIsRefusedWithExplanation(t *testing.T) {
 	}
 	require.InDelta(t, 8, testutil.ToFloat64(m.server.metrics.Refusals.WithLabelValues("ns", "operator", "", "client_certificate")), 0)
 	select {
-	case got := <-told:
+	case got := <-notified:
 		require.Contains(t, got, "ClientCertificateRefused a client certificate was refused: TLS ends at the mesh")
 	case <-time.After(soon):
-		t.Fatal("nothing was told")
+		t.Fatal("no notice was sent")
 	}
-	require.Empty(t, told)
+	require.Empty(t, notified)
 }
 
 func (m *mesh) passthrough(on bool) {
@@ -61,7 +61,7 @@ func (m *mesh) passthrough(on bool) {
 	m.set(&meshv1.PodPolicy{Uid: "uid-1", Workload: "operator", Version: "v", Passthrough: on})
 }
 
-// authenticating is an apiserver that tells by the client's certificate who
+// authenticating is an apiserver that shows by the client's certificate who
 // asks.
 func authenticating(t *testing.T) (*mesh, *recorder) {
 	api := &recorder{then: func(w http.ResponseWriter, r *http.Request) {
@@ -94,7 +94,7 @@ func TestPassthrough(t *testing.T) {
 	_, err := other.Apply(&meshv1.PodPolicy{Uid: "uid-2", Workload: "operator", Version: "v"})
 	require.NoError(t, err)
 
-	// Whoever takes passthrough away takes what was passed through with it.
+	// The end of passthrough ends the tunnels.
 	resp, err := c.Get("https://kubernetes.default.svc/api/v1/pods?watch=1")
 	require.NoError(t, err)
 	before := len(api.requests())
@@ -122,7 +122,7 @@ func TestConnectionOlderThanPassthroughIsRefused(t *testing.T) {
 	m.passthrough(true)
 	require.Equal(t, 200, m.with(plain, "GET", "/version", "").StatusCode, "is served")
 	tunnels := m.server.metrics.Tunnels.WithLabelValues("ns", "operator", "")
-	require.Eventually(t, func() bool { // and told to open another
+	require.Eventually(t, func() bool { // and asked to open another
 		require.Equal(t, 200, m.with(plain, "GET", "/version", "").StatusCode)
 		return testutil.ToFloat64(tunnels) > 0
 	}, soon, time.Millisecond)

@@ -2,17 +2,19 @@ package proxy
 
 import (
 	"crypto/tls"
+	"fmt"
 	"net"
 	"slices"
 	"sync"
+	"time"
 
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline/stages"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
 
 // Bounds of HTTP/2, and of the kernel's buffers.
 const (
 	maxStreams           = 512 // of one connection
-	receivePerStream     = 64 << 10
 	receivePerConnection = 256 << 10
 	maxFrame             = 64 << 10
 	// sendBuffer is the kernel's buffer of each connection. By default it grows to
@@ -43,8 +45,8 @@ func (l *listener) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		p := l.pod
-		pol := p.policy.Load()
-		tunnel := pol != nil && pol.passthrough
+		pol := p.env.Policy.Load()
+		tunnel := pol != nil && pol.Passthrough
 		c := p.conns.Accept(raw, tunnel)
 		if c == nil {
 			p.bound("connections")
@@ -63,7 +65,7 @@ func (l *listener) Accept() (net.Conn, error) {
 // bound counts and reports that the pod has reached a bound.
 func (p *Pod) bound(what string) {
 	p.workload().Bounded(p.server.metrics, what)
-	p.notify(ReasonBound, "pod %s has reached the proxy's bound on %s; what is beyond it is refused", p.id, what)
+	p.notify(stages.ReasonBound, "pod %s has reached the proxy's bound on %s; what is beyond it is refused", p.env.ID, what)
 }
 
 // hello is called with each ClientHello. It waits for its turn to compute.
@@ -79,4 +81,34 @@ func (p *Pod) hello(h *tls.ClientHelloInfo) (*tls.Config, error) {
 		return p.http11, nil
 	}
 	return nil, nil
+}
+
+// noticeInterval is the least time between two notices of one kind about a pod.
+const noticeInterval = time.Minute
+
+// notices limits the rate of notices about a pod. Reasons are a fixed set.
+type notices struct {
+	mu   sync.Mutex
+	last map[string]time.Time
+}
+
+func (n *notices) due(reason string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	now := time.Now()
+	if last, ok := n.last[reason]; ok && now.Sub(last) < noticeInterval {
+		return false
+	}
+	if n.last == nil {
+		n.last = map[string]time.Time{}
+	}
+	n.last[reason] = now
+	return true
+}
+
+// notify calls Config.Notify, and does not wait for it.
+func (p *Pod) notify(reason, format string, args ...any) {
+	if p.server.notify != nil && p.notices.due(reason) {
+		go p.server.notify(p.env.Info, reason, fmt.Sprintf(format, args...))
+	}
 }

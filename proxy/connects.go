@@ -2,11 +2,17 @@ package proxy
 
 import (
 	"context"
+	"fmt"
+	"io"
 	"sync"
 	"time"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline/stages"
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
 )
 
@@ -14,88 +20,181 @@ import (
 // over them.
 type connects struct {
 	mu   sync.Mutex
-	open map[*exchange]*connect
+	open map[*pipeline.State]*connect
 }
 
 // connect is one of them.
 type connect struct {
 	end context.CancelCauseFunc
 	// counts is the policy in whose writes it counts; nil: it only reads.
-	counts *policy
-}
-
-// flight is what is counted of a write, or of a connection into a pod or a service.
-type flight struct {
-	counted   bool              // in policy.writes
-	connected bool              // in pod.connects
-	end       writes.Completion // of a connection
-}
-
-// connectStage records a connection into a pod or a service.
-type connectStage struct{}
-
-func (connectStage) apply(x *exchange) *outcome {
-	if x.connected = x.pod.connects.enter(x); !x.connected {
-		return restart
-	}
-	return nil
+	counts *stages.Policy
 }
 
 // enter adds x. It returns false if the policy has changed since x was evaluated.
-func (c *connects) enter(x *exchange) bool {
-	ctx, end := context.WithCancelCause(x.ctx)
+func (p *Pod) enter(x *pipeline.State, pol *stages.Policy) bool {
+	c := &p.connects
+	ctx, end := context.WithCancelCause(x.Ctx)
 	added := &connect{end: end}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if x.protocol != "" || !x.req.reads() {
-		added.counts = x.policy
-		x.policy.writes.Begin(x.pod.info.Journal)
+	if x.Protocol != "" || !x.Req.Reads() {
+		added.counts = pol
+		pol.Writes.Begin(p.env.Info.Journal)
 	}
-	if x.pod.policy.Load() != x.policy { // after the count, as in begin
+	if p.env.Policy.Load() != pol { // after the count, as in begin
 		end(nil)
 		if added.counts != nil {
-			x.policy.writes.End(x.pod.info.Journal, 0)
+			pol.Writes.End(p.env.Info.Journal, 0)
 		}
 		return false
 	}
 	if c.open == nil {
-		c.open = map[*exchange]*connect{}
+		c.open = map[*pipeline.State]*connect{}
 	}
-	x.ctx, x.end, c.open[x] = ctx, writes.NotSeen, added
+	x.Ctx, c.open[x] = ctx, added
 	return true
 }
 
 func (c *connects) leave(x *exchange) {
 	c.mu.Lock()
-	left := c.open[x]
-	delete(c.open, x)
+	left := c.open[&x.State]
+	delete(c.open, &x.State)
 	c.mu.Unlock()
 	left.end(nil)
 	if x.sending.Sent.IsZero() {
 		x.end = writes.Ended
 	}
 	if left.counts != nil {
-		left.counts.writes.End(x.pod.info.Journal, x.end.Left(x.pod.unseen()))
+		left.counts.Writes.End(x.pod.env.Info.Journal, x.end.Left(x.pod.unseen()))
 	}
 }
 
 // cut ends the connections that the policy now in force would refuse. Requests that write
 // get a moment for their response, because our end of the connection does not show whether
 // the apiserver has ended its own. The others continue, and count under the new policy.
-func (c *connects) cut(next *policy) {
+func (c *connects) cut(next *stages.Policy) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for x, open := range c.open {
-		refused := next.refuse != "" || next.Refuses(x.plan.key, x.req.info.Namespace)
+		refused := next.Refuse != "" || next.Refuses(x.Plan.Key, x.Req.Info.Namespace)
 		switch {
-		case refused && open.counts != nil && x.protocol == "":
+		case refused && open.counts != nil && x.Protocol == "":
 			time.AfterFunc(meshv1.LostWrite, func() { open.end(relist.ErrPolicyChanged) })
 		case refused:
 			open.end(relist.ErrPolicyChanged)
 		case open.counts != nil:
-			next.writes.Raise()
-			open.counts.writes.Lower()
+			next.Writes.Raise()
+			open.counts.Writes.Lower()
 			open.counts = next
 		}
 	}
+}
+
+// upgrade hands the client's connection over to one of its own upstream.
+func (x *exchange) upgrade(client *upstream.Client, protocol string) *pipeline.Outcome {
+	x.Allowed.Waits()
+	resp, up, err := client.Upgrade(x.Ctx, x.upstreamRequest(), protocol)
+	x.reply = resp
+	if err != nil {
+		x.end = x.completion(nil, err)
+		return pipeline.Failure(err)
+	}
+	x.received = time.Now()
+	if up == nil { // refused, for example with 403: an ordinary response
+		x.end = x.completion(&x.reply, nil)
+		defer func() { _ = x.reply.Body.Close() }()
+		if end := x.Responses.Respond(&x.State, &x.reply); end != nil {
+			return end
+		}
+		x.sendHead(&x.reply)
+		x.copyStream(x.reply.Body)
+		return nil
+	}
+	defer func() { _ = up.Close() }()
+	if end := x.Responses.Respond(&x.State, &x.reply); end != nil {
+		return end
+	}
+	if x.Faults != nil {
+		x.Faults.Missed(fault.SlowBody) // there is no body
+	}
+	pipeline.DropHopByHop(resp.Header)
+	down, buffered, err := x.client.hijack()
+	if err != nil {
+		return pipeline.Failure(fmt.Errorf("hijack: %w", err))
+	}
+	defer func() { _ = down.Close() }()
+	x.begun, x.code = true, resp.Status
+	x.account()
+	if err := writeSwitch(down, resp.Header, protocol); err != nil {
+		return nil
+	}
+	x.end = x.splice(down, buffered, up)
+	return nil
+}
+
+// maxDrained bounds what is read and discarded after the client is gone, in bytes.
+const maxDrained = 1 << 20
+
+// splice copies in both directions until one side ends, the pod shuts down, or a policy
+// ends the connection. If the apiserver did not end first, splice sends it the end and
+// waits for its own: until then, the apiserver may pass on what it received.
+func (x *exchange) splice(down io.ReadWriteCloser, early io.Reader, up *upstream.Upgraded) writes.Completion {
+	closed := make(chan struct{})
+	closeOurs := sync.OnceFunc(func() {
+		_ = down.Close()
+		_ = up.CloseWrite()
+		close(closed)
+	})
+	defer context.AfterFunc(x.pod.done, closeOurs)()
+	defer context.AfterFunc(x.Ctx, closeOurs)()
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		defer closeOurs()
+		_, _ = io.Copy(up, early) // what the server has buffered, then the connection
+	})
+	theirs := make(chan struct{})
+	from := &lastError{Reader: up}
+	go func() {
+		defer close(theirs)
+		defer closeOurs()
+		x.bytes, _ = io.Copy(down, from)
+		if from.err == nil {
+			closeOurs()
+			_, _ = io.CopyN(io.Discard, from, maxDrained)
+		}
+	}()
+	<-closed
+	late := time.NewTimer(x.pod.unseen())
+	defer late.Stop()
+	waited := false
+	select {
+	case <-theirs:
+	case <-late.C:
+		waited = true
+	case <-x.pod.writing.Done():
+	}
+	_ = up.Close()
+	<-theirs
+	wg.Wait()
+	switch {
+	case waited || from.err != io.EOF && upstream.Ended(from.err): //nolint:errorlint // what io.Reader returns
+		return writes.Dropped
+	case from.err == io.EOF: //nolint:errorlint // what io.Reader returns
+		return writes.Ended
+	}
+	return writes.NotSeen
+}
+
+// lastError remembers how a reader ended.
+type lastError struct {
+	io.Reader
+	err error // nil: it has not
+}
+
+func (r *lastError) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	if err != nil {
+		r.err = err
+	}
+	return n, err
 }

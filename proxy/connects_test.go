@@ -54,7 +54,7 @@ func TestUpgradesCountWhileOpen(t *testing.T) {
 	api := far{make(chan net.Conn, 1)}
 	m := newMesh(t, api)
 	var journal recorded
-	m.pod.info.Journal = &journal
+	m.pod.env.Info.Journal = &journal
 	m.set(sharded("1", "a", "b"))
 	u := m.upgrade("/api/v1/namespaces/a/pods/x/exec", "SPDY/3.1", "")
 	theirs := <-api.conns
@@ -91,7 +91,7 @@ func TestUpgradeThatBreaks(t *testing.T) {
 	api := far{make(chan net.Conn, 1)}
 	m := newMesh(t, api)
 	var journal recorded
-	m.pod.info.Journal = &journal
+	m.pod.env.Info.Journal = &journal
 	m.set(sharded("1", "a"))
 	m.upgrade("/api/v1/namespaces/a/pods/x/attach", "SPDY/3.1", "")
 	theirs := (<-api.conns).(*tls.Conn).NetConn().(*net.TCPConn)
@@ -118,11 +118,11 @@ func TestProxiedWritesCountUntilTheyAreAnswered(t *testing.T) {
 // Who made the answer of a proxied request is not known.
 func TestProxiedWriteThatFails(t *testing.T) {
 	m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", typeJSON)
+		w.Header().Set("Content-Type", jsonType)
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}))
 	var journal recorded
-	m.pod.info.Journal = &journal
+	m.pod.env.Info.Journal = &journal
 	m.set(sharded("1", "a"))
 	m.do("GET", "/api/v1/namespaces/a/services/x/proxy/y", "")
 	require.Zero(t, journal.lost.Load(), "it only reads")

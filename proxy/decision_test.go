@@ -4,11 +4,13 @@ import (
 	"fmt"
 	"net/http"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 )
 
 const rulesEach = 100
@@ -86,14 +88,14 @@ func decisions() (out []decided) {
 	about("a limit matches", namespaces)
 	out[len(out)-1].limits[rulesEach-1].Resources = []*meshv1.ResourceMatch{podsIn()}
 	about("a fault matches", namespaces)
-	harm := func(r *meshv1.FaultRule) { // as good as never
+	rarely := func(r *meshv1.FaultRule) { // as good as never
 		r.Resources, r.Abort.Percent = []*meshv1.ResourceMatch{podsIn()}, 1e-9
 		r.EffectiveTime = &meshv1.EffectiveTime{TimeZone: "Europe/Berlin", Start: 3600, End: 3600}
 	}
-	harm(out[len(out)-1].faults[rulesEach-1])
+	rarely(out[len(out)-1].faults[rulesEach-1])
 	about("both match", namespaces)
 	out[len(out)-1].limits[rulesEach-1].Resources = []*meshv1.ResourceMatch{podsIn()}
-	harm(out[len(out)-1].faults[rulesEach-1])
+	rarely(out[len(out)-1].faults[rulesEach-1])
 	return out
 }
 
@@ -107,25 +109,24 @@ func decider(t testing.TB, d decided) func() {
 	r.Header.Set("X-Tenant", "tenant")
 	info := &apirequest.RequestInfo{IsResourceRequest: true, Verb: "get", APIVersion: "v1", Resource: "pods", Namespace: "ns", Name: "x"}
 	asked := newRequest(r)
-	asked.info = info
-	out := asked.outgoing()
-	pol, x := m.pod.policy.Load(), &exchange{}
-	var rules stages
-	for _, s := range pol.plan(info).stages {
-		switch s.(type) {
-		case *limitStage, *faultStage:
-			rules.add(s)
+	asked.Info = info
+	out := asked.Outgoing()
+	pol, x := m.pod.env.Policy.Load(), &pipeline.State{}
+	var rules pipeline.Stages
+	for _, s := range pol.Plan(info).Stages {
+		switch fmt.Sprintf("%T", s) {
+		case "*stages.limitStage", "*stages.faultStage":
+			rules.Add(s)
 		}
 	}
 	return func() {
-		*x = exchange{pod: m.pod, req: asked, decision: decision{policy: pol, out: out}, response: response{code: 200}}
-		x.plan = pol.plan(info)
-		if rules.apply(x) != nil {
+		*x = pipeline.State{Req: asked, Decision: pipeline.Decision{Plan: pol.Plan(info), Out: out}}
+		if rules.Apply(x) != nil {
 			t.Fatal("refused")
 		}
-		x.countInjected(x.policy, x.broke, x.version != "")
-		x.answeredWithin()
-		x.allowed.ticket.Leave()
+		pol.CountInjected(&x.Injection, x.Version != "")
+		x.ReportResult(200, time.Time{})
+		x.Allowed.Ticket.Leave()
 	}
 }
 

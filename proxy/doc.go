@@ -13,15 +13,13 @@
 //
 // # A request
 //
-//	downstream.go    net/http hands the request over; from here on it is a value
-//	request.go       request: as it came, never changed; outgoing: what stages edit
-//	classify.go      what it asks for, by its path, as the apiserver reads it
-//	exchange.go      run: evaluate, send, conclude; start over if the policy changed
-//	plan.go          the stages of each verb and resource, resolved once by the policy
-//	outcome.go       how a stage ends a request: refusal, restart, reset
-//	forward.go       to the apiserver, by a client of package upstream
-//	response.go      the stages of the response, then to the client as it comes
-//	access.go        accounting and the access line
+//	downstream.go      net/http hands the request over; from here on it is a value
+//	exchange.go        run: evaluate, send, conclude; start over if the policy changed
+//	pipeline           the request, what is decided about it, how a stage ends it
+//	pipeline/stages    the policy, and its stages for each verb and resource
+//	forward.go         to the apiserver, by a client of package upstream
+//	response.go        the stages of the response, then to the client as it comes
+//	conclude.go        refusals; accounting and the access line
 //
 // What stages decide by is in packages that know no request: isolation (what belongs to
 // other shards), relist (which caches must list again), writes (which writes may still
@@ -29,9 +27,8 @@
 //
 // Every decision is a stage, a small type with one job. Those of a policy's gate decide
 // who may ask: certificate, contradiction, classification, token. Those of the plan
-// decide the rest, in order: upgrade, admission to a budget (budget.go), lock
-// (locks.go), election, root CA, isolation, scope, standby or fence, narrowing, relist
-// (relisting.go), stale lists, limits, faults, connections. A stage that has nothing to do
+// decide the rest, in order: upgrade, admission to a budget, lock, election, root CA, isolation, scope, standby or fence, narrowing, relist,
+// stale lists, limits, faults, connections. A stage that has nothing to do
 // about a verb and resource is not in its plan. A stage edits what is sent, asks for a
 // stage of the response, or ends the request. If the policy changes before the request
 // leaves, it is evaluated anew, as it came. What the apiserver answers streams back
@@ -40,8 +37,8 @@
 // # Lists and watches
 //
 // Of a divided resource they have the shard's objects alone. The apiserver is asked
-// for those in a shardSelector where one says exactly what is owned (narrowing.go),
-// and its answer is filtered (filtering.go): all of a watch, and of a list that
+// for those in a shardSelector where one says exactly what is owned, and its
+// answer is filtered (pipeline/stages/narrowing.go): all of a watch, and of a list that
 // does not echo the selector. What cannot be filtered is not passed on: 406. A list
 // or watch in a foreign namespace is empty, by a selector that nothing matches.
 // Objects without a namespace are everybody's when namespaces decide.
@@ -49,34 +46,33 @@
 // # Who asks
 //
 // The listener says which pod asks. A token that is bound to another pod is
-// refused with 403 unless the policy allows any (token.go); a client certificate,
+// refused with 403 unless the policy allows any (caller.go); a client certificate,
 // which cannot pass a TLS terminator, with 401. A policy of passthrough has the
 // pod's connections tunnelled to the apiserver unseen (passthrough.go).
 //
 // # Whose an object is
 //
 // Requests for single objects of divided resources are the shard's by the path's
-// namespace, or by the object's uid (fence.go, object.go); those for another
+// namespace, or by the object's uid (fence.go); those for another
 // shard's are refused with 403. The lock is exempt. Writes count until nothing can
 // come of them any more, and do not end with their client (inflight.go): a policy
 // has settled when those of all earlier ones are over.
 //
 // # Rules
 //
-// What passed all that is asked of rules: first of those that limit (proxy/limit,
-// limiting.go), then of those that inject faults (proxy/fault, faulting.go). How a request fares
+// What passed all that is asked of rules: first of those that limit (proxy/limit), then of those that inject faults (proxy/fault). How a request fares
 // that was sent on, or that a fault answered, counts in the rules that limit; what the
-// proxy says of itself does not, and a client that went away tells nothing.
+// proxy says of itself does not, and a client that went away shows nothing.
 //
 // # Other hosts
 //
-// ServeEgress serves the pod's redirected connections to other hosts (egressing.go,
+// ServeEgress serves the pod's redirected connections to other hosts (passthrough.go,
 // package egress), with accounts of their own from the same pools.
 //
 // # Bounds
 //
 // Everything that a pod can make the proxy keep is bounded per pod. What is above a bound
-// is refused; Accept never waits (transport/downstream, budget.go). A bound with a second
+// is refused; Accept never waits (transport/downstream, pipeline/budget.go). A bound with a second
 // figure is also a bound of the node, of twice its size. Each pod has the second figure
 // for itself. Above that it gets at most as much as it leaves for the others.
 //

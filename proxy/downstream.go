@@ -13,6 +13,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
@@ -20,12 +21,14 @@ import (
 // ServeHTTP serves one request of the pod.
 func (p *Pod) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x := &exchange{
+		State: pipeline.State{
+			Holding: pipeline.Holding{Budgets: &p.budgets},
+			Req:     newRequest(r),
+			Debug:   p.server.log.Enabled(context.Background(), slog.LevelDebug),
+		},
 		pod:      p,
-		holding:  holding{pod: p},
 		response: response{client: newClient(p, w, r)},
-		req:      newRequest(r),
 		start:    time.Now(),
-		debug:    p.server.log.Enabled(context.Background(), slog.LevelDebug),
 	}
 	if c := x.client.conn; c != nil {
 		c.Enter()
@@ -45,7 +48,7 @@ type client struct {
 }
 
 func newClient(p *Pod, w http.ResponseWriter, r *http.Request) client {
-	c := client{w: w, r: r, conn: downstream.Of[*downstream.Conn](r), draining: p.draining}
+	c := client{w: w, r: r, conn: downstream.Of[*downstream.Conn](r), draining: p.env.Draining}
 	if r.ProtoMajor == 2 {
 		c.guard = downstream.NewGuard(w, p.stall)
 		c.w = c.guard
@@ -58,7 +61,7 @@ func newClient(p *Pod, w http.ResponseWriter, r *http.Request) client {
 var errAbort = http.ErrAbortHandler
 
 // head sends the status code and header of a response, and announces its trailer.
-func (c *client) head(code int, fields, trailer header) {
+func (c *client) head(code int, fields, trailer pipeline.Header) {
 	h := c.w.Header()
 	maps.Copy(h, fields)
 	for name := range trailer {
@@ -76,7 +79,7 @@ func (c *client) close() {
 }
 
 // trailer sends the trailer that was announced in head.
-func (c *client) trailer(fields header) { maps.Copy(c.w.Header(), fields) }
+func (c *client) trailer(fields pipeline.Header) { maps.Copy(c.w.Header(), fields) }
 
 func (c *client) write(p []byte) (int, error) { return c.w.Write(p) }
 
@@ -109,7 +112,7 @@ func (c *client) hijack() (net.Conn, io.Reader, error) {
 }
 
 // writeSwitch answers 101 to a client whose connection was taken over.
-func writeSwitch(w io.Writer, fields header, protocol string) error {
+func writeSwitch(w io.Writer, fields pipeline.Header, protocol string) error {
 	fields["Connection"] = []string{"Upgrade"}
 	fields["Upgrade"] = []string{protocol}
 	var head strings.Builder
@@ -151,16 +154,16 @@ func (c *client) forget(accept int) {
 }
 
 // newRequest returns a request that net/http received.
-func newRequest(r *http.Request) request {
-	out := request{
-		ctx:    r.Context(),
-		method: r.Method, target: r.RequestURI, query: r.URL.RawQuery, bareQuery: r.URL.ForceQuery, host: r.Host,
-		header: header(r.Header), length: r.ContentLength, body: body{rest: r.Body},
-		certificate: r.TLS != nil && len(r.TLS.PeerCertificates) > 0,
-		proto:       r.Proto,
+func newRequest(r *http.Request) pipeline.Request {
+	out := pipeline.Request{
+		Ctx:    r.Context(),
+		Method: r.Method, Target: r.RequestURI, Query: r.URL.RawQuery, BareQuery: r.URL.ForceQuery, Host: r.Host,
+		Header: pipeline.Header(r.Header), Length: r.ContentLength, Body: pipeline.Body{Rest: r.Body},
+		Certificate: r.TLS != nil && len(r.TLS.PeerCertificates) > 0,
+		Proto:       r.Proto,
 	}
 	if r.URL.Opaque == "" {
-		out.path, out.escaped = r.URL.Path, r.URL.EscapedPath()
+		out.Path, out.Escaped = r.URL.Path, r.URL.EscapedPath()
 	}
 	return out
 }

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"time"
@@ -65,10 +64,10 @@ func (p *Pod) cut() {
 }
 
 // retire ends a watch while the pod drains, once its client tolerates that.
-func (r *resumption) retire(ctx context.Context, end context.CancelCauseFunc) {
+func (x *exchange) retire(ctx context.Context, end context.CancelCauseFunc) {
 	for {
 		wait := minWatch
-		if since := r.settled.Load(); since != 0 {
+		if since := x.Settled.Load(); since != 0 {
 			wait -= time.Since(time.Unix(0, since))
 		}
 		if wait <= 0 {
@@ -85,35 +84,14 @@ func (r *resumption) retire(ctx context.Context, end context.CancelCauseFunc) {
 
 // delayEnd delays the end of a watch that the policy ended until its client tolerates that,
 // if the policy keeps caches. Nothing arrives on the watch meanwhile.
-func (r *resumption) delayEnd(p *Pod, client context.Context) {
-	began := r.settled.Load()
-	if !p.policy.Load().KeepCaches || began == 0 {
+func (x *exchange) delayEnd() {
+	began := x.Settled.Load()
+	if !x.pod.env.Policy.Load().KeepCaches || began == 0 {
 		return
 	}
 	select {
 	case <-time.After(minWatch - time.Since(time.Unix(0, began))):
-	case <-client.Done():
-	case <-p.done.Done():
+	case <-x.Req.Ctx.Done():
+	case <-x.pod.done.Done():
 	}
-}
-
-// endOfInitial is the annotation of the bookmark after which a client that asked for
-// initial events has a complete cache. A client whose watch ends earlier starts again.
-var endOfInitial = []byte("k8s.io/initial-events-end")
-
-// initialEvents looks for the end of the initial events in a watch.
-type initialEvents struct{ tail []byte }
-
-// passed reports whether the end was in the pieces of the watch up to p.
-func (i *initialEvents) passed(p []byte) bool {
-	overlap := len(endOfInitial) - 1
-	seam := append(i.tail, p[:min(len(p), overlap)]...)
-	if bytes.Contains(p, endOfInitial) || bytes.Contains(seam, endOfInitial) {
-		return true
-	}
-	if len(p) >= overlap {
-		seam = p
-	}
-	i.tail = append(i.tail[:0], seam[max(0, len(seam)-overlap):]...)
-	return false
 }

@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -10,7 +9,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -25,6 +23,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 )
 
 // succession returns a function that puts another proxy behind the listener of
@@ -42,7 +41,7 @@ func (m *mesh) succession(l *net.TCPListener) (handOver func()) {
 		server, err := New(Config{Leaf: m.server.leaf})
 		require.NoError(m.t, err)
 		require.NoError(m.t, server.SetCluster(m.cluster()))
-		next := server.Pod(current.info, m.dial)
+		next := server.Pod(current.env.Info, m.dial)
 		require.NoError(m.t, next.Restore(&meshv1.PodPolicy{Uid: "uid-1", Version: "v"}, time.Time{}))
 		served := make(chan error, 1)
 		go func() { served <- next.Serve(copied) }()
@@ -82,7 +81,7 @@ func (s *store) lists() (n int) {
 	return n
 }
 
-// Whoever asks all the time while one proxy takes over from another meets no
+// A client that asks all the time while one proxy takes over from another meets no
 // error, and no informer lists again.
 func TestTakeoverIsInvisibleToClients(t *testing.T) {
 	t.Parallel()
@@ -205,7 +204,7 @@ func TestWatchesEndCleanlyWhileDraining(t *testing.T) {
 }
 
 func TestInitialEventsAreFollowedToTheirEnd(t *testing.T) {
-	end := string(endOfInitial)
+	end := string(pipeline.EndOfInitial)
 	for _, pieces := range [][]string{
 		{"x" + end + "y"},
 		{"abc", end},
@@ -214,27 +213,11 @@ func TestInitialEventsAreFollowedToTheirEnd(t *testing.T) {
 		strings.Split("k8s.io/"+end, ""),
 		{strings.Repeat("k8s.io/initial-events-en", 9), "k8s.io/initial-events-e", "nd"},
 	} {
-		var e initialEvents
+		var e pipeline.InitialEvents
 		for i, p := range pieces {
-			require.Equal(t, i == len(pieces)-1, e.passed([]byte(p)), "%q %d", pieces, i)
+			require.Equal(t, i == len(pieces)-1, e.Passed([]byte(p)), "%q %d", pieces, i)
 		}
 	}
-}
-
-func FuzzInitialEvents(f *testing.F) {
-	f.Add([]byte("x"+string(endOfInitial)+"y"), uint8(3))
-	f.Fuzz(func(t *testing.T, stream []byte, piece uint8) {
-		var e initialEvents
-		found := false
-		for p := range slices.Chunk(stream, int(piece)+1) {
-			if found = e.passed(p); found {
-				break
-			}
-		}
-		if found != bytes.Contains(stream, endOfInitial) {
-			t.Fatalf("found: %t", found)
-		}
-	})
 }
 
 func TestUpgradesOutliveDrainingUntilTheyAreCut(t *testing.T) {
@@ -245,7 +228,7 @@ func TestUpgradesOutliveDrainingUntilTheyAreCut(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	drained := make(chan error)
 	go func() { drained <- m.pod.Drain(ctx) }()
-	<-m.pod.draining.Done()
+	<-m.pod.env.Draining.Done()
 	_, err := io.WriteString(u.conn, "ping")
 	require.NoError(t, err)
 	b := make([]byte, len("helloping"))
@@ -281,7 +264,7 @@ func TestAnswersWhileDraining(t *testing.T) {
 	require.False(t, get().Close)
 	drained := make(chan error)
 	go func() { drained <- m.pod.Drain(t.Context()) }()
-	<-m.pod.draining.Done()
+	<-m.pod.env.Draining.Done()
 	time.Sleep(3 * time.Second)
 	resp := get()
 	require.Equal(t, 200, resp.StatusCode)

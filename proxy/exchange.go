@@ -8,25 +8,26 @@ import (
 	"runtime/debug"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline/stages"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
+	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
 )
 
 // exchange is one request and its response.
 type exchange struct {
-	pod       *Pod
-	req       request
-	debug     bool
-	start     time.Time
-	holding             // of the pod's budgets
-	allowed   allowance // of limits
-	injection           // of faults
-	decision            // of the stages under the policy in force
-	response            // to the client
+	pipeline.State
+	pod      *Pod
+	policy   *stages.Policy // in force when the request was evaluated last
+	start    time.Time
+	response                   // to the client
+	counted  bool              // a write, in policy.Writes
+	end      writes.Completion // of a connection into a pod or a service
 
 	// Of the exchange with the apiserver.
 	sending  upstream.Request
@@ -37,33 +38,9 @@ type exchange struct {
 	accounted bool
 }
 
-// decision is the result of the stages for a request under one policy. A request that
-// starts over begins with a new one.
-type decision struct {
-	policy *policy
-	plan   *plan // nil: the gate has not passed the request
-	ctx    context.Context
-	// interrupt ends ctx of a request that may last: no more of the response is read.
-	interrupt func()
-
-	out       outgoing
-	responses responseStages
-	whole     []byte // not nil: the body of the response, as a stage made it
-
-	lock     *lock.Lock // not nil: the request is about this lock
-	exempt   bool       // neither narrowed nor fenced: a lock, or readable by every shard
-	protocol string     // to which the connection changes, or empty
-	would    string     // action of a policy without the dry run, or empty
-
-	narrowed
-	resumption
-	staleList
-	flight
-}
-
 // run serves the request.
 func (x *exchange) run() {
-	x.out.header = x.req.header // for the access line, if no stage runs
+	x.Out.Header = x.Req.Header // for the access line, if no stage runs
 	refused := x.admit()
 	defer x.finish()
 	if refused != nil {
@@ -81,26 +58,26 @@ func (x *exchange) finish() {
 	if x.counted { // a panic came first
 		x.answered(nil, errShutdown)
 	}
-	x.req.body.free()
+	x.Req.Body.Free()
 	v := recover()
 	if v != nil && v != errAbort { //nolint:errorlint // a panic's value, compared as net/http does
 		x.pod.server.metrics.Panics.Inc()
-		x.pod.server.log.Error("panic", "pod", x.pod.id, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+		x.pod.server.log.Error("panic", "pod", x.pod.env.ID, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 		if !x.begun {
 			x.refuse(meshv1.RefusedPanic, status.New(http.StatusInternalServerError, metav1.StatusReasonInternalError, 0, "internal error"))
 			v = nil
 		}
 	}
-	x.countInjected(x.policy, x.broke, x.version != "")
+	x.policy.CountInjected(&x.Injection, x.Version != "")
 	x.account()
-	x.allowed.ticket.Leave()
-	if x.plan != nil {
-		x.plan.meters.Bytes.Add(float64(x.bytes))
+	x.Allowed.Ticket.Leave()
+	if x.Plan != nil {
+		x.Plan.Meters.Bytes.Add(float64(x.bytes))
 	}
 	if v != nil {
 		panic(errAbort)
 	}
-	if x.req.proto == proto2 && x.bytes > 0 {
+	if x.Req.Proto == pipeline.HTTP2 && x.bytes > 0 {
 		x.client.flush() // else net/http does, and waits for the client after the release
 	}
 }
@@ -108,15 +85,18 @@ func (x *exchange) finish() {
 // serve evaluates the request and answers it. It reports whether the policy changed
 // meanwhile, so that the request must be evaluated anew.
 func (x *exchange) serve() (again bool) {
-	pol, clients := x.pod.policy.Load(), x.pod.clients.Load()
+	pol, clients := x.pod.env.Policy.Load(), x.pod.clients.Load()
 	if pol == nil || clients == nil {
 		x.client.last = true // the policy may be passthrough
-		x.refuse(meshv1.RefusedNoPolicy, status.Unavailable(1, "no policy for pod %s yet: if none comes, see whether the manager runs, and what the agent of the pod's node logs", x.pod.id))
+		x.refuse(meshv1.RefusedNoPolicy, status.Unavailable(1, "no policy for pod %s yet: if none comes, see whether the manager runs, and what the agent of the pod's node logs", x.pod.env.ID))
 		return false
 	}
-	end := x.evaluate(pol)
+	x.policy, x.counted, x.end = pol, false, writes.NotSeen
+	x.client.last = pol.Passthrough // the connection is older than that
+	end := pol.Evaluate(&x.State)
+	x.client.last = x.client.last || x.Last
 	if end == nil {
-		if x.debug && (x.protocol != "" || x.plan.route == stream) {
+		if x.Debug && (x.Protocol != "" || x.Plan.Route == pipeline.RouteStream) {
 			// The access line comes with the response, which may take long. This line
 			// shows that the request passed, even if the agent is killed before.
 			x.pod.server.log.LogAttrs(context.Background(), slog.LevelDebug, "stream begins", x.accessAttrs()...)
@@ -125,7 +105,7 @@ func (x *exchange) serve() (again bool) {
 	}
 	switch {
 	case end == nil:
-	case end.kind == startOver:
+	case end.Kind == pipeline.StartOver:
 		x.leave()
 		return true
 	default:
@@ -134,22 +114,63 @@ func (x *exchange) serve() (again bool) {
 	return false
 }
 
-// evaluate applies the stages of a policy.
-func (x *exchange) evaluate(pol *policy) *outcome {
-	x.decision = decision{policy: pol, ctx: x.req.ctx, out: x.req.outgoing()}
-	x.client.last = pol.passthrough // the connection is older than that
-	if end := pol.gate.apply(x); end != nil {
-		return end
-	}
-	x.plan = pol.plan(x.req.info)
-	return x.plan.stages.apply(x)
-}
-
 // leave removes the request from the open connections and from the ledger.
 func (x *exchange) leave() {
-	if x.connected {
-		x.connected = false
+	if x.Connected {
+		x.Connected = false
 		x.pod.connects.leave(x)
 	}
-	x.resumption.leave()
+	x.Leave()
 }
+
+// admit charges x to a budget before the request is parsed. If that is exhausted, x may be
+// about a lock.
+func (x *exchange) admit() *apierrors.StatusError {
+	x.Budget, x.Held = &x.Budgets.Held, x.Req.Weight()
+	if x.Budget.Take(x.Held) {
+		return nil
+	}
+	pol := x.pod.env.Policy.Load()
+	if pol == nil || len(pol.Locks) == 0 || x.Held > pipeline.OwnLock/4 {
+		return x.Exceeded()
+	}
+	if x.Req.Classify(); x.Req.Malformed != nil {
+		return x.Exceeded()
+	}
+	if plan := pol.Plan(x.Req.Info); plan.Urgent == nil || !plan.Urgent(x.Req.Info) {
+		return x.Exceeded()
+	}
+	return x.Charge(&x.Budgets.Lock)
+}
+
+// shed frees memory before a request is answered 429, or cuts it off.
+func (x *exchange) shed() {
+	if x.pod.budgets.Refusing.Add(1) > pipeline.MaxRefusing {
+		x.pod.budgets.Refusing.Add(-1)
+		panic(errAbort)
+	}
+	x.Refusing = true
+	x.strip(4 << 10)
+}
+
+// strip frees the head, except for some bytes of Accept. The map may still be read on the
+// way upstream.
+func (x *exchange) strip(accept int) {
+	x.client.forget(accept)
+	x.Req.Forget()
+	x.Out = pipeline.Outgoing{}
+}
+
+// release returns all that x has of the budgets.
+func (x *exchange) release() {
+	x.strip(0)
+	x.Release()
+	x.client.guard.Release()
+}
+
+// A request that its client abandons has cost a connection to the apiserver. Clients
+// abandon some requests when deadlines are short, and all when they exit.
+const (
+	abandonedRate  = 100 // a second
+	abandonedBurst = 1000
+)

@@ -193,7 +193,7 @@ func TestFaultsSkipLocksThatTheyDoNotName(t *testing.T) {
 }
 
 func TestDelayEndsWithItsRule(t *testing.T) {
-	held := func(m *mesh) int64 { return m.pod.held.Taken() }
+	held := func(m *mesh) int64 { return m.pod.budgets.Held.Taken() }
 	protocols(t, func(t *testing.T, http2 bool) {
 		for _, c := range []struct {
 			what string
@@ -221,7 +221,7 @@ func TestDelayEndsWithItsRule(t *testing.T) {
 					_ = resp.Body.Close()
 					code <- resp.StatusCode
 				}()
-				require.Eventually(t, func() bool { return held(m) > 0 && m.pod.faults.States()[0].Injected == 1 }, soon, time.Millisecond)
+				require.Eventually(t, func() bool { return held(m) > 0 && m.pod.env.Faults.States()[0].Injected == 1 }, soon, time.Millisecond)
 				// A policy that keeps the rule changes nothing.
 				m.faults(&meshv1.FaultRule{Delay: &meshv1.Delay{FixedNs: int64(time.Hour), Percent: 100}})
 				require.Never(t, func() bool { return len(code) > 0 }, 20*time.Millisecond, time.Millisecond)
@@ -321,7 +321,7 @@ func TestTruncatedResponseNeverEndsCleanly(t *testing.T) {
 					require.Len(t, got, min(after, len(body)))
 					if after >= len(body) {
 						require.NoError(t, err)
-						require.Eventually(t, func() bool { return m.pod.held.Taken() == 0 }, soon, time.Millisecond)
+						require.Eventually(t, func() bool { return m.pod.budgets.Held.Taken() == 0 }, soon, time.Millisecond)
 						require.Zero(t, m.injected()["truncate"], "nothing was left out")
 						return
 					}
@@ -379,7 +379,7 @@ func TestSlowBodyEndsWithClientOrRule(t *testing.T) {
 				stays, err := c.Do(asking(t, t.Context(), "GET", target))
 				require.NoError(t, err)
 				defer stays.Body.Close()
-				underWay := func() int64 { return m.pod.held.Taken() + m.pod.long.Taken() }
+				underWay := func() int64 { return m.pod.budgets.Held.Taken() + m.pod.budgets.Long.Taken() }
 				two := underWay()
 				cancel()
 				require.Eventually(t, func() bool { return underWay() < two }, soon, time.Millisecond)
@@ -432,7 +432,7 @@ func TestFaultsOfLongResponsesEndWithTheirRules(t *testing.T) {
 	})
 }
 
-// What did not happen is not told of, and leaves the rule's count as it was.
+// What did not happen is not reported, and leaves the rule's count as it was.
 func TestExpiredSlowBodyDoesNotSlowTheResponse(t *testing.T) {
 	more, asked := make(chan struct{}), make(chan struct{})
 	m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -464,7 +464,7 @@ func TestDelayOfOneOfTwoRulesEnds(t *testing.T) {
 	m.faults(delay(500*time.Millisecond), delay(time.Hour))
 	start, done := time.Now(), make(chan answer, 1)
 	go func() { done <- m.do("GET", deployment, "") }()
-	require.Eventually(t, func() bool { return m.pod.faults.States()[0].Injected == 1 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return m.pod.env.Faults.States()[0].Injected == 1 }, soon, time.Millisecond)
 	m.faults(delay(500 * time.Millisecond))
 	require.Equal(t, 200, (<-done).StatusCode)
 	require.GreaterOrEqual(t, time.Since(start), 500*time.Millisecond)
@@ -489,9 +489,9 @@ func TestDrainingProxyInjectsNoFaults(t *testing.T) {
 	require.Equal(t, 409, m.with(c, "GET", deployment, "").StatusCode)
 	drained := make(chan error, 1)
 	go func() { drained <- m.pod.Drain(t.Context()) }()
-	<-m.pod.draining.Done()
+	<-m.pod.env.Draining.Done()
 	require.Equal(t, 200, m.with(c, "GET", deployment, "").StatusCode)
-	require.Equal(t, uint64(1), m.pod.faults.States()[0].Injected)
+	require.Equal(t, uint64(1), m.pod.env.Faults.States()[0].Injected)
 	stop()
 	require.NoError(t, <-drained)
 }

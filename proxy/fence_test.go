@@ -20,6 +20,9 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
 )
 
+// metadataOnly is what the proxy accepts when it looks up the uid of an object.
+const metadataOnly = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+
 // owning is a shard that owns some keys of pods and namespaces.
 func owning(keys ...string) *meshv1.Sharding {
 	return &meshv1.Sharding{Shard: "s1", Method: meshv1.Method_METHOD_LABELS, Limits: []*meshv1.Limit{{
@@ -155,7 +158,7 @@ func TestFenceByObject(t *testing.T) {
 		got := api.requests()[before:]
 		require.Len(t, got, q.asked, "%s %s", q.method, q.target)
 		if q.asked == 2 {
-			require.Equal(t, partial, got[0].Header.Get("Accept"))
+			require.Equal(t, metadataOnly, got[0].Header.Get("Accept"))
 		}
 		if q.method == "DELETE" && q.asked == 2 {
 			require.JSONEq(t, `{"kind":"DeleteOptions","apiVersion":"v1","preconditions":{"uid":"mine"}}`, got[1].Body)
@@ -163,11 +166,11 @@ func TestFenceByObject(t *testing.T) {
 	}
 }
 
-// Under observe nothing is refused or altered, also what cannot be told apart.
+// Under observe nothing is refused or altered, also what cannot be distinguished.
 func TestObserveByObjectPassesUndecidedRequests(t *testing.T) {
 	api := &recorder{then: func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		if r.Header.Get("Accept") == partial { // who may patch need not be one who may get
+		if r.Header.Get("Accept") == metadataOnly { // who may patch need not be one who may get
 			w.WriteHeader(403)
 			fmt.Fprint(w, `{"kind":"Status","status":"Failure","code":403,"reason":"Forbidden"}`)
 		}
@@ -241,7 +244,7 @@ func TestBindingsAreRefusedIfPodsAreDividedByObject(t *testing.T) {
 	require.Equal(t, 200, m.do("POST", "/api/v1/namespaces/n/pods", "{}").StatusCode)
 }
 
-// held is an apiserver that answers writes when it is told to.
+// held is an apiserver that answers writes when the test says so.
 type held struct {
 	arrived, answer chan struct{}
 }

@@ -2,40 +2,43 @@ package proxy
 
 import (
 	"context"
+	"net/http"
 	"time"
 
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
+	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
 // upstreamRequest returns the request as the stages have edited it.
 func (x *exchange) upstreamRequest() *upstream.Request {
-	target := x.out.path
-	if x.out.query != "" || x.req.bareQuery {
-		target += "?" + x.out.query
+	target := x.Out.Path
+	if x.Out.Query != "" || x.Req.BareQuery {
+		target += "?" + x.Out.Query
 	}
 	x.sending = upstream.Request{
-		Method: x.req.method,
+		Method: x.Req.Method,
 		Target: target,
-		Host:   x.req.host,
-		Header: x.out.header,
-		Body:   x.out.body,
-		Length: x.out.length,
+		Host:   x.Req.Host,
+		Header: x.Out.Header,
+		Body:   x.Out.Body,
+		Length: x.Out.Length,
 		Sent:   x.sending.Sent,
 	}
 	return &x.sending
 }
 
 // send sends the request upstream and the response down.
-func (x *exchange) send(clients *clients) *outcome {
+func (x *exchange) send(clients *clients) *pipeline.Outcome {
 	client := clients.main
-	if x.lock != nil {
+	if x.Lock != nil {
 		client = clients.lock
 	}
-	if x.protocol != "" {
-		return x.upgrade(client, x.protocol)
+	if x.Protocol != "" {
+		return x.upgrade(client, x.Protocol)
 	}
 	do := client.Short
-	if x.plan.route == stream {
+	if x.Plan.Route == pipeline.RouteStream {
 		do = client.Stream
 		defer x.lasting()()
 	}
@@ -43,7 +46,7 @@ func (x *exchange) send(clients *clients) *outcome {
 		return end
 	}
 	defer func() { _ = x.reply.Body.Close() }()
-	if end := x.responses.respond(x, &x.reply); end != nil {
+	if end := x.Responses.Respond(&x.State, &x.reply); end != nil {
 		return end
 	}
 	x.deliver(&x.reply)
@@ -53,12 +56,12 @@ func (x *exchange) send(clients *clients) *outcome {
 // lasting has the request go on until the pod shuts down, its policy ends it, or, if it is
 // a watch, the pod drains. It must be released.
 func (x *exchange) lasting() (release func()) {
-	ctx, cancel := context.WithCancelCause(x.ctx)
-	x.ctx, x.interrupt = ctx, func() { cancel(nil) }
+	ctx, cancel := context.WithCancelCause(x.Ctx)
+	x.Ctx, x.Interrupt = ctx, func() { cancel(nil) }
 	shutdown := context.AfterFunc(x.pod.done, func() { cancel(errShutdown) })
 	drain := func() bool { return false }
-	if x.req.info.Verb == "watch" {
-		drain = context.AfterFunc(x.pod.draining, func() { x.retire(ctx, cancel) })
+	if x.Req.Info.Verb == "watch" {
+		drain = context.AfterFunc(x.pod.env.Draining, func() { x.retire(ctx, cancel) })
 	}
 	return func() {
 		drain()
@@ -68,53 +71,61 @@ func (x *exchange) lasting() (release func()) {
 }
 
 // ask sends the request and waits for the head of the response.
-func (x *exchange) ask(do func(context.Context, *upstream.Request) (upstream.Response, error)) *outcome {
-	if x.gathers() {
-		if err := x.gather(); err != nil {
-			return failure(&upstream.BodyError{Err: err})
+func (x *exchange) ask(do func(context.Context, *upstream.Request) (upstream.Response, error)) *pipeline.Outcome {
+	if x.Gathers() {
+		if err := x.Gather(); err != nil {
+			return pipeline.Failure(&upstream.BodyError{Err: err})
 		}
 	}
-	write := x.plan.route == short && x.plan.key.Writes() && x.lock == nil
+	write := x.Plan.Route == pipeline.RouteShort && x.Plan.Key.Writes() && x.Lock == nil
 	if write {
 		if !x.depart() {
-			return restart
+			return pipeline.Restart
 		}
 		// Nothing of a connection that is closed leaves any more: Pod.Quiet.
-		if gone := x.req.gone(); gone != nil {
+		if gone := x.Req.Gone(); gone != nil {
 			x.answered(nil, gone)
-			return failure(gone)
+			return pipeline.Failure(gone)
 		}
 	}
-	x.allowed.waits()
+	x.Allowed.Waits()
 	var err error
-	x.reply, err = do(x.ctx, x.upstreamRequest())
-	if err == nil && x.version != "" {
+	x.reply, err = do(x.Ctx, x.upstreamRequest())
+	if err == nil && x.Version != "" {
 		x.reply, err = x.refresh(x.reply, do)
 	}
 	x.answered(&x.reply, err)
-	x.req.body.free()
+	x.Req.Body.Free()
 	if err != nil {
 		x.end = x.completion(nil, err)
-		return failure(err)
+		return pipeline.Failure(err)
 	}
-	if gone := x.req.gone(); write && gone != nil {
+	if gone := x.Req.Gone(); write && gone != nil {
 		_ = x.reply.Body.Close()
-		return failure(gone)
+		return pipeline.Failure(gone)
 	}
 	x.received = time.Now()
 	return nil
 }
 
-// gathers reports whether gather has anything to do: a stage may have read the body.
-func (x *exchange) gathers() bool {
-	return x.plan.route == short && x.req.length != 0 && !x.req.body.begun()
+// refresh sends the client's own request if the apiserver does not have the earlier list.
+func (x *exchange) refresh(resp upstream.Response, send func(context.Context, *upstream.Request) (upstream.Response, error)) (upstream.Response, error) {
+	switch resp.Status {
+	case http.StatusGone, http.StatusBadRequest, http.StatusUnprocessableEntity, http.StatusGatewayTimeout:
+	default:
+		return resp, nil
+	}
+	_ = resp.Body.Close()
+	x.Seen.Forget(x.Version)
+	x.Out.Query, x.Version = x.Fresh, ""
+	return send(x.Ctx, x.upstreamRequest())
 }
 
-// gather waits for the body, or as much of it as a buffer takes, before the apiserver
-// hears of the request. A client that announces bodies which never come takes room here,
-// and none of what the apiserver shares out among all its clients.
-func (x *exchange) gather() error {
-	err := x.req.body.begin()
-	x.out.body = x.req.body.reader()
-	return err
+// get sends a request of the proxy's own.
+func (p *Pod) get(ctx context.Context, r *upstream.Request) (upstream.Response, error) {
+	clients := p.clients.Load()
+	if clients == nil {
+		return upstream.Response{}, status.Unavailable(1, "the pod is about to end")
+	}
+	return clients.main.Short(ctx, r)
 }

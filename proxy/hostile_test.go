@@ -29,6 +29,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
@@ -45,7 +46,7 @@ type siege struct {
 
 // held is what the pod's requests hold.
 func (s *siege) held() int64 {
-	return s.pod.held.Taken() + s.pod.long.Taken() + s.pod.lock.Taken()
+	return s.pod.budgets.Held.Taken() + s.pod.budgets.Long.Taken() + s.pod.budgets.Lock.Taken()
 }
 
 type live struct {
@@ -85,7 +86,7 @@ func mustNew(t *testing.T, m *mesh) *Server {
 	return quiet
 }
 
-// under attacks while the other pod makes requests, and tells what it cost: the
+// under attacks while the other pod makes requests, and reports what it cost: the
 // attack is mounted, its live memory measured, and lifted. Then all must be as
 // before.
 func (s *siege) under(name string, maxHeap int64, mount func() (lift func(), figures string)) {
@@ -126,18 +127,18 @@ func (s *siege) under(name string, maxHeap int64, mount func() (lift func(), fig
 	close(stop)
 	require.EventuallyWithT(s.t, func(c *assert.CollectT) {
 		require.LessOrEqual(c, runtime.NumGoroutine(), s.before.goroutines+10)
-		for _, a := range []*bounds.Account{&s.pod.held, &s.pod.long, &s.pod.lock, &s.pod.conns.Unserved, &s.pod.conns.HTTP2} {
+		for _, a := range []*bounds.Account{&s.pod.budgets.Held, &s.pod.budgets.Long, &s.pod.budgets.Lock, &s.pod.conns.Unserved, &s.pod.conns.HTTP2} {
 			require.Zero(c, a.Taken())
 		}
 		require.Zero(c, s.pod.conns.Open.Taken())
-		require.Zero(c, s.pod.refusing.Load())
+		require.Zero(c, s.pod.budgets.Refusing.Load())
 	}, soon, 20*time.Millisecond)
 	grown := during.heap - s.before.heap
 	s.t.Logf("hostile: attack=%s %s heap_kib=%d peak_kib=%d goroutines=%d after=%+d victim_n=%d victim_p50=%v victim_max=%v direct_max=%v calm_p50=%v calm_max=%v",
 		name, figures, grown>>10, (<-peak-s.before.heap)>>10, during.goroutines-s.before.goroutines, runtime.NumGoroutine()-s.before.goroutines,
 		len(pressed), middle(pressed), slices.Max(pressed), slices.Max(direct), middle(calm), slices.Max(calm))
 	require.LessOrEqual(s.t, grown, maxHeap, "live heap and stacks")
-	// A machine that is busy has whoever asks the apiserver itself wait too.
+	// On a busy machine, direct requests to the apiserver wait too.
 	require.Less(s.t, slices.Max(pressed), 5*time.Second+slices.Max(direct), "the other pod waits")
 	require.Zero(s.t, testutil.ToFloat64(s.server.metrics.Panics))
 }
@@ -261,7 +262,7 @@ func (f *frames) end() (code http2.ErrCode, err error) {
 	}
 }
 
-// served tells of each stream when its answer, or its end, is heard of first. It is
+// served reports when the answer, or the end, of each stream arrives first. It is
 // closed with the connection.
 func (f *frames) served() <-chan bool {
 	out := make(chan bool)
@@ -290,7 +291,7 @@ func closeAll[C io.Closer](all []C) func() {
 	}
 }
 
-// Accept goes on beyond the bound: whoever probes the listener finds it alive.
+// Accept goes on beyond the bound: a probe of the listener succeeds.
 func TestHostileConnections(t *testing.T) {
 	s := newSiege(t, quick(0))
 	const extra = 500
@@ -409,7 +410,7 @@ func TestHostileWindows(t *testing.T) {
 						_, err := f.ask("GET", of.path, true, of.head...)
 						require.NoError(t, err)
 						require.NoError(t, f.w.Flush())
-						most = max(most, s.pod.held.Taken())
+						most = max(most, s.pod.budgets.Held.Taken())
 					}
 					go func() {
 						for range served {
@@ -417,11 +418,11 @@ func TestHostileWindows(t *testing.T) {
 					}()
 				}
 				// On a slow machine the first are given up before the last are sent.
-				require.Eventually(t, func() bool { return max(most, s.pod.held.Taken()) > maxHeld/24 }, soon, time.Millisecond)
+				require.Eventually(t, func() bool { return max(most, s.pod.budgets.Held.Taken()) > pipeline.MaxHeld/24 }, soon, time.Millisecond)
 				grown := measure().heap - s.before.heap
-				held := s.pod.held.Taken()
+				held := s.pod.budgets.Held.Taken()
 				// The connections stay, and nothing of the streams.
-				require.Eventually(t, func() bool { return s.pod.held.Taken() == 0 }, soon, 10*time.Millisecond)
+				require.Eventually(t, func() bool { return s.pod.budgets.Held.Taken() == 0 }, soon, 10*time.Millisecond)
 				s.pod.clients.Load().main.Close() // idle ones are not of the streams
 				return closeAll(conns), fmt.Sprintf("streams=%d held_kib=%d waiting_heap_kib=%d left_heap_kib=%d", connections*streams, held>>10, grown>>10, (measure().heap-s.before.heap)>>10)
 			})
@@ -522,10 +523,10 @@ func TestHostileNeighboursOfALock(t *testing.T) {
 	get := func() int { return m.with(c, "GET", "/api/v1/namespaces/a/secrets/b", "").StatusCode }
 	watch := func() int { return m.with(c, "GET", "/api/v1/namespaces/a/secrets?watch=1", "").StatusCode }
 
-	fill(&m.pod.long)
+	fill(&m.pod.budgets.Long)
 	require.Equal(t, 429, watch())
 	require.Equal(t, 200, get(), "watches leave short requests their own")
-	fill(&m.pod.held)
+	fill(&m.pod.budgets.Held)
 	require.Equal(t, 429, get())
 	for range 20 {
 		require.Equal(t, 200, m.with(c, "PUT", lease+"/leases", body, "Content-Type", "application/json").StatusCode)
@@ -535,7 +536,7 @@ func TestHostileNeighboursOfALock(t *testing.T) {
 	other := strings.Replace(body, `"name":"leases"`, `"name":"other"`, 1)
 	require.Equal(t, 429, m.with(c, "POST", lease, other, "Content-Type", "application/json").StatusCode, "not the lock")
 	require.Equal(t, 429, m.with(c, "GET", lease+"/other", "").StatusCode)
-	require.Eventually(t, func() bool { return m.pod.lock.Taken() == 0 }, soon, time.Millisecond, "nothing else is in the reserve")
+	require.Eventually(t, func() bool { return m.pod.budgets.Lock.Taken() == 0 }, soon, time.Millisecond, "nothing else is in the reserve")
 }
 
 // Refusals are bounded too: beyond so many the streams are reset.
@@ -543,8 +544,8 @@ func TestHostileRefusals(t *testing.T) {
 	s := newSiege(t, quick(0))
 	s.pod.stall = 6 * time.Second // more than it takes to get there
 	s.policy(nil)
-	held := s.pod.held.Own
-	s.pod.held.Own = -1 << 40 // nothing is left
+	held := s.pod.budgets.Held.Own
+	s.pod.budgets.Held.Own = -1 << 40 // nothing is left
 	s.under("refusals", 32<<20, func() (func(), string) {
 		f := s.frames()
 		require.NoError(t, f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0}))
@@ -565,12 +566,12 @@ func TestHostileRefusals(t *testing.T) {
 			require.NoError(t, err)
 		}
 		require.NoError(t, f.w.Flush())
-		for range 300 - maxRefusing {
+		for range 300 - pipeline.MaxRefusing {
 			<-resets
 		}
-		return closeAll([]io.Closer{f.conn}), fmt.Sprintf("refusing=%d", s.pod.refusing.Load())
+		return closeAll([]io.Closer{f.conn}), fmt.Sprintf("refusing=%d", s.pod.budgets.Refusing.Load())
 	})
-	s.pod.held.Own = held
+	s.pod.budgets.Held.Own = held
 }
 
 func TestHostileHeadSizes(t *testing.T) {
@@ -683,7 +684,7 @@ func TestHostileReadingNothing(t *testing.T) {
 			opened = len(s.dialed())
 			return opened == before
 		}, 60*time.Second, time.Second)
-		require.LessOrEqual(t, s.held(), int64(maxHeld)+maxRefusing*(requestWeight+upstream.BufferSize+partWeight*10))
+		require.LessOrEqual(t, s.held(), int64(pipeline.MaxHeld)+pipeline.MaxRefusing*(pipeline.RequestWeight+upstream.BufferSize+pipeline.PartWeight*10))
 		return closeAll(conns), fmt.Sprintf("asked=%d refused=%v held_kib=%d upstream_connections=%d", asked, testutil.ToFloat64(refused), s.held()>>10, opened)
 	})
 	require.Equal(t, 200, s.do("GET", "/version", "").StatusCode, "it is served again")
@@ -720,7 +721,7 @@ func TestHostileBodies(t *testing.T) {
 					if err != nil {
 						return
 					}
-					for range receivePerStream / len(chunk) { // all that its window allows
+					for range pipeline.ReceivePerStream / len(chunk) { // all that its window allows
 						if f.WriteData(id, false, chunk) != nil {
 							return
 						}
@@ -751,7 +752,7 @@ func TestHostileSlowBodies(t *testing.T) {
 			}
 			require.NoError(t, f.w.Flush())
 		}
-		const most = maxHeld / (requestWeight + upstream.BufferSize + receivePerStream)
+		const most = pipeline.MaxHeld / (pipeline.RequestWeight + upstream.BufferSize + pipeline.ReceivePerStream)
 		refused := s.server.metrics.Bounds.WithLabelValues("ns", "operator", "", "requests")
 		require.Eventually(t, func() bool { return testutil.ToFloat64(refused) >= 2*maxStreams-most }, soon, time.Millisecond)
 		return closeAll(conns), fmt.Sprintf("bodies=%d refused=%v held_kib=%d", 2*maxStreams, testutil.ToFloat64(refused), s.held()>>10)
@@ -833,7 +834,7 @@ func TestHostileLockBodies(t *testing.T) {
 		wg.Wait()
 		refused := s.server.metrics.Bounds.WithLabelValues("ns", "operator", "s1", "requests")
 		require.Eventually(t, func() bool { return testutil.ToFloat64(refused) > 0 }, soon, time.Millisecond)
-		require.LessOrEqual(t, s.held(), int64(maxHeld)+16<<20)
+		require.LessOrEqual(t, s.held(), int64(pipeline.MaxHeld)+16<<20)
 		return closeAll(conns), fmt.Sprintf("bodies=%d refused=%v held_kib=%d", len(conns), testutil.ToFloat64(refused), s.held()>>10)
 	})
 }

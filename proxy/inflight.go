@@ -9,47 +9,41 @@ import (
 	"time"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline/stages"
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
 )
 
-// inherit keeps what a policy without sharding does not change.
-func (p *policy) inherit(old *policy) {
-	if p.requestTimeout == 0 && old != nil {
-		p.requestTimeout = old.requestTimeout
-	}
-}
-
 // unseen returns [writes.Unseen] of the policy in force.
 func (p *Pod) unseen() time.Duration {
 	timeout := meshv1.DefaultRequestTimeout
-	if pol := p.policy.Load(); pol != nil {
-		timeout = cmp.Or(pol.requestTimeout, timeout)
+	if pol := p.env.Policy.Load(); pol != nil {
+		timeout = cmp.Or(pol.RequestTimeout, timeout)
 	}
 	return timeout + meshv1.LostWrite
 }
 
 // succeed settles next after old, which is nil for the first policy.
-func (p *Pod) succeed(old, next *policy) {
+func (p *Pod) succeed(old, next *stages.Policy) {
 	over := func() {
 		p.settled.Store(next)
-		close(next.settled)
-		next.writes.Lower()
+		close(next.Settled)
+		next.Writes.Lower()
 	}
 	if old == nil {
 		over()
 		return
 	}
-	close(old.replaced)
-	old.writes.Over(over)
-	if old.passthrough && !next.passthrough { // writes in tunnels were not counted
+	close(old.Replaced)
+	old.Writes.Over(over)
+	if old.Passthrough && !next.Passthrough { // writes in tunnels were not counted
 		if left := p.tunnels.remain(p.unseen()); left > 0 {
-			old.writes.LowerAfter(left)
+			old.Writes.LowerAfter(left)
 			return
 		}
 	}
-	old.writes.Lower()
+	old.Writes.Lower()
 }
 
 // begin counts x before the last of it is sent. It returns false if the policy has changed
@@ -58,9 +52,9 @@ func (p *Pod) succeed(old, next *policy) {
 // It counts first and compares then. So if the policy is replaced and nothing counts, no
 // write will be sent under it.
 func (x *exchange) begin() bool {
-	x.policy.writes.Begin(x.pod.info.Journal)
-	if x.pod.policy.Load() != x.policy {
-		x.policy.writes.End(x.pod.info.Journal, 0)
+	x.policy.Writes.Begin(x.pod.env.Info.Journal)
+	if x.pod.env.Policy.Load() != x.policy {
+		x.policy.Writes.End(x.pod.env.Info.Journal, 0)
 		return false
 	}
 	x.counted = true
@@ -73,13 +67,13 @@ func (x *exchange) answered(resp *upstream.Response, err error) {
 		return
 	}
 	x.counted = false
-	x.policy.writes.End(x.pod.info.Journal, x.completion(resp, err).Left(x.pod.unseen()))
+	x.policy.Writes.End(x.pod.env.Info.Journal, x.completion(resp, err).Left(x.pod.unseen()))
 }
 
 // completion judges a write, or a connection, by its response or error.
 func (x *exchange) completion(resp *upstream.Response, err error) writes.Completion {
 	awaited := x.pod.writing.Err() != nil && !errors.Is(context.Cause(x.pod.writing), errUnanswerable)
-	return writes.Complete(x.plan.key, !x.sending.Sent.IsZero(), awaited, resp, err)
+	return writes.Complete(x.Plan.Key, !x.sending.Sent.IsZero(), awaited, resp, err)
 }
 
 // lastByte is the body of a write that is read while it is sent. The write counts from the
@@ -100,7 +94,7 @@ func (b *lastByte) Read(p []byte) (int, error) {
 		if !b.x.begin() {
 			return 0, relist.ErrPolicyChanged
 		}
-		if gone := b.x.req.gone(); gone != nil {
+		if gone := b.x.Req.Gone(); gone != nil {
 			return 0, gone
 		}
 	}
@@ -111,10 +105,10 @@ func (b *lastByte) Read(p []byte) (int, error) {
 // because only the response shows when it has ended. It returns false if the request must
 // be evaluated again.
 func (x *exchange) depart() bool {
-	x.ctx = x.pod.writing
-	if _, whole := x.out.body.(*bytes.Reader); whole || x.out.length == 0 {
+	x.Ctx = x.pod.writing
+	if _, whole := x.Out.Body.(*bytes.Reader); whole || x.Out.Length == 0 {
 		return x.begin()
 	}
-	x.out.body = &lastByte{Reader: x.out.body, x: x, left: x.out.length}
+	x.Out.Body = &lastByte{Reader: x.Out.Body, x: x, left: x.Out.Length}
 	return true
 }

@@ -18,6 +18,8 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline/stages"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
 )
@@ -38,13 +40,13 @@ func TestCompletionOfWriteByItsEnd(t *testing.T) {
 	}{
 		"answered":                    {code: http.StatusOK},
 		"refused":                     {code: http.StatusConflict},
-		"failed":                      {code: http.StatusInternalServerError, media: typeJSON, want: meshv1.LostWrite},
-		"failed, as protobuf":         {code: http.StatusInternalServerError, media: typeProtobuf, want: meshv1.LostWrite},
-		"unavailable":                 {code: http.StatusServiceUnavailable, media: typeJSON + "; charset=utf-8", want: meshv1.LostWrite},
+		"failed":                      {code: http.StatusInternalServerError, media: jsonType, want: meshv1.LostWrite},
+		"failed, as protobuf":         {code: http.StatusInternalServerError, media: protoType, want: meshv1.LostWrite},
+		"unavailable":                 {code: http.StatusServiceUnavailable, media: jsonType + "; charset=utf-8", want: meshv1.LostWrite},
 		"failed in a proxy":           {code: http.StatusServiceUnavailable, media: "text/plain; charset=utf-8", want: writes.Unseen(nil)},
 		"failed without a type":       {code: http.StatusBadGateway, want: writes.Unseen(nil)},
-		"failed in another group":     {group: "example.com", code: http.StatusInternalServerError, media: typeJSON, want: writes.Unseen(nil)},
-		"failed in metrics.k8s.io":    {group: "metrics.k8s.io", code: http.StatusGatewayTimeout, media: typeJSON, want: writes.Unseen(nil)},
+		"failed in another group":     {group: "example.com", code: http.StatusInternalServerError, media: jsonType, want: writes.Unseen(nil)},
+		"failed in metrics.k8s.io":    {group: "metrics.k8s.io", code: http.StatusGatewayTimeout, media: jsonType, want: writes.Unseen(nil)},
 		"answered in another group":   {group: "example.com", code: http.StatusConflict},
 		"never left":                  {err: broken(syscall.ETIMEDOUT), unsent: true},
 		"ended by the apiserver":      {err: io.EOF, want: meshv1.LostWrite},
@@ -72,16 +74,14 @@ func TestCompletionOfWriteByItsEnd(t *testing.T) {
 				}
 				x := &exchange{
 					pod: &Pod{lifetime: lifetime{writing: writing}}, sending: upstream.Request{Sent: time.Now()},
-					decision: decision{
-						policy: &policy{}, flight: flight{counted: true},
-						plan: &plan{key: match.Kind{Verb: "update", Group: c.group, Resource: "things"}},
-					},
+					policy: &stages.Policy{}, counted: true,
+					State: pipeline.State{Decision: pipeline.Decision{Plan: &pipeline.Plan{Key: match.Kind{Verb: "update", Group: c.group, Resource: "things"}}}},
 				}
 				if c.unsent {
 					x.sending.Sent = time.Time{}
 				}
-				x.policy.writes.Over(func() { close(over) })
-				x.policy.writes.Raise()
+				x.policy.Writes.Over(func() { close(over) })
+				x.policy.Writes.Raise()
 				began := time.Now()
 				x.answered(&upstream.Response{Status: c.code, Header: http.Header{"Content-Type": {c.media}}}, c.err)
 				<-over
@@ -124,15 +124,15 @@ func TestTunnelledWritesDelaySettling(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &Pod{}
 		p.tunnels.last = time.Now()
-		policies := []*policy{{passthrough: true}, {passthrough: true}, {}, {}}
-		var old *policy
+		policies := []*stages.Policy{{Passthrough: true}, {Passthrough: true}, {}, {}}
+		var old *stages.Policy
 		for i, next := range policies {
-			next.settled, next.replaced = make(chan struct{}), make(chan struct{})
-			next.writes.Raise()
-			next.writes.Raise()
+			next.Settled, next.Replaced = make(chan struct{}), make(chan struct{})
+			next.Writes.Raise()
+			next.Writes.Raise()
 			began := time.Now()
 			p.succeed(old, next)
-			<-next.settled
+			<-next.Settled
 			want := time.Duration(0)
 			if i == 2 {
 				want = writes.Unseen(nil)
@@ -221,7 +221,7 @@ func TestJournalHasWritesWhileTheyAreInFlight(t *testing.T) {
 	api := held{make(chan struct{}), make(chan struct{})}
 	m := newMesh(t, api)
 	var journal recorded
-	m.pod.info.Journal = &journal
+	m.pod.env.Info.Journal = &journal
 	m.set(&meshv1.PodPolicy{Uid: "uid-1", Version: "1", Sharding: &meshv1.Sharding{RequestTimeoutSeconds: 30}})
 	require.EqualValues(t, 35*time.Second, journal.unseen.Load())
 	for range 3 {

@@ -18,6 +18,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 )
 
 // divided is a shard that owns a scope of all resources.
@@ -320,14 +321,14 @@ func TestMemoryOfFiltersIsBounded(t *testing.T) {
 	c := m.client(true)
 	m.policy(divided(sharding.Keys("own"), meshv1.Method_METHOD_AUTO))
 	require.Len(t, m.all(c, "/api/v1/configmaps", protoType, 0), 1000)
-	require.Eventually(t, func() bool { return m.pod.filtered.Taken() == 0 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return m.pod.budgets.Filtered.Taken() == 0 }, soon, time.Millisecond)
 
-	m.pod.filtered.Take(maxFiltered)
+	m.pod.budgets.Filtered.Take(pipeline.MaxFiltered)
 	a := m.do("GET", "/api/v1/configmaps", "", "Accept", protoType+","+jsonType)
 	require.Equal(t, 429, a.StatusCode)
 	require.Equal(t, "1", a.Header.Get("Retry-After"))
 	require.Len(t, m.all(c, "/api/v1/configmaps", jsonType, 0), 1000, "which is not kept")
-	m.pod.filtered.Give(maxFiltered)
+	m.pod.budgets.Filtered.Give(pipeline.MaxFiltered)
 	require.Len(t, m.all(c, "/api/v1/configmaps", protoType, 0), 1000)
-	require.Eventually(t, func() bool { return m.pod.filtered.Taken() == 0 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return m.pod.budgets.Filtered.Taken() == 0 }, soon, time.Millisecond)
 }

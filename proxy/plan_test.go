@@ -10,9 +10,10 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 )
 
-func (s stages) String() string {
+func namesOf(s pipeline.Stages) string {
 	var names []string
 	for _, one := range s {
 		_, name, _ := strings.Cut(fmt.Sprintf("%T", one), ".")
@@ -45,10 +46,10 @@ func TestPlanHasOnlyStagesWithSomethingToDo(t *testing.T) {
 			if c.resource == "leases" {
 				group = "coordination.k8s.io"
 			}
-			pol := m.pod.policy.Load()
-			require.Equal(t, "certificate classify token", pol.gate.String())
-			plan := pol.plan(&apirequest.RequestInfo{IsResourceRequest: true, Verb: c.verb, APIGroup: group, Resource: c.resource, Subresource: c.subresource})
-			require.Equal(t, c.want, plan.stages.String())
+			pol := m.pod.env.Policy.Load()
+			require.Equal(t, "certificate classify token", namesOf(pol.Gate))
+			plan := pol.Plan(&apirequest.RequestInfo{IsResourceRequest: true, Verb: c.verb, APIGroup: group, Resource: c.resource, Subresource: c.subresource})
+			require.Equal(t, c.want, namesOf(plan.Stages))
 		})
 	}
 }

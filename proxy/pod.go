@@ -16,14 +16,14 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
 	"github.com/ctrlmesh/ctrlmesh/proxy/egress"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
-	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline/stages"
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
-	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
 )
 
 var (
@@ -34,43 +34,30 @@ var (
 )
 
 // PodInfo describes a pod before its first policy.
-type PodInfo struct {
-	UID, Namespace, Name string
-	// RequireToken refuses requests without a token that is bound to this pod, under any
-	// policy: otherwise only the address identifies the pod.
-	RequireToken bool
-	// Traffic has the rules that an earlier proxy of this pod had in force last; nil: unknown.
-	Traffic *meshv1.Traffic
-	// Journal records writes in flight for a later proxy; nil: none.
-	Journal writes.Journal
-}
+type PodInfo = stages.PodInfo
 
 // DialFunc connects from a pod's network namespace. addr is a literal IP and port.
 type DialFunc func(ctx context.Context, network, addr string) (net.Conn, error)
 
 // Pod is one captured pod. Its methods are safe for concurrent use.
 type Pod struct {
+	env    stages.Env
 	server *Server
-	info   PodInfo
-	id     string // namespace/name
 	dial   DialFunc
 	http   *http.Server
 	http11 *tls.Config // serves no HTTP/2
 
 	lifetime
 	accepting
-	accounts
+	budgets pipeline.Budgets
 	inForce
-	known
-	rules
 
-	egress *egress.Server
+	egress  *egress.Server
+	notices notices
 }
 
 // lifetime is how a pod ends, in steps.
 type lifetime struct {
-	// draining ends when the pod accepts no more.
-	draining context.Context
 	// done ends when long-running answers are to end at once.
 	done context.Context
 	end  context.CancelCauseFunc
@@ -83,8 +70,7 @@ type lifetime struct {
 	endWriting context.CancelCauseFunc
 }
 
-func newLifetime(draining context.Context) (l lifetime) {
-	l.draining = draining
+func newLifetime() (l lifetime) {
 	l.done, l.end = context.WithCancelCause(context.Background())
 	l.life, l.die = context.WithCancel(context.Background())
 	l.writing, l.endWriting = context.WithCancelCause(context.Background())
@@ -96,45 +82,15 @@ type accepting struct {
 	conns   *downstream.Conns
 	tunnels tunnels
 	stall   time.Duration // of an HTTP/2 stream
-}
-
-// accounts are a pod's, within the bounds in budget.go.
-type accounts struct {
-	held     bounds.Account // bytes of short requests
-	long     bounds.Account // bytes of those that may last
-	lock     bounds.Account // bytes of those about the lock
-	filtered bounds.Account // bytes that filters keep
-	refusing atomic.Int64   // requests that are answered 429
-	dropped  *rate.Limiter  // of requests
+	dropped *rate.Limiter // of requests
 }
 
 // inForce is the policy that applies to a pod, and the requests in progress under it.
 type inForce struct {
 	clients  atomic.Pointer[clients]
-	policy   atomic.Pointer[policy]
-	settled  atomic.Pointer[policy] // the last that has settled
-	changing sync.Mutex             // held while the policy changes
-	ledger   *relist.Ledger
+	settled  atomic.Pointer[stages.Policy] // the last that has settled
+	changing sync.Mutex                    // guards the replacement of the policy
 	connects connects
-	// unassigned has the series of the pod before its first policy.
-	unassigned *metrics.Workload
-	removed    bool // nothing is counted any more; guarded by changing
-}
-
-// known is what the pod's requests have shown.
-type known struct {
-	methods    isolation.Methods
-	lockWrites *lock.Writes
-	observed   lock.Observations
-	tokens     tokens
-	notices    notices
-}
-
-// rules has what a pod's rules have counted.
-type rules struct {
-	limits    *limit.Store
-	faults    *fault.Store
-	histories relist.Histories
 }
 
 // clients are the pod's connections to the apiserver. The lock has its own, so that a
@@ -146,20 +102,27 @@ type clients struct {
 
 func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 	p := &Pod{
-		server: s, info: info, id: info.Namespace + "/" + info.Name, dial: dial,
-		accounts: accounts{
-			held:     bounds.Account{Pool: s.held, Own: ownHeld},
-			long:     bounds.Account{Pool: s.long, Own: ownLong},
-			lock:     bounds.Account{Pool: s.held, Own: ownLock},
-			filtered: bounds.Account{Pool: s.filtered, Own: ownFiltered},
-			dropped:  rate.NewLimiter(abandonedRate, abandonedBurst),
+		env: stages.Env{
+			Info: info, ID: info.Namespace + "/" + info.Name,
+			Known:  stages.Known{LockWrites: lock.NewWrites()},
+			Rules:  stages.Rules{Limits: limit.NewStore(), Faults: fault.NewStore(info.UID)},
+			Ledger: relist.NewLedger(), Metrics: s.metrics,
+			Unassigned: s.metrics.Workloads.Acquire(info.Namespace, "", ""),
+			Leaf:       func() (*tls.Certificate, error) { return s.leaf() },
 		},
-		inForce: inForce{ledger: relist.NewLedger(), unassigned: s.metrics.Workloads.Acquire(info.Namespace, "", "")},
-		known:   known{lockWrites: lock.NewWrites()},
-		rules:   rules{limits: limit.NewStore(), faults: fault.NewStore(info.UID)},
+		server: s, dial: dial,
+		lifetime: newLifetime(),
+		budgets: pipeline.Budgets{
+			Held:     bounds.Account{Pool: s.held, Own: pipeline.OwnHeld},
+			Long:     bounds.Account{Pool: s.long, Own: pipeline.OwnLong},
+			Lock:     bounds.Account{Pool: s.held, Own: pipeline.OwnLock},
+			Filtered: bounds.Account{Pool: s.filtered, Own: pipeline.OwnFiltered},
+		},
 	}
-	p.accepting = accepting{conns: s.conns.Conns(p.bound), stall: downstream.Stall}
-	p.lifetime = newLifetime(p.conns.Draining)
+	p.budgets.Pod, p.budgets.Bound = p.env.ID, p.bound
+	p.accepting = accepting{conns: s.conns.Conns(p.bound), stall: downstream.Stall, dropped: rate.NewLimiter(abandonedRate, abandonedBurst)}
+	p.env.Draining = p.conns.Draining
+	p.env.Notify, p.env.Get, p.env.NoResponse, p.env.Enter = p.notify, p.get, p.noResponse, p.enter
 	context.AfterFunc(p.life, func() { time.AfterFunc(p.unseen(), func() { p.endWriting(nil) }) })
 	p.http, p.http11 = p.newHTTP()
 	p.egress = newEgress(p)
@@ -183,7 +146,7 @@ func (p *Pod) newHTTP() (*http.Server, *tls.Config) {
 	both.GetConfigForClient = p.hello
 	server := downstream.NewServer(p, s.log, http.HTTP2Config{
 		MaxConcurrentStreams:          maxStreams,
-		MaxReceiveBufferPerStream:     receivePerStream,
+		MaxReceiveBufferPerStream:     pipeline.ReceivePerStream,
 		MaxReceiveBufferPerConnection: receivePerConnection,
 		MaxReadFrameSize:              maxFrame,
 	})
@@ -212,7 +175,7 @@ type Applied struct {
 //
 // Writes that earlier policies allowed go on.
 func (p *Pod) Apply(m *meshv1.PodPolicy) (Applied, error) {
-	return p.apply(m, time.Now())
+	return p.applySince(m, time.Now())
 }
 
 // Restore is Apply for a first policy that an earlier proxy of this pod had in force since
@@ -220,35 +183,35 @@ func (p *Pod) Apply(m *meshv1.PodPolicy) (Applied, error) {
 // ended, they may not have been made to list, and are now. After another policy it is
 // the same as Apply.
 func (p *Pod) Restore(m *meshv1.PodPolicy, since time.Time) error {
-	_, err := p.apply(m, since)
+	_, err := p.applySince(m, since)
 	return err
 }
 
-func (p *Pod) apply(m *meshv1.PodPolicy, since time.Time) (Applied, error) {
-	next, err := compile(p, m)
+func (p *Pod) applySince(m *meshv1.PodPolicy, since time.Time) (Applied, error) {
+	next, err := stages.Compile(&p.env, m)
 	if err != nil {
 		return Applied{}, err
 	}
 	p.change(next, since)
 	p.egress.Changed() // after the change: to decide on all open connections takes time
-	return Applied{Settled: next.settled, Rules: next.told, Problem: next.problem}, nil
+	return Applied{Settled: next.Settled, Rules: next.Source, Problem: next.Problem}, nil
 }
 
 // change puts a policy in force.
-func (p *Pod) change(next *policy, since time.Time) {
+func (p *Pod) change(next *stages.Policy, since time.Time) {
 	p.changing.Lock()
 	defer p.changing.Unlock()
-	old := p.policy.Load()
-	next.inherit(old)
-	next.acquire()
-	next.enforce() // before requests find it: its rules may not have imported their counts yet
-	p.ledger.Change(next, since, func() { p.policy.Store(next) })
-	if p.info.Journal != nil {
-		p.info.Journal.Unseen(p.unseen())
+	old := p.env.Policy.Load()
+	next.Inherit(old)
+	next.Acquire()
+	next.Enforce() // before requests find it: its rules may not have imported their counts yet
+	p.env.Ledger.Change(next, since, func() { p.env.Policy.Store(next) })
+	if p.env.Info.Journal != nil {
+		p.env.Info.Journal.Unseen(p.unseen())
 	}
-	old.release()
+	old.Release()
 	p.connects.cut(next)
-	if !next.passthrough {
+	if !next.Passthrough {
 		p.cutTunnels() // a policy that restricts the pod must see all its requests
 	}
 	p.succeed(old, next)
@@ -257,7 +220,7 @@ func (p *Pod) change(next *policy, since time.Time) {
 // Version of the last policy that settled; "" before the first.
 func (p *Pod) Version() string {
 	if pol := p.settled.Load(); pol != nil {
-		return pol.message.GetVersion()
+		return pol.Message.GetVersion()
 	}
 	return ""
 }
@@ -295,27 +258,27 @@ func (p *Pod) Quiet(ctx context.Context) error {
 func (p *Pod) resettle() (settled <-chan struct{}, err error) {
 	p.changing.Lock()
 	defer p.changing.Unlock()
-	old := p.policy.Load()
+	old := p.env.Policy.Load()
 	if old == nil {
 		return nil, errors.New("the pod has no policy")
 	}
-	next, err := compile(p, old.message)
+	next, err := stages.Compile(&p.env, old.Message)
 	if err != nil {
 		return nil, err
 	}
-	next.inherit(old)
-	next.acquire()
-	p.ledger.Renew(next, func() { p.policy.Store(next) })
-	old.release()
+	next.Inherit(old)
+	next.Acquire()
+	p.env.Ledger.Renew(next, func() { p.env.Policy.Store(next) })
+	old.Release()
 	p.succeed(old, next)
-	return next.settled, nil
+	return next.Settled, nil
 }
 
 // Serve accepts connections on l, which it closes. It returns nil after Drain or
 // Shutdown began, and may be called for several listeners.
 func (p *Pod) Serve(l net.Listener) error {
 	err := p.http.ServeTLS(p.newListener(l), "", "")
-	if p.draining.Err() != nil {
+	if p.env.Draining.Err() != nil {
 		return nil
 	}
 	return err
@@ -338,18 +301,18 @@ func (p *Pod) setCluster(c *upstream.Cluster) {
 func (p *Pod) stopCounting() {
 	p.changing.Lock()
 	defer p.changing.Unlock()
-	if p.removed {
+	if p.env.Removed {
 		return
 	}
-	p.policy.Load().release()
-	p.server.metrics.Workloads.Release(p.unassigned)
-	p.removed = true
+	p.env.Policy.Load().Release()
+	p.server.metrics.Workloads.Release(p.env.Unassigned)
+	p.env.Removed = true
 }
 
 // workload returns the series that the pod counts in.
 func (p *Pod) workload() *metrics.Workload {
-	if pol := p.policy.Load(); pol != nil {
-		return pol.metrics
+	if pol := p.env.Policy.Load(); pol != nil {
+		return pol.Metrics
 	}
-	return p.unassigned
+	return p.env.Unassigned
 }

@@ -40,9 +40,9 @@ func (m *mesh) job(uid, workload string) *Pod {
 	ask("GET", "/api/v1/pods?watch=1")
 	ask("DELETE", "/api/v1/namespaces/others/pods/x")
 	p.bound("requests")
-	pol := p.policy.Load()
-	pol.metrics.Counter(m.server.metrics.Tunnels).Inc()
-	pol.metrics.Counter(m.server.metrics.TunnelBytes, "up").Inc()
+	pol := p.env.Policy.Load()
+	pol.Metrics.Counter(m.server.metrics.Tunnels).Inc()
+	pol.Metrics.Counter(m.server.metrics.TunnelBytes, "up").Inc()
 	return p
 }
 
@@ -78,21 +78,21 @@ func TestSeriesEndWithLastPodOfWorkload(t *testing.T) {
 	other := m.job("other", "deployment")
 	_ = stays.Shutdown(gone)
 	require.Equal(t, one, m.series(), "its workload has a pod yet")
-	other.policy.Load().plan(&apirequest.RequestInfo{IsResourceRequest: true, Verb: "get", Resource: "pods"}).meters.Count(200)
+	other.env.Policy.Load().Plan(&apirequest.RequestInfo{IsResourceRequest: true, Verb: "get", Resource: "pods"}).Meters.Count(200)
 	sum, _ := m.tally("ctrlmesh_requests_total", "workload", "deployment", "verb", "get", "code", "200")
 	require.Equal(t, 3.0, sum, "of both pods, and the last")
-	late := other.policy.Load()
+	late := other.env.Policy.Load()
 	_ = other.Shutdown(gone)
 	require.Equal(t, before, m.series())
 
 	// What goes on all the same shows nowhere.
-	plan := late.plan(&apirequest.RequestInfo{IsResourceRequest: true, Verb: "watch", Resource: "pods"})
-	plan.meters.Count(418)
-	plan.meters.Watches.Inc()
-	late.plan(&apirequest.RequestInfo{IsResourceRequest: true, Verb: "watch", Resource: "nodes"}).meters.Bytes.Add(1)
+	plan := late.Plan(&apirequest.RequestInfo{IsResourceRequest: true, Verb: "watch", Resource: "pods"})
+	plan.Meters.Count(418)
+	plan.Meters.Watches.Inc()
+	late.Plan(&apirequest.RequestInfo{IsResourceRequest: true, Verb: "watch", Resource: "nodes"}).Meters.Bytes.Add(1)
 	other.bound("connections")
 	_ = other.Quiet(t.Context())
-	require.NotSame(t, late, other.policy.Load())
+	require.NotSame(t, late, other.env.Policy.Load())
 	require.Equal(t, before, m.series())
 	require.Equal(t, 1, m.server.metrics.Workloads.Len(), "that of the pod there is")
 	m.policy(nil)
@@ -110,6 +110,6 @@ func TestCountingTakesNoSharedLock(t *testing.T) {
 	p.ServeHTTP(w, httptest.NewRequest("GET", "/api/v1/namespaces/mine/pods/x", http.NoBody))
 	require.Equal(t, 200, w.Code)
 	require.Zero(t, testing.AllocsPerRun(100, func() {
-		p.policy.Load().plan(&apirequest.RequestInfo{IsResourceRequest: true, Verb: "get", Resource: "pods"}).meters.Count(200)
+		p.env.Policy.Load().Plan(&apirequest.RequestInfo{IsResourceRequest: true, Verb: "get", Resource: "pods"}).Meters.Count(200)
 	}))
 }

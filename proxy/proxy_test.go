@@ -101,7 +101,7 @@ func (m *mesh) policy(s *meshv1.Sharding) {
 	m.set(&meshv1.PodPolicy{Uid: "uid-1", Workload: "operator", Version: "v", Sharding: s})
 }
 
-// set is policy of a whole one; it returns what tells that it settled.
+// set is policy of a whole one; the channel is closed when it settled.
 func (m *mesh) set(p *meshv1.PodPolicy) (settled <-chan struct{}) {
 	m.t.Helper()
 	applied, err := m.pod.Apply(p)

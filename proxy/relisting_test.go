@@ -33,7 +33,7 @@ func (m *mesh) restore(s *meshv1.Sharding, since time.Time) {
 }
 
 // settle lets the time go by in which caches resume.
-func (m *mesh) settle() { m.pod.ledger.Age(relist.Settling) }
+func (m *mesh) settle() { m.pod.env.Ledger.Age(relist.Settling) }
 
 // resume asks for a watch from where a cache is, and returns the answer's code.
 func (m *mesh) resume(c *http.Client, path, version string, header ...string) int {
@@ -133,17 +133,17 @@ func TestVersionLearnedAfterChangeResumes(t *testing.T) {
 	m.policy(limitTo("a=2"))
 	require.Equal(t, 410, m.resume(c, path, "9"))
 	m.settle()
-	require.Equal(t, 200, m.resume(c, path, "9"), "nobody is told for ever")
+	require.Equal(t, 200, m.resume(c, path, "9"), "no client must list for ever")
 	require.Equal(t, 200, m.resume(c, path+"2", "5"))
 }
 
-// Each cache whose watch was ended is told, however many ask in the same words.
+// Each cache whose watch was ended lists again, however many ask in the same words.
 func TestTwoCachesOfOneViewListTwice(t *testing.T) {
 	m := newMesh(t, watches())
 	m.restore(limitTo("a=1"), time.Time{})
 	c := m.client(true)
 	const path, from = "/api/v1/pods", "/api/v1/pods?watch=1&resourceVersion="
-	told := func(version string) {
+	expired := func(version string) {
 		t.Helper()
 		require.Equal(t, 410, m.resume(c, path, version))
 	}
@@ -151,10 +151,10 @@ func TestTwoCachesOfOneViewListTwice(t *testing.T) {
 	m.policy(limitTo("a=2"))
 	require.NoError(t, <-a)
 	require.NoError(t, <-b)
-	told("5")
+	expired("5")
 	m.policy(limitTo("a=3")) // the other has not come back yet
-	told("6")
-	told("5")
+	expired("6")
+	expired("5")
 	m.policy(limitTo("a=4"))
 	m.with(c, "GET", path, "")
 	end := m.open(c, from+"7")
@@ -162,18 +162,18 @@ func TestTwoCachesOfOneViewListTwice(t *testing.T) {
 	m.policy(limitTo("a=5"))
 	require.NoError(t, <-end)
 	m.settle()
-	told("8") // a cache that was seen is told however long it took
+	expired("8") // a cache that was seen lists again, however long it took
 	end = m.open(c, from+"9")
 	require.NoError(t, m.pod.Shutdown(t.Context()))
 	require.NoError(t, <-end)
 }
 
-// A pod with more views than are remembered is told more often than needed, and
+// A pod with more views than are remembered lists more often than needed, and
 // not for ever.
 func TestForgottenViewsMustListAgain(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	m.policy(limitTo("a=1"))
-	m.pod.ledger.Bounds.Debts = 0
+	m.pod.env.Ledger.Bounds.Debts = 0
 	c := m.client(true)
 	require.Equal(t, 410, m.resume(c, "/api/v1/pods", "5"))
 	m.with(c, "GET", "/api/v1/pods", "")
@@ -181,7 +181,7 @@ func TestForgottenViewsMustListAgain(t *testing.T) {
 	m.settle()
 	require.Equal(t, 200, m.resume(c, "/api/v1/pods", "7"))
 	require.Equal(t, 410, func() int { m.policy(limitTo("a=2")); return m.resume(c, "/api/v1/pods", "7") }())
-	debts, _ := m.pod.ledger.Remembered()
+	debts, _ := m.pod.env.Ledger.Remembered()
 	require.Zero(t, debts)
 }
 
@@ -304,7 +304,7 @@ func TestInformerHasObjectsOfPolicyInForce(t *testing.T) {
 				}, soon, 10*time.Millisecond)
 			}
 			holds("ns/a")
-			require.Eventually(t, func() bool { return m.pod.ledger.Watches() == 1 }, soon, time.Millisecond)
+			require.Eventually(t, func() bool { return m.pod.env.Ledger.Watches() == 1 }, soon, time.Millisecond)
 			time.Sleep(2 * time.Second) // client-go calls a shorter watch without an event an error
 
 			m.policy(limitTo("shard=2"))

@@ -10,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault/events"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
@@ -20,53 +21,21 @@ type response struct {
 	code   int   // of the status; 0: none yet
 	bytes  int64 // of the body
 	begun  bool  // its head was sent
-	broke  bool  // a fault broke it off
-}
-
-// responseStage edits a response on its way down, or ends the exchange.
-type responseStage interface {
-	respond(x *exchange, r *upstream.Response) *outcome
-}
-
-// responseStages are those that the stages of a request added, in their order.
-type responseStages struct {
-	n   int
-	all [4]responseStage
-}
-
-func (s *responseStages) add(one responseStage) {
-	s.all[s.n] = one
-	s.n++
-}
-
-// only removes all stages before, and adds one.
-func (s *responseStages) only(one responseStage) {
-	s.n = 0
-	s.add(one)
-}
-
-func (s *responseStages) respond(x *exchange, r *upstream.Response) *outcome {
-	for _, one := range s.all[:s.n] {
-		if end := one.respond(x, r); end != nil {
-			return end
-		}
-	}
-	return nil
 }
 
 // deliver sends a response to the client.
 func (x *exchange) deliver(resp *upstream.Response) {
 	x.sendHead(resp)
 	switch {
-	case x.whole != nil:
-		x.write(x.whole)
-	case x.plan.route == stream:
+	case x.Whole != nil:
+		x.write(x.Whole)
+	case x.Plan.Route == pipeline.RouteStream:
 		if whole := x.copyStream(resp.Body); whole {
 			x.end = x.completion(resp, nil)
 		}
 	default:
 		x.copyShort(resp.Body)
-		x.noteMethod(&x.pod.methods, x.req.info.Namespace)
+		x.NoteMethod()
 	}
 	x.client.trailer(resp.Trailer)
 }
@@ -74,24 +43,24 @@ func (x *exchange) deliver(resp *upstream.Response) {
 // sendHead sends the status and header of a response, and counts and records what depends
 // on them.
 func (x *exchange) sendHead(resp *upstream.Response) {
-	dropHopByHop(resp.Header)
-	if x.ticket != nil && x.fills && resp.Status == http.StatusOK {
-		x.ticket.Listed()
+	pipeline.DropHopByHop(resp.Header)
+	if x.Ticket != nil && x.Fills && resp.Status == http.StatusOK {
+		x.Ticket.Listed()
 	}
 	x.head(resp.Status, resp.Header, resp.Trailer)
 	x.added = x.sending.Sent.Sub(x.start) + time.Since(x.received)
-	x.plan.meters.Added.Observe(x.added.Seconds())
-	if x.plan.route == stream {
+	x.Plan.Meters.Added.Observe(x.added.Seconds())
+	if x.Plan.Route == pipeline.RouteStream {
 		x.client.flush() // the client of a watch without events must see that it began
-		if x.initial == nil {
-			x.settled.Store(time.Now().UnixNano())
+		if x.Initial == nil {
+			x.Settled.Store(time.Now().UnixNano())
 		}
 		x.account()
 	}
 }
 
 // head sends a head to the client.
-func (r *response) head(code int, fields, trailer header) {
+func (r *response) head(code int, fields, trailer pipeline.Header) {
 	r.begun, r.code = true, code
 	r.client.head(code, fields, trailer)
 }
@@ -107,7 +76,7 @@ func (x *exchange) copyShort(r io.Reader) {
 	buf := upstream.Buffer()
 	defer buf.Free()
 	for {
-		n, err := fill(r, buf.B)
+		n, err := pipeline.Fill(r, buf.B)
 		if n > 0 && !x.write(buf.B[:n]) {
 			return
 		}
@@ -120,21 +89,10 @@ func (x *exchange) copyShort(r io.Reader) {
 	}
 }
 
-// fill reads until p is full or r ends. Unlike io.ReadFull, it distinguishes a truncated
-// body from its end.
-func fill(r io.Reader, p []byte) (n int, err error) {
-	for n < len(p) && err == nil {
-		var m int
-		m, err = r.Read(p[n:])
-		n += m
-	}
-	return n, err
-}
-
 // copyStream copies a body, and flushes after each read. It reports whether the client got
 // the whole body.
 func (x *exchange) copyStream(r io.Reader) (whole bool) {
-	if m := x.plan.meters.Watches; m != nil && x.code == http.StatusOK {
+	if m := x.Plan.Meters.Watches; m != nil && x.code == http.StatusOK {
 		m.Inc()
 		defer m.Dec()
 	}
@@ -152,8 +110,8 @@ func (x *exchange) copyStream(r io.Reader) (whole bool) {
 		case err == io.EOF:
 			return true
 		case x.ended():
-			if errors.Is(context.Cause(x.ctx), relist.ErrPolicyChanged) {
-				x.delayEnd(x.pod, x.req.ctx)
+			if errors.Is(context.Cause(x.Ctx), relist.ErrPolicyChanged) {
+				x.delayEnd()
 			}
 			return false // a clean end: the client resumes
 		case errors.Is(err, events.ErrCut):
@@ -171,10 +129,10 @@ func (x *exchange) writeStream(p []byte) bool {
 		return false
 	}
 	x.client.flush()
-	if x.initial != nil && x.initial.passed(p) {
-		x.initial = nil
-		x.noteMethod(&x.pod.methods, x.req.info.Namespace)
-		x.settled.Store(time.Now().UnixNano())
+	if x.Initial != nil && x.Initial.Passed(p) {
+		x.Initial = nil
+		x.NoteMethod()
+		x.Settled.Store(time.Now().UnixNano())
 	}
 	return true
 }
@@ -211,13 +169,13 @@ func (b *streamBuffer) free() {
 
 // ended reports whether the proxy itself ended the request.
 func (x *exchange) ended() bool {
-	cause := context.Cause(x.ctx)
+	cause := context.Cause(x.Ctx)
 	return errors.Is(cause, relist.ErrPolicyChanged) || errors.Is(cause, errShutdown) || errors.Is(cause, errDraining)
 }
 
 // write sends p to the client; false when it is gone.
 func (x *exchange) write(p []byte) bool {
-	if x.faults != nil {
+	if x.Faults != nil {
 		return x.writeFaulty(p)
 	}
 	return x.pass(p)
@@ -228,4 +186,40 @@ func (r *response) pass(p []byte) bool {
 	n, err := r.client.write(p)
 	r.bytes += int64(n)
 	return err == nil
+}
+
+// writeFaulty writes p, slowly or in part if a fault says so.
+func (x *exchange) writeFaulty(p []byte) bool {
+	f := x.Faults
+	for len(p) > 0 && !f.Harmless() {
+		n := f.Limit(len(p))
+		pass, pause := f.Pass(time.Now(), n)
+		if pass > 0 && !x.pass(p[:pass]) {
+			return false
+		}
+		p = p[pass:]
+		if pass < n {
+			if x.pod.env.Lift(x.Faults); f.ResetAfter || f.Truncate >= 0 {
+				x.breakOff()
+			}
+			continue
+		}
+		if f.Slow > 0 {
+			x.client.flush()
+			if !x.pod.env.Wait(&x.State, func() time.Duration { return pause * time.Duration(min(f.Slow, 1)) }) {
+				f.Slow = 0 // the rest is not slow any more
+			}
+		}
+	}
+	return len(p) == 0 || x.pass(p)
+}
+
+// breakOff ends the response so that the client detects that it is incomplete.
+func (x *exchange) breakOff() {
+	x.Broke = true
+	x.client.flush()
+	if x.Req.Proto == pipeline.HTTP10 { // whose bodies end with the connection
+		x.client.reset()
+	}
+	panic(errAbort)
 }

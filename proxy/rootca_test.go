@@ -38,9 +38,9 @@ func TestMeshCAIsNotPublished(t *testing.T) {
 		require.NoError(t, err)
 		return string(body)
 	}
-	inProtobuf, err := runtime.Encode(protobuf.NewSerializer(scheme.Scheme, scheme.Scheme), configMap(rootCAs, mesh))
+	inProtobuf, err := runtime.Encode(protobuf.NewSerializer(scheme.Scheme, scheme.Scheme), configMap("kube-root-ca.crt", mesh))
 	require.NoError(t, err)
-	const all, one = "/api/v1/namespaces/tenant/configmaps", "/api/v1/namespaces/tenant/configmaps/" + rootCAs
+	const all, one = "/api/v1/namespaces/tenant/configmaps", "/api/v1/namespaces/tenant/configmaps/kube-root-ca.crt"
 	sharded := limitTo("a=b")
 	dry := limitTo("a=b")
 	dry.DryRun = true
@@ -55,12 +55,12 @@ func TestMeshCAIsNotPublished(t *testing.T) {
 			what, method, target, body, contentType string
 			code                                    int
 		}{
-			{"create", "POST", all, inJSON(rootCAs, mesh), "application/json", 403},
+			{"create", "POST", all, inJSON("kube-root-ca.crt", mesh), "application/json", 403},
 			{"create in protobuf", "POST", all, string(inProtobuf), runtime.ContentTypeProtobuf, 403},
-			{"update", "PUT", one, inJSON(rootCAs, cluster+mesh), "application/json", 403},
-			{"patch", "PATCH", one, `{"data":` + strings.SplitN(inJSON(rootCAs, mesh), `"data":`, 2)[1], "application/merge-patch+json", 403},
-			{"create with the cluster's CA", "POST", all, inJSON(rootCAs, cluster), "application/json", 200},
-			{"update with the cluster's CA", "PUT", one, inJSON(rootCAs, cluster), "application/json", 200},
+			{"update", "PUT", one, inJSON("kube-root-ca.crt", cluster+mesh), "application/json", 403},
+			{"patch", "PATCH", one, `{"data":` + strings.SplitN(inJSON("kube-root-ca.crt", mesh), `"data":`, 2)[1], "application/merge-patch+json", 403},
+			{"create with the cluster's CA", "POST", all, inJSON("kube-root-ca.crt", cluster), "application/json", 200},
+			{"update with the cluster's CA", "PUT", one, inJSON("kube-root-ca.crt", cluster), "application/json", 200},
 			{"another ConfigMap", "PUT", all + "/kubeconfig", inJSON("kubeconfig", mesh), "application/json", 200},
 			{"delete", "DELETE", one, "", "", 200},
 		} {

@@ -27,6 +27,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/internal/certs"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 )
 
 // statusOf decodes a refusal as a client of Kubernetes does.
@@ -92,7 +93,7 @@ func TestCallerAndHeadersReachTheApiserver(t *testing.T) {
 			} {
 				require.Equal(t, want, got.Header.Get(k), k)
 			}
-			delete(got.Header, auditHeader)
+			delete(got.Header, pipeline.AuditHeader)
 			require.Len(t, got.Header, 5)
 		}
 		// A header that is not there is not made up.
@@ -625,7 +626,7 @@ func TestWatchesAreCountedWhileOpen(t *testing.T) {
 func TestPanicIsAnswered500(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	m.policy(nil)
-	m.pod.policy.Load().known.Store(match.Kind{Verb: "get"}, (*plan)(nil))
+	m.pod.env.Policy.Load().Known.Store(match.Kind{Verb: "get"}, (*pipeline.Plan)(nil))
 	a := m.do("GET", "/version", "")
 	require.Equal(t, 500, a.StatusCode)
 	require.Equal(t, metav1.StatusReasonInternalError, statusOf(t, a).Reason)

@@ -13,6 +13,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
 	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
@@ -28,8 +29,9 @@ type Config struct {
 	Registerer prometheus.Registerer
 	// Node is the node's name, for logs.
 	Node string
-	// Notify, if not nil, reports to the users of a pod: one of the Reasons and a message. It
-	// is called on its own goroutine, at most once a minute for each pod and reason.
+	// Notify, if not nil, reports to the users of a pod: one of the Reasons of package
+	// stages and a message. It is called on its own goroutine, at most once a minute for each
+	// pod and reason.
 	Notify func(pod PodInfo, reason, message string)
 	// EgressLeaf returns a function that issues certificates for hosts, for one pod, by the
 	// egress CA. Nil, or an error: connections to the host are not decrypted.
@@ -37,13 +39,6 @@ type Config struct {
 	// EgressRoots verify the servers of decrypted connections. Nil: the system's roots.
 	EgressRoots *x509.CertPool
 }
-
-// Reasons that Notify is called with.
-const (
-	ReasonClientCertificate = "ClientCertificateRefused"
-	ReasonToken             = "TokenRefused"
-	ReasonBound             = "ProxyBoundReached"
-)
 
 // Server is the data plane of one node. Its methods are safe for concurrent use.
 type Server struct {
@@ -82,8 +77,8 @@ func New(c Config) (*Server, error) {
 	s := &Server{
 		leaf: c.Leaf, log: log, notify: c.Notify, metrics: m, pods: map[*Pod]struct{}{},
 		egressLeaf: c.EgressLeaf, egressRoots: c.EgressRoots,
-		conns: downstream.NewPools(), held: bounds.NewPool(maxHeld, ownHeld), long: bounds.NewPool(maxLong, ownLong),
-		filtered: bounds.NewPool(maxFiltered, ownFiltered),
+		conns: downstream.NewPools(), held: bounds.NewPool(pipeline.MaxHeld, pipeline.OwnHeld), long: bounds.NewPool(pipeline.MaxLong, pipeline.OwnLong),
+		filtered: bounds.NewPool(pipeline.MaxFiltered, pipeline.OwnFiltered),
 	}
 	if c.Registerer != nil {
 		if err := c.Registerer.Register(metrics.Breakers(s.openBreakers)); err != nil {
@@ -140,9 +135,9 @@ func (s *Server) openBreakers() map[metrics.Rule]int {
 	defer s.mu.Unlock()
 	open := map[metrics.Rule]int{}
 	for p := range s.pods {
-		if pol := p.policy.Load(); pol != nil {
-			for _, n := range pol.rules.Opened() {
-				open[pol.series(n.Breaker, n.Rule)]++
+		if pol := p.env.Policy.Load(); pol != nil {
+			for _, n := range pol.Rules.Opened() {
+				open[pol.Series(n.Breaker, n.Rule)]++
 			}
 		}
 	}

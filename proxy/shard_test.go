@@ -5,7 +5,6 @@ import (
 	"io"
 	"maps"
 	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -18,7 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/client-go/kubernetes/scheme"
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 
@@ -150,8 +148,8 @@ func TestClientGoUsesShardLock(t *testing.T) {
 			require.NoError(t, err)
 			require.Contains(t, api.objs, "other")
 
-			pol := m.pod.policy.Load()
-			m.pod.lockWrites.Note(pol.locks[0], pol.locks, "leases", lock.Held{Holder: "me", For: time.Hour, Version: "8"})
+			pol := m.pod.env.Policy.Load()
+			m.pod.env.LockWrites.Note(pol.Locks[0], pol.Locks, "leases", lock.Held{Holder: "me", For: time.Hour, Version: "8"})
 			require.Equal(t, []lock.Holder{{Namespace: "leases", Name: "leases", Identity: "me", Version: "8"}}, m.pod.Holders())
 			require.Equal(t, []string{"leases/leases"}, m.pod.HeldLocks())
 			require.NoError(t, c.Delete(ctx, "leases", metav1.DeleteOptions{}))
@@ -253,7 +251,7 @@ func watches() *recorder {
 	}}
 }
 
-// open starts a watch; the channel tells how it ended.
+// open starts a watch; the channel gets how it ended.
 func (m *mesh) open(c *http.Client, target string) <-chan error {
 	m.t.Helper()
 	resp, err := c.Get("https://kubernetes.default.svc" + target)
@@ -386,38 +384,4 @@ func TestPoliciesChangeUnderTraffic(t *testing.T) {
 		}
 	}
 	<-ended
-}
-
-// classify must say of every path and query what the apiserver's own reader says.
-func FuzzClassify(f *testing.F) {
-	for _, s := range []string{
-		"/api/v1/pods?watch=1", "/apis/apps/v1/namespaces/a/deployments?fieldSelector=metadata.name%3Dx", "/api/v1/watch/pods/x",
-		"/api/v1/namespaces/a/status", "/apis/a/b/proxy/c/d?watch=", "/version", "/api/v1/pods?watch=0&watch=1", "/api/v1/nodes/n/proxy//x",
-	} {
-		f.Add("GET", s)
-		f.Add("DELETE", s)
-	}
-	real := &apirequest.RequestInfoFactory{APIPrefixes: resolver.APIPrefixes, GrouplessAPIPrefixes: resolver.GrouplessAPIPrefixes}
-	f.Fuzz(func(t *testing.T, method, target string) {
-		u, err := url.ParseRequestURI(target)
-		if err != nil {
-			return
-		}
-		r := &http.Request{Method: method, URL: u, Host: "x", Header: http.Header{}}
-		asked := newRequest(r)
-		if asked.classify(); asked.malformed != nil {
-			return
-		}
-		got := asked.info
-		want, err := real.NewRequestInfo(r)
-		require.NoError(t, err)
-		require.Equal(t, want.Verb, got.Verb)
-		require.Equal(t, want.APIGroup, got.APIGroup)
-		require.Equal(t, want.Resource, got.Resource)
-		require.Equal(t, want.Subresource, got.Subresource)
-		require.Equal(t, want.Namespace, got.Namespace)
-		if want.Name != "" {
-			require.Equal(t, want.Name, got.Name)
-		}
-	})
 }

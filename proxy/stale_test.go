@@ -119,7 +119,7 @@ func TestStaleListHasEarlierVersion(t *testing.T) {
 
 			m.faults()
 			require.Len(t, func() []string { n, _ := listed(t, media, []byte(list("").body)); return n }(), 3)
-			require.Zero(t, m.pod.histories.Len(), "what no rule needs")
+			require.Zero(t, m.pod.env.Histories.Len(), "what no rule needs")
 		})
 	}
 }
@@ -192,7 +192,7 @@ func TestStaleListIsNarrowedLikeOthers(t *testing.T) {
 	require.Equal(t, configMaps+"?labelSelector=shard%3Da&resourceVersion=11&resourceVersionMatch=Exact", api.last(t).URI)
 }
 
-// An informer lists with a watch first, and is told that it cannot.
+// An informer lists with a watch first, and is refused that.
 func TestInformerConvergesAfterStaleList(t *testing.T) {
 	api := newPast(11)
 	m := newMesh(t, api)

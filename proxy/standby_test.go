@@ -179,11 +179,11 @@ func TestStandbyCutsConnectionsIntoPods(t *testing.T) {
 	free.Standby, free.Limits[0].Scope = false, sharding.All().Proto()
 	m := newMesh(t, &recorder{})
 	m.policy(free)
-	before := m.pod.policy.Load()
+	before := m.pod.env.Policy.Load()
 	exec := match.Kind{Verb: "create", Subresource: "exec", Resource: "pods"}
 	require.False(t, before.Refuses(exec, "a"))
 	m.policy(standby(meshv1.Method_METHOD_AUTO))
-	require.True(t, m.pod.policy.Load().Refuses(exec, "a"))
-	require.False(t, m.pod.policy.Load().Refuses(match.Kind{Verb: "get", Resource: "pods"}, "a"))
-	require.False(t, strings.Contains(m.pod.policy.Load().locks[0].Path("/op", 0), "---"))
+	require.True(t, m.pod.env.Policy.Load().Refuses(exec, "a"))
+	require.False(t, m.pod.env.Policy.Load().Refuses(match.Kind{Verb: "get", Resource: "pods"}, "a"))
+	require.False(t, strings.Contains(m.pod.env.Policy.Load().Locks[0].Path("/op", 0), "---"))
 }

@@ -26,16 +26,16 @@ func TestInvalidRulesKeepLastValidOnes(t *testing.T) {
 	require.Equal(t, 200, m.do("GET", deployment, "").StatusCode, "there are no good ones")
 
 	m.limits(&meshv1.LimitRule{Bucket: bucket(1), Trigger: onlyLimits()})
-	told, problem := m.applied.Rules, m.applied.Problem
+	rules, problem := m.applied.Rules, m.applied.Problem
 	require.NoError(t, problem)
-	require.Equal(t, "cap", told.GetBreakers()[0].GetName())
+	require.Equal(t, "cap", rules.GetBreakers()[0].GetName())
 	require.Equal(t, 200, m.do("GET", deployment, "").StatusCode)
 
 	m.set(&meshv1.PodPolicy{Uid: "uid-1", Version: "next", Refuse: "for a test", Traffic: bad})
 	require.Contains(t, m.do("GET", deployment, "").body, "for a test")
-	told, problem = m.applied.Rules, m.applied.Problem
+	rules, problem = m.applied.Rules, m.applied.Problem
 	require.Error(t, problem)
-	require.Equal(t, "cap", told.GetBreakers()[0].GetName())
+	require.Equal(t, "cap", rules.GetBreakers()[0].GetName())
 	m.set(&meshv1.PodPolicy{Uid: "uid-1", Version: "v3", Traffic: bad})
 	require.Equal(t, 429, m.do("GET", deployment, "").StatusCode, "what was spent is")
 
@@ -78,10 +78,10 @@ func TestWithoutValidRulesEgressIsRefused(t *testing.T) {
 		return applied.Rules, applied.Problem
 	}
 	for _, ports := range [][]uint32{{80}, {80, 81}} {
-		told, problem := set(bad(ports...))
+		rules, problem := set(bad(ports...))
 		require.ErrorContains(t, problem, "connections to other hosts are refused")
 		require.ErrorContains(t, problem, `CircuitBreaker "bad"`)
-		require.Equal(t, ports, told.GetEgress().GetPorts(), "they are redirected, lest connections go around")
+		require.Equal(t, ports, rules.GetEgress().GetPorts(), "they are redirected, lest connections go around")
 		said := ask(request)
 		require.Contains(t, said, "403 Forbidden")
 		require.Contains(t, said, "could not be applied")
@@ -95,9 +95,9 @@ func TestWithoutValidRulesEgressIsRefused(t *testing.T) {
 	require.Contains(t, ask(request), "403 Forbidden", "it says nothing of rules")
 	require.Empty(t, dialed)
 
-	told, problem := set(&meshv1.Traffic{Breakers: breakers})
+	rules, problem := set(&meshv1.Traffic{Breakers: breakers})
 	require.ErrorContains(t, problem, "none are in force")
-	require.Nil(t, told.GetEgress(), "these are about no other host")
+	require.Nil(t, rules.GetEgress(), "these are about no other host")
 	if c, err := net.Dial("tcp", l.Addr().String()); err == nil { // it may be reset by then
 		defer c.Close()
 	}
@@ -105,13 +105,13 @@ func TestWithoutValidRulesEgressIsRefused(t *testing.T) {
 
 	_, problem = set(&meshv1.Traffic{Egress: &meshv1.Egress{Ports: []uint32{80}}})
 	require.NoError(t, problem)
-	told, problem = set(bad(81))
+	rules, problem = set(bad(81))
 	require.ErrorContains(t, problem, "the last good ones stay in force")
-	require.Equal(t, []uint32{80}, told.GetEgress().GetPorts(), "now there are good ones")
+	require.Equal(t, []uint32{80}, rules.GetEgress().GetPorts(), "now there are good ones")
 	require.Contains(t, ask(request), "502")
 }
 
-// What held under an earlier proxy of the pod holds until it is told of rules that can be.
+// What held under an earlier proxy of the pod holds until valid rules are pushed.
 // Where none are known, a refusal without any does not say that there are none.
 func TestRulesOfEarlierProxyStayInForce(t *testing.T) {
 	m := newMesh(t, &recorder{})
@@ -125,9 +125,9 @@ func TestRulesOfEarlierProxyStayInForce(t *testing.T) {
 	refusal := &meshv1.PodPolicy{Uid: "uid-2", Refuse: "for a test"}
 	for _, c := range []struct {
 		earlier *meshv1.Traffic
-		told    []*meshv1.PodPolicy
+		sent    []*meshv1.PodPolicy
 		holds   *meshv1.Traffic
-		says    string // why it is not what was told last; "": it is
+		says    string // why it is not the last policy; "": it is
 	}{
 		{nil, nil, nil, ""},
 		{nil, []*meshv1.PodPolicy{refusal}, nil, ""},
@@ -145,7 +145,7 @@ func TestRulesOfEarlierProxyStayInForce(t *testing.T) {
 		pod := m.server.Pod(PodInfo{UID: "uid-2", Namespace: "ns", Name: "other", Traffic: c.earlier}, m.dial)
 		var holds *meshv1.Traffic
 		var problem error
-		for _, p := range c.told {
+		for _, p := range c.sent {
 			applied, err := pod.Apply(p)
 			require.NoError(t, err)
 			holds, problem = applied.Rules, applied.Problem
@@ -160,7 +160,7 @@ func TestRulesOfEarlierProxyStayInForce(t *testing.T) {
 	}
 }
 
-// No request is decided about by rules that do not know yet what another proxy told.
+// No request is decided about by rules that have not yet imported what another proxy exported.
 func TestImportedCountsApplyBeforeRequests(t *testing.T) {
 	rules := func() *meshv1.Traffic {
 		return &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "cap", Rules: named([]*meshv1.LimitRule{{Bucket: bucket(1)}})}}}
@@ -174,8 +174,8 @@ func TestImportedCountsApplyBeforeRequests(t *testing.T) {
 
 	next := newMesh(t, &recorder{}).pod
 	require.NoError(t, next.ImportTraffic(data))
-	before := next.policy.Load()
-	thaw := next.histories.Freeze() // what is enforced last
+	before := next.env.Policy.Load()
+	thaw := next.env.Histories.Freeze() // what is enforced last
 	done := make(chan error, 1)
 	go func() {
 		_, err := next.Apply(&meshv1.PodPolicy{Uid: "uid-1", Version: "v", Traffic: rules()})
@@ -185,9 +185,9 @@ func TestImportedCountsApplyBeforeRequests(t *testing.T) {
 		states := next.RuleStates()
 		return len(states) == 1 && states[0].State == meshv1.BreakerState_BREAKER_OPENED
 	}, soon, time.Millisecond)
-	during := next.policy.Load()
+	during := next.env.Policy.Load()
 	thaw()
 	require.NoError(t, <-done)
 	require.Same(t, before, during)
-	require.NotSame(t, before, next.policy.Load())
+	require.NotSame(t, before, next.env.Policy.Load())
 }

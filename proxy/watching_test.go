@@ -192,7 +192,7 @@ func (m *mesh) code(c *http.Client, version string) int {
 // withholds waits until something is kept from a client.
 func (m *mesh) withholds() {
 	m.t.Helper()
-	require.Eventually(m.t, func() bool { return m.pod.filtered.Taken() > 0 }, soon, time.Millisecond)
+	require.Eventually(m.t, func() bool { return m.pod.budgets.Filtered.Taken() > 0 }, soon, time.Millisecond)
 }
 
 func TestClientWithGapMustList(t *testing.T) {
@@ -216,7 +216,7 @@ func TestClientWithGapMustList(t *testing.T) {
 			// Also while the proxy does not know yet that the client has gone.
 			require.Equal(t, 410, m.code(c, version))
 			end()
-			require.Eventually(t, func() bool { return m.pod.filtered.Taken() == 0 }, soon, time.Millisecond)
+			require.Eventually(t, func() bool { return m.pod.budgets.Filtered.Taken() == 0 }, soon, time.Millisecond)
 			require.Equal(t, 410, m.code(c, version), "and again, if it lost the answer")
 			require.Equal(t, 200, m.code(c, "1000"), "one who has read more since")
 			require.Eventually(t, func() bool { return m.gaps() == 1 }, soon, time.Millisecond, "of however many watches")
@@ -245,9 +245,9 @@ func TestCachesDoubtfulAfterTakeoverMustList(t *testing.T) {
 				m.sharded(policy.Sharding, nil) // the rule has just been removed
 				client := m.client(true)
 				require.Equal(t, 200, m.resume(client, "/api/v1/pods", "5"), "no rule is about these")
-				told := m.with(client, "GET", allConfigMaps+"?watch=true&resourceVersion=5", "")
-				require.Equal(t, c.code, told.StatusCode)
-				require.Equal(t, c.code == 410, strings.Contains(told.body, "faults may have kept events of configmaps"), told.body)
+				resumed := m.with(client, "GET", allConfigMaps+"?watch=true&resourceVersion=5", "")
+				require.Equal(t, c.code, resumed.StatusCode)
+				require.Equal(t, c.code == 410, strings.Contains(resumed.body, "faults may have kept events of configmaps"), resumed.body)
 				require.Equal(t, 200, m.with(client, "GET", allConfigMaps, "").StatusCode)
 				require.Equal(t, 200, m.resume(client, allConfigMaps, "5"))
 			})
@@ -255,7 +255,7 @@ func TestCachesDoubtfulAfterTakeoverMustList(t *testing.T) {
 	}
 }
 
-// What was held back under a policy is not told under another that divides otherwise.
+// What was held back under a policy is not sent under another that divides otherwise.
 func TestDelayedEventsAreDroppedAfterScopeChange(t *testing.T) {
 	late := func() *meshv1.Traffic {
 		return injecting(ofWatches(&meshv1.WatchFault{Delay: &meshv1.WatchFault_Late{Percent: 100, ByNs: never}}))
@@ -299,7 +299,7 @@ func TestDelayedEventsAreDroppedAfterScopeChange(t *testing.T) {
 			m.withholds()
 			m.sharded(shard("free"), c.after)
 			require.Equal(t, "end", next())
-			require.Eventually(t, func() bool { return m.pod.filtered.Taken() == 0 }, soon, time.Millisecond)
+			require.Eventually(t, func() bool { return m.pod.budgets.Filtered.Taken() == 0 }, soon, time.Millisecond)
 			require.Equal(t, c.code, m.code(client, api.versions()["b"]))
 		})
 	}
@@ -322,7 +322,7 @@ func TestFaultsOfFilteredWatches(t *testing.T) {
 	require.Equal(t, 2, m.injected()["watch_duplicate"])
 }
 
-// The watch of the lock is harmed by rules that name it only.
+// The watch of the lock has faults by rules that name it only.
 func TestFaultsOfLockWatchNeedItsName(t *testing.T) {
 	for want, names := range map[int][]string{1: nil, 2: {"leases"}} {
 		m := newMesh(t, &recorder{then: func(w http.ResponseWriter, _ *http.Request) {
@@ -368,18 +368,18 @@ func TestPolicyChangeEndsFaultsOfWatches(t *testing.T) {
 	next, end := m.watching(m.client(true), "0")
 	defer end()
 	api.happen(apiwatch.Added, "a")
-	require.Eventually(t, func() bool { return m.pod.filtered.Taken() > 0 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return m.pod.budgets.Filtered.Taken() > 0 }, soon, time.Millisecond)
 	m.faults(rule())
 	time.Sleep(50 * time.Millisecond)
-	require.NotZero(t, m.pod.filtered.Taken(), "the rule is still there")
+	require.NotZero(t, m.pod.budgets.Filtered.Taken(), "the rule is still there")
 	m.faults()
 	require.Equal(t, "ADDED a", next())
 	api.happen(apiwatch.Modified, "a")
 	require.Equal(t, "MODIFIED a", next(), "the watch goes on")
-	require.Zero(t, m.pod.filtered.Taken())
+	require.Zero(t, m.pod.budgets.Filtered.Taken())
 }
 
-// Of a watch that two injections harm, each ends by itself.
+// When two injections inject faults into a watch, each ends by itself.
 func TestOneOfTwoInjectionsEnds(t *testing.T) {
 	rule := func(name string, f *meshv1.WatchFault) *meshv1.Injection {
 		r := ofWatches(f)
@@ -438,10 +438,10 @@ func TestOneOfTwoInjectionsEnds(t *testing.T) {
 				}
 				if c.first == nil {
 					require.Eventually(t, func() bool {
-						return m.pod.faults.States()[len(m.pod.faults.States())-1].Injected == 1 && m.injected()["watch_drop"] == 1
+						return m.pod.env.Faults.States()[len(m.pod.env.Faults.States())-1].Injected == 1 && m.injected()["watch_drop"] == 1
 					},
 						soon, time.Millisecond)
-					require.NotZero(t, m.pod.filtered.Taken())
+					require.NotZero(t, m.pod.budgets.Filtered.Taken())
 				}
 			})
 		}
@@ -461,7 +461,7 @@ func TestForbiddingFaultsEndsThemInOpenWatches(t *testing.T) {
 	m.traffic(of)
 	require.Eventually(t, func() bool {
 		api.happen(apiwatch.Added, "a")
-		return m.pod.filtered.Taken() == 0
+		return m.pod.budgets.Filtered.Taken() == 0
 	}, soon, 10*time.Millisecond)
 	require.Equal(t, "ADDED a", next())
 }
@@ -583,7 +583,7 @@ func TestInformersRecover(t *testing.T) {
 				m.faults()
 				require.Eventually(t, func() bool { return maps.Equal(api.versions(), cached()) }, 40*time.Second, 20*time.Millisecond,
 					"the informer never came to the truth")
-				require.Eventually(t, func() bool { return m.pod.filtered.Taken() == 0 }, soon, time.Millisecond)
+				require.Eventually(t, func() bool { return m.pod.budgets.Filtered.Taken() == 0 }, soon, time.Millisecond)
 			})
 		}
 	}
@@ -595,7 +595,7 @@ func TestFaultyWatchesReleaseEverything(t *testing.T) {
 	m.faults()
 	_, end := m.watching(c, "0")
 	end()
-	require.Eventually(t, func() bool { return m.pod.ledger.Watches() == 0 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return m.pod.env.Ledger.Watches() == 0 }, soon, time.Millisecond)
 	before := runtime.NumGoroutine()
 	m.faults(ofWatches(&meshv1.WatchFault{
 		Drop:  &meshv1.WatchFault_Drop{Percent: 50, MadeUpAfterNs: int64(time.Hour)},
@@ -610,13 +610,13 @@ func TestFaultyWatchesReleaseEverything(t *testing.T) {
 		end()
 	}
 	require.Eventually(t, func() bool {
-		return runtime.NumGoroutine() <= before+2 && m.pod.ledger.Watches() == 0 && m.gaps() == 0
+		return runtime.NumGoroutine() <= before+2 && m.pod.env.Ledger.Watches() == 0 && m.gaps() == 0
 	}, soon, 10*time.Millisecond)
 }
 
 // gaps returns how many gaps are remembered.
 func (m *mesh) gaps() int {
-	_, gaps := m.pod.ledger.Remembered()
+	_, gaps := m.pod.env.Ledger.Remembered()
 	return gaps
 }
 
@@ -633,7 +633,7 @@ func TestUnusedWatchFaultsAreNotCounted(t *testing.T) {
 	c := m.client(true)
 	spent := func(of uint64, why string) {
 		t.Helper()
-		require.Eventually(t, func() bool { return m.pod.faults.States()[0].Injected == of }, soon, time.Millisecond, why)
+		require.Eventually(t, func() bool { return m.pod.env.Faults.States()[0].Injected == of }, soon, time.Millisecond, why)
 	}
 	m.faults(cut(never))
 	for range 2 {

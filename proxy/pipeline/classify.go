@@ -1,4 +1,4 @@
-package proxy
+package pipeline
 
 import (
 	"net/http"
@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
-	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
@@ -23,60 +22,50 @@ var resolver = &apirequest.RequestInfoFactory{
 	GrouplessAPIPrefixes: sets.NewString("api"),
 }
 
-// classifyStage refuses a request that cannot be classified.
-type classifyStage struct{}
-
-func (classifyStage) apply(x *exchange) *outcome {
-	if x.req.classify(); x.req.malformed != nil {
-		return refusalBy(meshv1.RefusedMalformed, x.req.malformed)
-	}
-	return nil
-}
-
-// classify determines once what r requests, and refuses ambiguous paths: the apiserver must
+// Classify determines once what r requests, and refuses ambiguous paths: the apiserver must
 // never see another request than the one classified here.
 //
 // The apiserver neither cleans paths nor distinguishes encoded slashes from plain ones.
 // Empty, "." and ".." segments and encoded slashes have no use before the tail of a proxy
 // subresource, so they are refused there. Both sides ignore a trailing slash.
-func (r *request) classify() {
-	if r.info != nil || r.malformed != nil {
+func (r *Request) Classify() {
+	if r.Info != nil || r.Malformed != nil {
 		return
 	}
-	if r.info, r.malformed = r.read(); r.malformed != nil {
-		r.info = nil
+	if r.Info, r.Malformed = r.read(); r.Malformed != nil {
+		r.Info = nil
 	}
 }
 
-func (r *request) read() (*apirequest.RequestInfo, *apierrors.StatusError) {
-	switch r.method {
+func (r *Request) read() (*apirequest.RequestInfo, *apierrors.StatusError) {
+	switch r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut,
 		http.MethodPatch, http.MethodDelete, http.MethodOptions:
 	default: // CONNECT among them
-		return nil, status.New(http.StatusMethodNotAllowed, "MethodNotAllowed", 0, "method %q is not proxied", r.method)
+		return nil, status.New(http.StatusMethodNotAllowed, "MethodNotAllowed", 0, "method %q is not proxied", r.Method)
 	}
-	if !strings.HasPrefix(r.path, "/") {
+	if !strings.HasPrefix(r.Path, "/") {
 		return nil, status.BadRequest("the request target is not a path")
 	}
-	if !clean(r.query) || !clean(r.host) || r.host == "" || !httpguts.ValidHostHeader(r.host) {
+	if !clean(r.Query) || !clean(r.Host) || r.Host == "" || !httpguts.ValidHostHeader(r.Host) {
 		return nil, status.BadRequest("malformed request target")
 	}
 	// Without the query, which NewRequestInfo would log if it cannot decode it.
-	info, err := resolver.NewRequestInfo(&http.Request{Method: r.method, URL: &url.URL{Path: r.path}})
+	info, err := resolver.NewRequestInfo(&http.Request{Method: r.Method, URL: &url.URL{Path: r.Path}})
 	if err != nil {
 		return nil, status.BadRequest("the path names no resource")
 	}
 	if refused := r.checkPath(info); refused != nil {
 		return nil, refused
 	}
-	if info.Verb == "list" && r.query != "" {
-		fromQuery(info, parameters(r.query))
+	if info.Verb == "list" && r.Query != "" {
+		fromQuery(info, Parameters(r.Query))
 	}
 	return info, nil
 }
 
-// parameters returns the parameters of a raw query that can be decoded.
-func parameters(raw string) url.Values {
+// Parameters returns the parameters of a raw query that can be decoded.
+func Parameters(raw string) url.Values {
 	values, _ := url.ParseQuery(raw)
 	return values
 }
@@ -95,8 +84,8 @@ func fromQuery(info *apirequest.RequestInfo, query url.Values) {
 	}
 }
 
-func (r *request) checkPath(info *apirequest.RequestInfo) *apierrors.StatusError {
-	escaped := r.escaped
+func (r *Request) checkPath(info *apirequest.RequestInfo) *apierrors.StatusError {
+	escaped := r.Escaped
 	if !strings.Contains(escaped, "//") && !strings.Contains(escaped, "/.") && !strings.Contains(escaped, "%") {
 		return nil
 	}
@@ -104,7 +93,7 @@ func (r *request) checkPath(info *apirequest.RequestInfo) *apierrors.StatusError
 	if isProxy(info) {
 		// The rest belongs to the server behind the proxy. Up to there the decoded and
 		// the escaped segments correspond, or the loop refuses.
-		head := len(strings.Split(strings.Trim(r.path, "/"), "/")) - len(info.Parts) + 3
+		head := len(strings.Split(strings.Trim(r.Path, "/"), "/")) - len(info.Parts) + 3
 		segments = segments[:min(head, len(segments))]
 	} else if n := len(segments) - 1; segments[n] == "" {
 		segments = segments[:n]
@@ -118,8 +107,21 @@ func (r *request) checkPath(info *apirequest.RequestInfo) *apierrors.StatusError
 	return nil
 }
 
+// Upgrades is the list of subresources that speak SPDY or websocket.
+func Upgrades(key match.Kind) bool {
+	if key.Group != "" {
+		return false
+	}
+	switch key.Resource + "/" + key.Subresource {
+	case "pods/exec", "pods/attach", "pods/portforward",
+		"pods/proxy", "services/proxy", "nodes/proxy":
+		return true
+	}
+	return false
+}
+
 func isProxy(info *apirequest.RequestInfo) bool {
-	return upgrades(match.Kind{Group: info.APIGroup, Resource: info.Resource, Subresource: info.Subresource}) &&
+	return Upgrades(match.Kind{Group: info.APIGroup, Resource: info.Resource, Subresource: info.Subresource}) &&
 		info.Subresource == "proxy"
 }
 

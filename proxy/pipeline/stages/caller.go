@@ -1,4 +1,4 @@
-package proxy
+package stages
 
 import (
 	"encoding/base64"
@@ -13,52 +13,93 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
+
+// certificateStage refuses clients that present a certificate: TLS ends in the proxy, so the
+// certificate cannot reach the apiserver.
+type certificateStage struct {
+	passthrough bool
+	notify      func(reason, format string, args ...any)
+}
+
+func (s certificateStage) Apply(x *pipeline.State) *pipeline.Outcome {
+	if !x.Req.Certificate {
+		return nil
+	}
+	if s.passthrough {
+		return pipeline.RefusalFor(meshv1.RefusedPassthrough, status.Unavailable(1, "this connection is older than the passthrough of client certificates: connect again"))
+	}
+	const message = "TLS ends at the mesh, so a client certificate cannot reach the apiserver: use a token, " +
+		"or set spec.clientCertificates: Passthrough on a configuration that divides nothing"
+	x.Last = true
+	s.notify(ReasonClientCertificate, "a client certificate was refused: %s", message)
+	return pipeline.RefusalFor(meshv1.RefusedClientCertificate, unauthorized(message))
+}
+
+// contradictionStage refuses all requests of a pod whose configurations contradict each
+// other. Clients retry 503, and not 403: the contradiction ends when the configuration is
+// corrected.
+type contradictionStage struct{ message string }
+
+func (s contradictionStage) Apply(*pipeline.State) *pipeline.Outcome {
+	return pipeline.RefusalFor(meshv1.RefusedContradiction, status.Unavailable(5, "%s", s.message))
+}
+
+// classifyStage refuses a request that cannot be classified.
+type classifyStage struct{}
+
+func (classifyStage) Apply(x *pipeline.State) *pipeline.Outcome {
+	if x.Req.Classify(); x.Req.Malformed != nil {
+		return pipeline.RefusalFor(meshv1.RefusedMalformed, x.Req.Malformed)
+	}
+	return nil
+}
 
 // maxToken bounds a token, in bytes. Tokens of the apiserver have one or two thousand.
 const maxToken = 64 << 10
 
-// tokens caches the hashes of Authorization headers that passed: no token is stored. A
+// Tokens caches the hashes of Authorization headers that passed: no token is stored. A
 // client sends the same one for most of an hour.
-type tokens [4]atomic.Uint64
+type Tokens [4]atomic.Uint64
 
-func (t *tokens) known(hash uint64) bool { return t[hash%uint64(len(t))].Load() == hash }
+func (t *Tokens) known(hash uint64) bool { return t[hash%uint64(len(t))].Load() == hash }
 
-func (t *tokens) remember(hash uint64) { t[hash%uint64(len(t))].Store(hash) }
+func (t *Tokens) remember(hash uint64) { t[hash%uint64(len(t))].Store(hash) }
 
 // tokenStage refuses a request with a token that is bound to another pod, in every place
 // where the apiserver reads tokens. A request without a token passes, unless the pod must
 // send one.
 type tokenStage struct {
-	pod      *Pod
+	env      *Env
 	shard    string
 	required bool
 }
 
-// tokenStage returns nil where any token is allowed.
-func (p *policy) tokenStage() stage {
-	required := p.pod.info.RequireToken
-	if p.message.GetAnyToken() && !required {
+// newTokenStage returns nil where any token is allowed.
+func newTokenStage(p *Policy) pipeline.Stage {
+	required := p.env.Info.RequireToken
+	if p.Message.GetAnyToken() && !required {
 		return nil
 	}
-	return &tokenStage{p.pod, p.shard, required}
+	return &tokenStage{p.env, p.Shard, required}
 }
 
-func (s *tokenStage) apply(x *exchange) *outcome {
+func (s *tokenStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	if refused := s.check(x); refused != nil {
-		return refusalBy(meshv1.RefusedToken, refused)
+		return pipeline.RefusalFor(meshv1.RefusedToken, refused)
 	}
 	return nil
 }
 
-func (s *tokenStage) check(x *exchange) *apierrors.StatusError {
+func (s *tokenStage) check(x *pipeline.State) *apierrors.StatusError {
 	sent := false
-	switch lines := x.req.header["Authorization"]; len(lines) {
+	switch lines := x.Req.Header["Authorization"]; len(lines) {
 	case 0:
 	case 1:
 		hash := maphash.String(seed, lines[0])
-		if sent = s.pod.tokens.known(hash); sent {
+		if sent = s.env.Tokens.known(hash); sent {
 			break
 		}
 		token, ok := bearer(lines[0])
@@ -69,11 +110,11 @@ func (s *tokenStage) check(x *exchange) *apierrors.StatusError {
 			return refused
 		}
 		sent = true
-		s.pod.tokens.remember(hash)
+		s.env.Tokens.remember(hash)
 	default:
 		return unauthorized("more than one Authorization header")
 	}
-	for _, line := range x.req.header["Sec-Websocket-Protocol"] {
+	for _, line := range x.Req.Header["Sec-Websocket-Protocol"] {
 		for protocol := range strings.SplitSeq(line, ",") {
 			encoded, ok := strings.CutPrefix(strings.TrimSpace(protocol), websocketBearer)
 			if !ok {
@@ -89,17 +130,17 @@ func (s *tokenStage) check(x *exchange) *apierrors.StatusError {
 			sent = true
 		}
 	}
-	if foreignInQuery(x.req.query, s.pod.info.UID) {
+	if foreignInQuery(x.Req.Query, s.env.Info.UID) {
 		return s.refuse()
 	}
 	if s.required && !sent {
-		return unauthorized("pod %s is identified by its address, so each of its requests must have its own service account token", s.pod.id)
+		return unauthorized("pod %s is identified by its address, so each of its requests must have its own service account token", s.env.ID)
 	}
 	return nil
 }
 
 func (s *tokenStage) checkToken(token string) *apierrors.StatusError {
-	switch v := judge(token, s.pod.info.UID); {
+	switch v := judge(token, s.env.Info.UID); {
 	case v == malformed:
 		return unauthorized("malformed bearer token")
 	case v == foreign, v == unbound && s.required:
@@ -109,17 +150,17 @@ func (s *tokenStage) checkToken(token string) *apierrors.StatusError {
 }
 
 func (s *tokenStage) refuse() *apierrors.StatusError {
-	p := s.pod
+	p := s.env
 	enforced := "no ShardingConfig selects the pod, so that none says spec.tokenBinding: Off"
 	switch {
 	case s.required:
 		enforced = "spec.tokenBinding does not change this for a pod that is identified by its address"
 	case s.shard != "":
-		enforced = "spec.tokenBinding of ShardingConfig " + p.info.Namespace + "/" + s.shard + " is Enforce"
+		enforced = "spec.tokenBinding of ShardingConfig " + p.Info.Namespace + "/" + s.shard + " is Enforce"
 	}
 	why := status.New(http.StatusForbidden, metav1.StatusReasonForbidden, 0,
-		"the token is not bound to pod %s, which sent the request: use the pod's own projected token (%s)", p.id, enforced)
-	p.notify(ReasonToken, "a request was refused: %s", why.ErrStatus.Message)
+		"the token is not bound to pod %s, which sent the request: use the pod's own projected token (%s)", p.ID, enforced)
+	p.Notify(ReasonToken, "a request was refused: %s", why.ErrStatus.Message)
 	return why
 }
 

@@ -1,4 +1,4 @@
-package proxy
+package stages
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
@@ -9,6 +9,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 )
 
 // Actions that a policy would take without the dry run.
@@ -31,32 +32,32 @@ type dryRun struct {
 	count  prometheus.Counter
 }
 
-func (p *policy) dryRun(key match.Kind, action string) dryRun {
-	return dryRun{action, p.metrics.Counter(p.pod.server.metrics.DryRun, metrics.Verb(key.Verb), action)}
+func newDryRun(p *Policy, key match.Kind, action string) dryRun {
+	return dryRun{action, p.Metrics.Counter(p.env.Metrics.DryRun, metrics.Verb(key.Verb), action)}
 }
 
-func (d dryRun) note(x *exchange) {
+func (d dryRun) note(x *pipeline.State) {
 	d.count.Inc()
-	x.would = d.action
+	x.Would = d.action
 }
 
 // dryRunStages returns the stages of a dry run, which edit and refuse nothing.
-func (p *policy) dryRunStages(key match.Kind) (out stages) {
-	would := p.would
-	if len(would.locks) > 0 && key.Subresource == "" && lock.Kind(key.Group, key.Resource) {
-		out = append(out, &dryLockStage{would.locks, p.dryRun(key, wouldRename)})
+func (p *Policy) dryRunStages(key match.Kind) (out pipeline.Stages) {
+	would := p.Would
+	if len(would.Locks) > 0 && key.Subresource == "" && lock.Kind(key.Group, key.Resource) {
+		out = append(out, &dryLockStage{would.Locks, newDryRun(p, key, wouldRename)})
 	}
-	if s := p.electionStage(key); s != nil {
+	if s := newElectionStage(p, key); s != nil {
 		out = append(out, s)
 	}
 	if e := would.Exemption(key); e != nil && !e.InBody { // the body is not awaited
-		out.add(exemptStage{e})
+		out.Add(exemptStage{e})
 	}
-	if s := would.dryNarrowStage(key, p.dryRun(key, wouldNarrow)); s != nil {
+	if s := newDryNarrowStage(would, key, newDryRun(p, key, wouldNarrow)); s != nil {
 		out = append(out, s)
 	}
-	if s := would.fenceStage(key); s != nil && !s.Observe {
-		refused := p.dryRun(key, wouldRefuse)
+	if s := newFenceStage(would, key); s != nil && !s.Observe {
+		refused := newDryRun(p, key, wouldRefuse)
 		s.Observe, s.dryRun, s.unknown = true, &refused, metrics.Discard
 		out = append(out, s)
 	}
@@ -69,27 +70,27 @@ type dryLockStage struct {
 	dryRun
 }
 
-func (s *dryLockStage) apply(x *exchange) *outcome {
-	if x.exempt = s.concerned(x); x.exempt {
+func (s *dryLockStage) Apply(x *pipeline.State) *pipeline.Outcome {
+	if x.Exempt = s.concerned(x); x.Exempt {
 		s.note(x)
 	}
 	return nil
 }
 
-func (s *dryLockStage) concerned(x *exchange) bool {
-	if x.req.info.Name != "" {
-		return s.locks.Named(x.req.info.Namespace, x.req.info.Name) != nil
+func (s *dryLockStage) concerned(x *pipeline.State) bool {
+	if x.Req.Info.Name != "" {
+		return s.locks.Named(x.Req.Info.Namespace, x.Req.Info.Name) != nil
 	}
-	candidates := s.locks.In(x.req.info.Namespace)
-	if len(candidates) == 0 || x.req.info.Verb != "create" {
+	candidates := s.locks.In(x.Req.Info.Namespace)
+	if len(candidates) == 0 || x.Req.Info.Verb != "create" {
 		return false
 	}
-	body, whole := x.peek()
+	body, whole := x.Peek()
 	if !whole {
 		return false
 	}
 	for _, l := range candidates {
-		if out, err := l.Request(x.out.header.get("Content-Type"), body); err == nil && out.Lock {
+		if out, err := l.Request(x.Out.Header.Get("Content-Type"), body); err == nil && out.Lock {
 			return true
 		}
 	}
@@ -104,7 +105,7 @@ type dryNarrowStage struct {
 	dryRun
 }
 
-func (p *policy) dryNarrowStage(key match.Kind, d dryRun) *dryNarrowStage {
+func newDryNarrowStage(p *Policy, key match.Kind, d dryRun) *dryNarrowStage {
 	s := &dryNarrowStage{dryRun: d}
 	switch key.Verb {
 	case "list", "watch":
@@ -123,9 +124,9 @@ func (p *policy) dryNarrowStage(key match.Kind, d dryRun) *dryNarrowStage {
 	return s
 }
 
-func (s *dryNarrowStage) apply(x *exchange) *outcome {
-	namespace := x.req.info.Namespace
-	if !x.exempt && (s.all || s.narrowing != nil && s.narrowing.Narrows(namespace) || s.sweep != nil && s.sweep.Foreign(namespace)) {
+func (s *dryNarrowStage) Apply(x *pipeline.State) *pipeline.Outcome {
+	namespace := x.Req.Info.Namespace
+	if !x.Exempt && (s.all || s.narrowing != nil && s.narrowing.Narrows(namespace) || s.sweep != nil && s.sweep.Foreign(namespace)) {
 		s.note(x)
 	}
 	return nil

@@ -1,0 +1,164 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
+	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
+	"github.com/ctrlmesh/ctrlmesh/proxy/status"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
+)
+
+// conclude carries out an outcome, except for a restart.
+func (x *exchange) conclude(o *pipeline.Outcome) {
+	switch o.Kind {
+	case pipeline.Refuse:
+		x.refuse(o.Reason, o.Status)
+	case pipeline.Respond:
+		x.answer(o.Status)
+	case pipeline.RespondEmpty:
+		x.head(o.Code, nil, nil)
+	case pipeline.FailUpstream:
+		x.failed(o.Err)
+	case pipeline.ResetConnection:
+		x.client.reset()
+	}
+}
+
+// broken ends a truncated response so that the client notices.
+func (x *exchange) broken() {
+	if x.Req.Gone() == nil {
+		x.Plan.Meters.UpstreamErrors.Inc()
+		x.Allowed.Broken = true
+	}
+	panic(errAbort)
+}
+
+// refuse answers the request without the apiserver.
+func (x *exchange) refuse(reason meshv1.Refusal, err *apierrors.StatusError) {
+	x.Allowed.Unknown = reason != meshv1.RefusedFault
+	workload := x.pod.env.Unassigned
+	if x.policy != nil {
+		workload = x.policy.Metrics
+	}
+	workload.Refused(x.pod.server.metrics, string(reason))
+	x.answer(err)
+}
+
+func (x *exchange) answer(err *apierrors.StatusError) {
+	if x.Over {
+		x.shed()
+	}
+	x.response.refuse(err)
+}
+
+// failed answers a request that the apiserver did not.
+func (x *exchange) failed(err error) {
+	switch {
+	case x.ended():
+		x.refuse(meshv1.RefusedEnded, status.Unavailable(1, "the request ended before it began: retry"))
+		return
+	case x.Req.Gone() != nil:
+		x.code = metrics.ClientGone
+		if !x.pod.dropped.Allow() {
+			x.pod.bound("abandoned requests")
+			x.client.closeConn()
+		}
+		panic(errAbort)
+	}
+	if errors.Is(err, relist.ErrPolicyChanged) {
+		x.refuse(meshv1.RefusedEnded, status.Unavailable(1, "the policy of the pod changed while the request was read: retry"))
+		return
+	}
+	if _, ok := errors.AsType[*upstream.BodyError](err); ok {
+		x.refuse(meshv1.RefusedMalformed, status.BadRequest("the body cannot be read"))
+		return
+	}
+	x.Plan.Meters.UpstreamErrors.Inc()
+	x.answer(x.pod.noResponse(err))
+}
+
+// noResponse logs that the apiserver did not answer, and returns the refusal
+// instead of a response.
+func (p *Pod) noResponse(err error) *apierrors.StatusError {
+	level := slog.LevelDebug
+	if p.notices.due("upstream") {
+		level = slog.LevelWarn
+	}
+	p.server.log.Log(context.Background(), level, "the apiserver did not answer", "pod", p.env.ID, "error", err)
+	const toLog = ": see the log of the agent on the pod's node"
+	if upstream.IsTimeout(err) {
+		return status.New(http.StatusGatewayTimeout, metav1.StatusReasonTimeout, 0, "the apiserver did not answer in time"+toLog)
+	}
+	return status.New(http.StatusBadGateway, "BadGateway", 0, "the apiserver did not answer"+toLog)
+}
+
+// account counts and logs the request, once: when it has ended, or when its response
+// begins if that may last for hours.
+func (x *exchange) account() {
+	if x.accounted {
+		return
+	}
+	x.accounted = true
+	x.ReportResult(x.code, x.received)
+	if x.Plan != nil {
+		x.Plan.Meters.Count(x.code)
+	}
+	if x.Debug {
+		x.log()
+	}
+}
+
+// accessAttrs returns the attributes of the request in an access line: no header except
+// the audit id, no query and no body.
+func (x *exchange) accessAttrs() []slog.Attr {
+	attrs := make([]slog.Attr, 0, 15)
+	attrs = append(attrs,
+		slog.String("audit_id", pipeline.Bounded(x.Out.Header.Get(pipeline.AuditHeader))),
+		slog.String("pod", x.pod.env.ID),
+		slog.String("uid", x.pod.env.Info.UID),
+	)
+	if x.policy != nil {
+		attrs = append(attrs, slog.String("shard", x.policy.Shard))
+	}
+	if i := x.Req.Info; i != nil {
+		attrs = append(attrs,
+			slog.String("verb", i.Verb),
+			slog.String("resource", i.Resource),
+			slog.String("subresource", i.Subresource),
+			slog.String("namespace", i.Namespace),
+			slog.String("name", i.Name),
+		)
+	}
+	return attrs
+}
+
+// log writes the access line.
+func (x *exchange) log() {
+	attrs := append(x.accessAttrs(),
+		slog.Int("code", x.code),
+		slog.Duration("added", x.added),
+		slog.Int64("bytes", x.bytes),
+	)
+	if x.Would != "" {
+		attrs = append(attrs, slog.String("dry_run", x.Would))
+	}
+	if x.Allowed.RefusedBy != "" {
+		attrs = append(attrs, slog.String("limited_by", x.Allowed.RefusedBy))
+	}
+	if x.Faults != nil {
+		attrs = append(attrs, slog.Any("faults", x.Faults.Rules))
+		if x.Skipped != "" {
+			attrs = append(attrs, slog.String("unharmed", x.Skipped))
+		}
+	}
+	x.pod.server.log.LogAttrs(context.Background(), slog.LevelDebug, "request", attrs...)
+}

@@ -1,0 +1,173 @@
+package pipeline
+
+import (
+	"net/http"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
+	"github.com/ctrlmesh/ctrlmesh/proxy/status"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
+)
+
+// Stage is one decision about a request on its way up. It edits what goes upstream, or
+// ends the request.
+type Stage interface {
+	Apply(x *State) *Outcome
+}
+
+// Stages are applied in turn. The first that ends the request is the last.
+type Stages []Stage
+
+// Add appends those that have something to do.
+func (s *Stages) Add(all ...Stage) {
+	for _, one := range all {
+		if one != nil {
+			*s = append(*s, one)
+		}
+	}
+}
+
+// Apply applies the stages to a request.
+func (s Stages) Apply(x *State) *Outcome {
+	for _, one := range s {
+		if end := one.Apply(x); end != nil {
+			return end
+		}
+	}
+	return nil
+}
+
+// Plan is how a policy handles one verb of one resource.
+type Plan struct {
+	Key match.Kind
+	// Stages edit the request in turn. The first that ends the request is the last.
+	Stages Stages
+	Route  Route
+	// Urgent reports whether a request is about a lock, by its head; nil: none is.
+	Urgent func(*apirequest.RequestInfo) bool
+	Meters *metrics.Meters
+}
+
+// BadResponse answers instead of an invalid response.
+func (p *Plan) BadResponse(about string, err error) *Outcome {
+	p.Meters.UpstreamErrors.Inc()
+	return &Outcome{Kind: Respond, Status: status.New(http.StatusBadGateway, "BadGateway", 0, "the response about %s cannot be read: %v", about, err)}
+}
+
+// Route is how a response is passed on.
+type Route int
+
+const (
+	// RouteShort is for a response that ends soon, and is logged then.
+	RouteShort Route = iota
+	// RouteStream is for a response that may last for hours. It is flushed after every read,
+	// and logged when it begins.
+	RouteStream
+)
+
+// RouteOf returns the route of the responses to a verb of a resource.
+func RouteOf(key match.Kind) Route {
+	switch {
+	case key.Verb == "watch", key.Verb == "proxy",
+		key.Group == "" && key.Subresource == "proxy", // of other groups it may be anything
+		key.Group == "" && key.Resource == "pods" && key.Subresource == "log":
+		return RouteStream
+	}
+	return RouteShort
+}
+
+// responseStage edits a response on its way down, or ends the exchange.
+type responseStage interface {
+	Respond(x *State, r *upstream.Response) *Outcome
+}
+
+// responseStages are those that the stages of a request added, in their order.
+type responseStages struct {
+	n   int
+	all [4]responseStage
+}
+
+// Add appends a stage.
+func (s *responseStages) Add(one responseStage) {
+	s.all[s.n] = one
+	s.n++
+}
+
+// Only removes all stages before, and adds one.
+func (s *responseStages) Only(one responseStage) {
+	s.n = 0
+	s.Add(one)
+}
+
+// Respond applies the stages to a response.
+func (s *responseStages) Respond(x *State, r *upstream.Response) *Outcome {
+	for _, one := range s.all[:s.n] {
+		if end := one.Respond(x, r); end != nil {
+			return end
+		}
+	}
+	return nil
+}
+
+// Outcome says how a stage ends a request. A nil outcome passes it to the next stage.
+type Outcome struct {
+	Kind   outcomeKind
+	Reason meshv1.Refusal
+	Status *apierrors.StatusError // of a refusal
+	Code   int                    // of an empty response
+	Err    error                  // of an exchange with the apiserver
+}
+
+// outcomeKind is one of the ways.
+type outcomeKind int
+
+// Ways in which a stage ends a request.
+const (
+	Refuse          outcomeKind = iota // with a status, counted by reason
+	Respond                            // with a status, in place of the apiserver's response
+	RespondEmpty                       // with a status code alone
+	FailUpstream                       // the apiserver did not answer: err
+	ResetConnection                    // without a response
+	StartOver                          // the policy changed: evaluate the request anew
+)
+
+// Outcomes that are always the same.
+var (
+	Restart = &Outcome{Kind: StartOver}
+	Reset   = &Outcome{Kind: ResetConnection}
+)
+
+// Refusal returns the outcome of a refusal, nil if there is none.
+func Refusal(status *apierrors.StatusError) *Outcome {
+	if status == nil {
+		return nil
+	}
+	return RefusalFor(refusalReason(status), status)
+}
+
+// RefusalFor is refusal with a reason of its own.
+func RefusalFor(reason meshv1.Refusal, status *apierrors.StatusError) *Outcome {
+	return &Outcome{Reason: reason, Status: status}
+}
+
+// Failure returns the outcome of an exchange with the apiserver that failed.
+func Failure(err error) *Outcome { return &Outcome{Kind: FailUpstream, Err: err} }
+
+// refusalReason returns the reason of a refusal by its status code.
+func refusalReason(err *apierrors.StatusError) meshv1.Refusal {
+	switch err.ErrStatus.Code {
+	case http.StatusGone:
+		return meshv1.RefusedRelist
+	case http.StatusBadRequest:
+		return meshv1.RefusedMalformed
+	case http.StatusTooManyRequests:
+		return meshv1.RefusedBound
+	case http.StatusNotAcceptable:
+		return meshv1.RefusedNotAcceptable
+	}
+	return meshv1.RefusedLock
+}

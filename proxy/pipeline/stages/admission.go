@@ -1,0 +1,110 @@
+package stages
+
+import (
+	"strings"
+
+	"golang.org/x/net/http/httpguts"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
+	"github.com/ctrlmesh/ctrlmesh/proxy/status"
+)
+
+// upgradeStage reads the protocol to which a request wants to change. It refuses every other
+// use of the header, and does not remove it: two servers could disagree on a request that
+// asks for h2c and is served over HTTP/1.1.
+type upgradeStage struct {
+	// allowed: the resource is one whose connection may change protocol.
+	allowed bool
+}
+
+func (s upgradeStage) Apply(x *pipeline.State) *pipeline.Outcome {
+	protocol, refused := s.protocol(&x.Req)
+	if refused != nil {
+		return pipeline.RefusalFor(meshv1.RefusedUpgrade, refused)
+	}
+	x.Protocol = protocol
+	return nil
+}
+
+// protocol returns the protocol to which r wants to change, "" for none.
+func (s upgradeStage) protocol(r *pipeline.Request) (string, *apierrors.StatusError) {
+	values := r.Header["Upgrade"]
+	asked := httpguts.HeaderValuesContainsToken(r.Header["Connection"], "upgrade")
+	if len(values) == 0 && !asked {
+		return "", nil
+	}
+	switch {
+	case len(values) != 1 || !asked || r.Proto == pipeline.HTTP2:
+		return "", status.BadRequest("malformed upgrade")
+	case !strings.EqualFold(values[0], "SPDY/3.1") && !strings.EqualFold(values[0], "websocket"):
+		return "", status.BadRequest("an upgrade to %q is not proxied", pipeline.Bounded(values[0]))
+	case !s.allowed:
+		return "", status.BadRequest("this resource is not upgraded")
+	case r.Length != 0:
+		return "", status.BadRequest("an upgrade has no body")
+	}
+	return values[0], nil
+}
+
+// admissionStage charges a request to the budget of its kind.
+type admissionStage struct {
+	route  pipeline.Route
+	urgent func(*apirequest.RequestInfo) bool // not nil: a request may be
+}
+
+func (s admissionStage) Apply(x *pipeline.State) *pipeline.Outcome {
+	switch {
+	case s.urgent != nil && s.urgent(x.Req.Info):
+		return pipeline.Refusal(x.Charge(&x.Budgets.Lock))
+	case s.route == pipeline.RouteStream || x.Protocol != "":
+		return pipeline.Refusal(x.Charge(&x.Budgets.Long))
+	}
+	return pipeline.Refusal(x.Short())
+}
+
+// readmissionStage moves a request from the locks' budget to another if its body shows
+// that it is not about a lock.
+type readmissionStage struct{}
+
+func (readmissionStage) Apply(x *pipeline.State) *pipeline.Outcome {
+	if x.Lock != nil || x.Budget != &x.Budgets.Lock {
+		return nil
+	}
+	return pipeline.Refusal(x.Short())
+}
+
+// forwardedHeaderStage removes the header fields that concern the client's connection.
+type forwardedHeaderStage struct{}
+
+func (forwardedHeaderStage) Apply(x *pipeline.State) *pipeline.Outcome {
+	x.Out.DropHopByHop()
+	return nil
+}
+
+// auditStage adds an audit id to a request, which relates its access line to the audit log
+// of the apiserver.
+type auditStage struct{}
+
+func (auditStage) Apply(x *pipeline.State) *pipeline.Outcome {
+	if x.Debug && x.Out.Header[pipeline.AuditHeader] == nil {
+		x.Out.Set(pipeline.AuditHeader, string(uuid.NewUUID()))
+	}
+	return nil
+}
+
+// connectStage records a connection into a pod or a service.
+type connectStage struct {
+	policy *Policy
+	enter  func(*pipeline.State, *Policy) bool
+}
+
+func (s connectStage) Apply(x *pipeline.State) *pipeline.Outcome {
+	if x.Connected = s.enter(x, s.policy); !x.Connected {
+		return pipeline.Restart
+	}
+	return nil
+}

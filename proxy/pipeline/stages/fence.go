@@ -1,0 +1,325 @@
+package stages
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
+	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
+	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
+	"github.com/ctrlmesh/ctrlmesh/proxy/status"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
+)
+
+// fenceStage refuses, or counts, requests for objects that another shard owns.
+type fenceStage struct {
+	*isolation.Fence
+	policy  *Policy
+	foreign prometheus.Counter
+	unknown prometheus.Counter // of Observe
+	dryRun  *dryRun            // not nil: they are observed for the dry run alone
+}
+
+// newFenceStage returns nil where the shard owns the objects of all requests.
+func newFenceStage(p *Policy, key match.Kind) *fenceStage {
+	f := p.Fence(key)
+	if f == nil {
+		return nil
+	}
+	count := func(action string) prometheus.Counter {
+		return p.Metrics.Counter(p.env.Metrics.Foreign, metrics.Verb(key.Verb), action)
+	}
+	if f.Observe {
+		return &fenceStage{Fence: f, policy: p, foreign: count("observed"), unknown: count("unknown")}
+	}
+	return &fenceStage{Fence: f, policy: p, foreign: count("refused")}
+}
+
+func (s *fenceStage) Apply(x *pipeline.State) *pipeline.Outcome {
+	switch {
+	case x.Exempt:
+		return nil
+	case s.ByUID:
+		return s.object(x)
+	case s.InBody:
+		return s.create(x)
+	case s.Foreign(x.Req.Info.Namespace):
+		return s.encounter(x, "namespace "+x.Req.Info.Namespace, x.Req.Info.Namespace)
+	}
+	return nil
+}
+
+// encounter handles a request for an object that another shard owns; the key is empty if
+// it is not known.
+func (s *fenceStage) encounter(x *pipeline.State, what, key string) *pipeline.Outcome {
+	if s.dryRun != nil {
+		s.dryRun.note(x)
+		return nil
+	}
+	s.foreign.Inc()
+	if s.Observe {
+		return nil
+	}
+	return s.policy.forbidden(x.Req.Info, what, key)
+}
+
+// undecided handles a request whose object has an unknown key.
+func (s *fenceStage) undecided(refused *apierrors.StatusError) *pipeline.Outcome {
+	if s.Observe {
+		s.unknown.Inc()
+		return nil
+	}
+	return pipeline.RefusalFor(meshv1.RefusedUnknown, refused)
+}
+
+// create decides on the creation of a Namespace by the name in the body.
+func (s *fenceStage) create(x *pipeline.State) *pipeline.Outcome {
+	if s.Observe && x.Out.Header.Get("Content-Encoding") != "" {
+		return s.undecided(nil)
+	}
+	name, refused, err := nameInBody(x)
+	switch {
+	case refused != nil:
+		return pipeline.Refusal(refused)
+	case errors.Is(err, filter.ErrType):
+		return s.undecided(status.UnsupportedMediaType("the name of a namespace must be read: %v", err))
+	case err != nil:
+		return s.undecided(status.BadRequest("the name of a namespace must be read: %v", err))
+	case name == "": // the apiserver generates it
+		return s.encounter(x, "a namespace whose name is to be generated", "")
+	case s.Foreign(name):
+		return s.encounter(x, "namespace "+name, name)
+	}
+	return nil
+}
+
+// nameInBody returns the name of the object that a request creates. The error says why it
+// cannot be read.
+func nameInBody(x *pipeline.State) (name string, refused *apierrors.StatusError, err error) {
+	raw, refused := x.ReadBody(lock.MaxObject)
+	if refused != nil {
+		return "", refused, nil
+	}
+	x.Out.Replace(raw)
+	_, name, _, err = filter.KeyOf(cmp.Or(x.Out.Header.Get("Content-Type"), typeJSON), raw)
+	return name, nil, err
+}
+
+// standbyRetry is the Retry-After of what a member in standby is refused, in seconds.
+// client-go repeats the request itself, so that the first one after the standby passes.
+const standbyRetry = 1
+
+// standbyStage refuses the writes of a member that owns nothing yet.
+type standbyStage struct {
+	*isolation.Waiting
+	policy *Policy
+}
+
+func (s standbyStage) Apply(x *pipeline.State) *pipeline.Outcome {
+	if !s.Refuses(x.Req.Info.Namespace) {
+		return nil
+	}
+	return s.policy.inStandby()
+}
+
+// inStandby refuses a write until the pod is given keys.
+func (p *Policy) inStandby() *pipeline.Outcome {
+	why := p.Message.GetSharding().GetStandbyReason()
+	if why == "" {
+		why = fmt.Sprintf("ShardingConfig %s/%s: its shard owns nothing yet", p.env.Info.Namespace, p.Shard)
+	}
+	return pipeline.RefusalFor(meshv1.RefusedStandby, status.Unavailable(standbyRetry, "pod %s is in standby and may not write yet: %s", p.env.ID, why))
+}
+
+// forbidden refuses a request for an object that another shard owns. The key is empty if
+// it is not known.
+func (p *Policy) forbidden(info *apirequest.RequestInfo, what, key string) *pipeline.Outcome {
+	resource := info.Resource
+	if info.Subresource != "" {
+		resource += "/" + info.Subresource
+	}
+	refused := status.New(http.StatusForbidden, metav1.StatusReasonForbidden, 0,
+		"%s %s: %s does not belong to this pod's shard, ShardingConfig %s/%s: %s",
+		info.Verb, resource, what, p.env.Info.Namespace, p.Shard, p.Owner(key))
+	refused.ErrStatus.Details = &metav1.StatusDetails{Name: info.Name, Group: info.APIGroup, Kind: info.Resource}
+	return pipeline.RefusalFor(meshv1.RefusedForeign, refused)
+}
+
+const (
+	typeJSON = "application/json"
+	// partial requests only the metadata of an object.
+	partial = typeJSON + ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+	// maxRead bounds an object that is read for its uid, in bytes.
+	maxRead = 4 * lock.MaxObject
+)
+
+// object decides by the uid of the object that a request is for. For a get, the response
+// has it. For other requests, the proxy first gets the object with the caller's own
+// permissions; a missing object belongs to no shard.
+//
+// The name may be given to another object between the look-up and the write. So the body is
+// read before the look-up, and the write names the uid (pin).
+func (s *fenceStage) object(x *pipeline.State) *pipeline.Outcome {
+	switch {
+	case len(x.Req.Info.Parts) < 2: // deletecollection, or a binding, whose body names the pod
+		return s.encounter(x, "not each of these objects", "")
+	case x.Req.Method == http.MethodGet && len(x.Req.Info.Parts) == 2 && !s.Observe:
+		return s.get(x)
+	}
+	var body []byte
+	if x.Plan.Key.Writes() && !x.Plan.Key.Connects() && !s.Observe {
+		var refused *apierrors.StatusError
+		if body, refused = x.ReadBody(lock.MaxObject); refused != nil {
+			return pipeline.Refusal(refused)
+		}
+		x.Out.Replace(body)
+	}
+	uid, refused := s.lookUp(x)
+	switch {
+	case refused != nil && refused.ErrStatus.Code == http.StatusNotFound:
+		return nil
+	case refused != nil:
+		return s.undecided(refused)
+	case !s.Owns(uid):
+		return s.encounter(x, "object "+x.Req.Info.Name, uid)
+	case s.Observe:
+		return nil
+	}
+	return s.pin(x, body, uid)
+}
+
+// pin adds the uid to a write, so that the apiserver refuses it if the name is another
+// object's by then. Subresources other than the status have no place for it.
+func (s *fenceStage) pin(x *pipeline.State, body []byte, uid string) *pipeline.Outcome {
+	verb, subresource := x.Req.Info.Verb, x.Req.Info.Subresource
+	switch {
+	case verb == "delete" && subresource == "":
+		if len(bytes.TrimSpace(body)) == 0 {
+			body = []byte(`{"kind":"DeleteOptions","apiVersion":"v1"}`)
+			x.Out.Set("Content-Type", typeJSON)
+		}
+	case (verb == "update" || verb == "patch") && (subresource == "" || subresource == "status"):
+	default:
+		return nil
+	}
+	named, pinned := isolation.Pin(verb, cmp.Or(x.Out.Header.Get("Content-Type"), typeJSON), body, uid)
+	switch {
+	case named != "" && !s.Owns(named):
+		return s.encounter(x, "object "+x.Req.Info.Name, named)
+	case pinned != nil:
+		x.Out.Replace(pinned)
+	}
+	return nil
+}
+
+// get requests a response that has the object's uid.
+func (s *fenceStage) get(x *pipeline.State) *pipeline.Outcome {
+	accept, ok := lock.Accept(x.Out.Header.Get("Accept"))
+	if !ok {
+		return pipeline.Refusal(status.NotAcceptable("the uid of %s must be read: ask for JSON or Kubernetes protobuf", x.Req.Info.Resource))
+	}
+	var err error
+	if x.Out.Query, err = withMetadata(x.Out.Query); err != nil {
+		return pipeline.Refusal(status.BadRequest("%v", err))
+	}
+	x.Out.Set("Accept", accept)
+	x.Out.Drop("Accept-Encoding")
+	x.Responses.Only(s) // no other stage may read an object of another shard
+	return nil
+}
+
+// Respond passes the object on if the shard owns it.
+func (s *fenceStage) Respond(x *pipeline.State, resp *upstream.Response) *pipeline.Outcome {
+	if resp.Status != http.StatusOK {
+		return nil
+	}
+	contentType := resp.Get("Content-Type")
+	body, err := x.ReadAll(resp.Body, maxRead)
+	if refused, ok := errors.AsType[*apierrors.StatusError](err); ok {
+		return x.Plan.BadResponse(x.Req.Info.Resource, refused)
+	}
+	if err != nil {
+		return pipeline.Failure(err)
+	}
+	_, _, uid, err := filter.KeyOf(contentType, body)
+	if err != nil {
+		return x.Plan.BadResponse(x.Req.Info.Resource, err)
+	}
+	if !s.Owns(uid) {
+		if end := s.encounter(x, "object "+x.Req.Info.Name, uid); end != nil {
+			return end
+		}
+	}
+	pipeline.SetLength(resp.Header, len(body))
+	x.Whole = body
+	return nil
+}
+
+// lookUp gets the uid of the object that a request is for.
+func (s *fenceStage) lookUp(x *pipeline.State) (uid string, refused *apierrors.StatusError) {
+	header := maps.Clone(x.Out.Header)
+	header["Accept"] = []string{partial}
+	for _, of := range []string{"Accept-Encoding", "Content-Type", pipeline.AuditHeader} { // an audit id is one request's
+		delete(header, of)
+	}
+	resp, err := s.policy.env.Get(x.Req.Ctx, &upstream.Request{
+		Method: http.MethodGet, Target: objectPath(&x.Req, x.Out.Path), Host: x.Req.Host, Header: header,
+	})
+	if err != nil {
+		return "", s.noResponse(x, err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	body, err := x.ReadAll(resp.Body, maxRead)
+	if err != nil {
+		return "", s.noResponse(x, err)
+	}
+	if resp.Status != http.StatusOK {
+		failure := metav1.Status{Code: int32(resp.Status), Status: metav1.StatusFailure}
+		_ = json.Unmarshal(body, &failure) // else the code must suffice
+		failure.Code = int32(resp.Status)
+		return "", &apierrors.StatusError{ErrStatus: failure}
+	}
+	if _, _, uid, err = filter.KeyOf(resp.Get("Content-Type"), body); err != nil {
+		return "", status.New(http.StatusBadGateway, "BadGateway", 0, "the owner of the object cannot be read: %v", err)
+	}
+	return uid, nil
+}
+
+// noResponse counts that the apiserver did not answer, and returns the refusal instead.
+func (s *fenceStage) noResponse(x *pipeline.State, err error) *apierrors.StatusError {
+	if refused, ok := errors.AsType[*apierrors.StatusError](err); ok {
+		return refused
+	}
+	x.Plan.Meters.UpstreamErrors.Inc()
+	return s.policy.env.NoResponse(err)
+}
+
+// objectPath returns an escaped path up to the object's name.
+func objectPath(r *pipeline.Request, escaped string) string {
+	segments := strings.Split(strings.TrimPrefix(escaped, "/"), "/")
+	head := len(strings.Split(strings.Trim(r.Path, "/"), "/")) - len(r.Info.Parts) + 2
+	segments = segments[:min(head, len(segments))]
+	if r.Info.Subresource == "proxy" { // the name may have a scheme and a port around it
+		if _, name, _, ok := utilnet.SplitSchemeNamePort(r.Info.Name); ok {
+			segments[len(segments)-1] = url.PathEscape(name)
+		}
+	}
+	return "/" + strings.Join(segments, "/")
+}

@@ -1,0 +1,190 @@
+package stages
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
+	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
+	"github.com/ctrlmesh/ctrlmesh/proxy/query"
+	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
+	"github.com/ctrlmesh/ctrlmesh/proxy/status"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
+)
+
+// relistStage keeps the ledger for a list or a watch of one resource.
+type relistStage struct {
+	policy   *Policy
+	resource schema.GroupResource
+	watch    bool
+}
+
+func (s *relistStage) Apply(x *pipeline.State) *pipeline.Outcome {
+	q := pipeline.Parameters(x.Req.Query) // the client's own: stages have edited what is sent
+	var end context.CancelCauseFunc
+	if s.watch {
+		x.Ctx, end = context.WithCancelCause(x.Ctx)
+	}
+	if x.Ticket = s.policy.env.Ledger.Enter(s.policy, s.resource, viewOf(x, q), end); x.Ticket == nil {
+		return pipeline.Restart
+	}
+	initial := s.watch && truthy(q["sendInitialEvents"])
+	if initial {
+		x.Initial = &pipeline.InitialEvents{}
+	}
+	x.Fills = !s.watch && q.Get("continue") == "" || initial
+	if version := q.Get("resourceVersion"); s.watch && !initial && version != "" && version != "0" {
+		return pipeline.Refusal(s.resume(x, version))
+	}
+	return nil
+}
+
+func viewOf(x *pipeline.State, q url.Values) relist.View {
+	return relist.Words{
+		Path:   strings.TrimRight(x.Req.Path, "/"),
+		Labels: q.Get("labelSelector"),
+		Fields: q.Get("fieldSelector"),
+		As:     transform(x.Out.Header.Get("Accept")),
+		Agent:  x.Out.Header.Get("User-Agent"),
+	}.View()
+}
+
+// resume refuses a watch from a resource version whose client must list first.
+func (s *relistStage) resume(x *pipeline.State, version string) *apierrors.StatusError {
+	expired := func(format string, args ...any) *apierrors.StatusError {
+		return status.New(http.StatusGone, metav1.StatusReasonExpired, 0, format, args...)
+	}
+	resource := s.resource.Resource
+	switch {
+	case x.Ticket.Missed(version):
+		return expired("faults were injected into a watch of %s, and events kept back when it ended: list again", resource)
+	case x.Ticket.Resumable(s.policy, version):
+		return nil
+	case x.Ticket.Doubtful(s.policy):
+		return expired("faults may have kept events of %s from watches of an earlier proxy, which is gone: list again", resource)
+	}
+	return expired("what shard %q sees of %s has changed since resource version %s: list again", s.policy.Shard, resource, version)
+}
+
+// truthy parses a boolean parameter as the apiserver does.
+func truthy(values []string) bool {
+	return len(values) > 0 && values[0] != "0" && !strings.EqualFold(values[0], "false")
+}
+
+// transform returns the kind into which an Accept header requests objects to be converted.
+// Lists and watches of one client spell it differently with the same meaning.
+func transform(accept string) string {
+	switch {
+	case strings.Contains(accept, "as=PartialObjectMetadata"):
+		return "PartialObjectMetadata"
+	case strings.Contains(accept, "as=Table"):
+		return "Table"
+	}
+	return ""
+}
+
+// The apiserver is asked for a stale list: for the list at a resource version that the pod
+// saw in an earlier list or watch. So it is complete, paged and narrowed as any other, and
+// a watch from there on brings its client up to date.
+
+// staleness is the stage for lists or watches of a resource whose lists can be stale.
+type staleness struct {
+	lists *fault.Resources
+	seen  *relist.History
+}
+
+// newStaleness returns nil where no rule is about lists of a resource.
+func newStaleness(p *Policy, key match.Kind) *staleness {
+	if key.Verb != "list" && key.Verb != "watch" {
+		return nil
+	}
+	lists := p.lists(key)
+	oldest := lists.Oldest()
+	if oldest == 0 {
+		return nil
+	}
+	if seen := p.env.Histories.Of(key.GroupResource(), oldest); seen != nil {
+		return &staleness{lists, seen}
+	}
+	return nil
+}
+
+// lists returns the rules for lists of a key's resource.
+func (p *Policy) lists(key match.Kind) *fault.Resources {
+	return p.faults.OfKind(match.Kind{Verb: "list", Group: key.Group, Resource: key.Resource, Subresource: key.Subresource})
+}
+
+// refuseInitialEvents refuses a watch that would begin with the objects of a list, if lists
+// can be stale. An apiserver without such watches does the same, and the client lists.
+func (s *staleness) refuseInitialEvents(x *pipeline.State) *apierrors.StatusError {
+	if x.Initial == nil {
+		return nil
+	}
+	if o := x.Object(); !s.lists.MayBeStale(time.Now(), &o) {
+		return nil
+	}
+	return status.New(http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, 0,
+		"sendInitialEvents is forbidden while a FaultInjection makes lists of %s stale: list, and watch from there", x.Req.Info.Resource)
+}
+
+// ask requests a list of the given age, if the list begins with this request and the pod
+// has seen the resource before.
+func (s *staleness) ask(x *pipeline.State, age time.Duration) {
+	more, _, err := query.Get(x.Out.Query, "continue")
+	version := s.seen.At(time.Now().Add(-age))
+	if err != nil || more != "" || version == "" {
+		return
+	}
+	asked, err := query.Set(x.Out.Query, "resourceVersion", version)
+	if err != nil {
+		return
+	}
+	asked, err = query.Set(asked, "resourceVersionMatch", string(metav1.ResourceVersionMatchExact))
+	if err != nil {
+		return
+	}
+	x.StaleList = pipeline.StaleList{Version: version, Fresh: x.Out.Query, Seen: s.seen}
+	x.Out.Query = asked
+}
+
+// Apply makes the versions in the response readable.
+func (s *staleness) Apply(x *pipeline.State) *pipeline.Outcome {
+	if x.Req.Info.Verb == "list" {
+		x.Out.Drop("Accept-Encoding")
+	}
+	if x.Lock == nil {
+		x.Responses.Add(s)
+	}
+	return nil
+}
+
+// Respond records the versions in a response.
+func (s *staleness) Respond(x *pipeline.State, resp *upstream.Response) *pipeline.Outcome {
+	if resp.Status != http.StatusOK || x.Req.Method != http.MethodGet || resp.Get("Content-Encoding") != "" {
+		return nil
+	}
+	q := pipeline.Parameters(x.Req.Query)
+	see := func(version []byte) { s.seen.See(time.Now(), version) }
+	if x.Req.Info.Verb == "watch" {
+		events, err := filter.NewEvents(resp.Body, filter.Options{ContentType: resp.Get("Content-Type"), Hold: func(n int) error { return x.HoldFiltered(x.Req.Info.Resource, n) }})
+		if err == nil {
+			from := q.Get("resourceVersion")
+			initial := from == "" || from == "0" || x.Initial != nil
+			resp.Wrap(relist.EventVersions(events, initial, see))
+		}
+		return nil
+	}
+	if x.Version == "" && q.Get("continue") == "" && q.Get("resourceVersionMatch") != string(metav1.ResourceVersionMatchExact) {
+		resp.Wrap(relist.ListVersion(resp.Body, see))
+	}
+	return nil
+}

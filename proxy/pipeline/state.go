@@ -1,0 +1,104 @@
+package pipeline
+
+import (
+	"bytes"
+	"context"
+	"errors"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
+	"github.com/ctrlmesh/ctrlmesh/proxy/status"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
+)
+
+// State is one request, and what the stages have decided about it.
+type State struct {
+	Req       Request
+	Debug     bool      // an access line is written
+	Holding             // of the pod's budgets
+	Allowed   allowance // of limits
+	Injection           // of faults
+	Decision            // of the stages under the policy in force
+}
+
+// Decision is the result of the stages for a request under one policy. A request that
+// starts over begins with a new one.
+type Decision struct {
+	Plan *Plan // nil: the gate has not passed the request
+	Ctx  context.Context
+	// Interrupt ends ctx of a request that may last: no more of the response is read.
+	Interrupt func()
+
+	Out       Outgoing
+	Responses responseStages
+	Whole     []byte // not nil: the body of the response, as a stage made it
+
+	Lock      *lock.Lock // not nil: the request is about this lock
+	Exempt    bool       // neither narrowed nor fenced: a lock, or readable by every shard
+	Protocol  string     // to which the connection changes, or empty
+	Would     string     // action of a policy without the dry run, or empty
+	Last      bool       // close the connection after the response
+	Connected bool       // it is among the open connections into pods and services
+
+	narrowed
+	Resumption
+	StaleList
+}
+
+// Renew has a request evaluated anew, as it came.
+func (x *State) Renew() { x.Decision = Decision{Ctx: x.Req.Ctx, Out: x.Req.Outgoing()} }
+
+// Gathers reports whether gather has anything to do: a stage may have read the body.
+func (x *State) Gathers() bool {
+	return x.Plan.Route == RouteShort && x.Req.Length != 0 && !x.Req.Body.begun()
+}
+
+// Gather waits for the body, or as much of it as a buffer takes, before the apiserver
+// hears of the request. A client that announces bodies which never come takes room here,
+// and none of what the apiserver shares out among all its clients.
+func (x *State) Gather() error {
+	err := x.Req.Body.begin()
+	x.Out.Body = x.Req.Body.reader()
+	return err
+}
+
+// Peek returns the request's body if all of it fits into a buffer. The body is sent
+// unchanged.
+func (x *State) Peek() (body []byte, whole bool) {
+	if x.Out.Header.Get("Content-Encoding") != "" {
+		return nil, false
+	}
+	if r, read := x.Out.Body.(*bytes.Reader); read { // by a stage
+		body = make([]byte, min(r.Len(), upstream.BufferSize))
+		_, err := r.ReadAt(body, r.Size()-int64(r.Len()))
+		return body, err == nil && r.Len() == len(body)
+	}
+	if !x.Gathers() || x.Gather() != nil {
+		return nil, false
+	}
+	return x.Req.Body.early.B, x.Req.Body.ended
+}
+
+// ReadBody reads all of the request's body, up to limit bytes. It can be read again when
+// the request starts over.
+func (x *State) ReadBody(limit int) ([]byte, *apierrors.StatusError) {
+	if x.Out.Header.Get("Content-Encoding") != "" {
+		return nil, status.UnsupportedMediaType("a body that the proxy must read must not be encoded")
+	}
+	if kept := x.Req.Body.whole; kept != nil {
+		if len(kept) > limit {
+			return nil, status.TooLarge(limit)
+		}
+		return kept, nil
+	}
+	raw, err := x.ReadAll(x.Req.Body.reader(), limit)
+	if refused, ok := errors.AsType[*apierrors.StatusError](err); ok {
+		return nil, refused
+	}
+	if err != nil {
+		return nil, status.BadRequest("the body cannot be read")
+	}
+	x.Req.Body.whole = raw
+	return raw, nil
+}
