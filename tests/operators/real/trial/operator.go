@@ -41,8 +41,6 @@ type Operator struct {
 	Lockless bool
 	// Divided are the resources that the shards divide.
 	Divided []meshv1alpha1.ResourceGroup
-	// Shared are divided objects that every shard may need.
-	Shared []meshv1alpha1.SharedObjects
 	// Note says what had to be shared or changed, for the report.
 	Note string
 	// CRDs are globs below the folder of the operator's module.

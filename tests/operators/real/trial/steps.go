@@ -89,7 +89,6 @@ func (t *trial) newRoot(size int32) *meshv1alpha1.ShardingConfig {
 		TargetRef:        &meshv1alpha1.TargetRef{Kind: t.Kind, Name: t.Name},
 		Auto:             &meshv1alpha1.AutoConfig{ShardingSize: size, EveryShardReplicas: 1},
 		ResourceSelector: []meshv1alpha1.ObjectLimiter{{RelateResources: t.Divided}},
-		Shared:           t.Shared,
 	}}
 	switch {
 	case t.Lock == nil:
