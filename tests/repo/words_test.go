@@ -85,7 +85,7 @@ func sources(t *testing.T) map[string]string {
 	out, err := git.Output()
 	require.NoError(t, err)
 	all := map[string]string{}
-	for _, file := range strings.Fields(string(out)) {
+	for file := range strings.FieldsSeq(string(out)) {
 		text, err := os.ReadFile(filepath.Join("../..", file))
 		require.NoError(t, err)
 		if file == "tests/repo/words_test.go" || strings.Contains(string(text[:min(len(text), 400)]), "DO NOT EDIT") {
