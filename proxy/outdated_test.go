@@ -14,7 +14,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
-// delayed puts a policy in force that delays requests for ever, asks, and waits until
+// delayed puts a policy in force that delays and limits requests, asks, and waits until
 // the request is delayed.
 func (m *mesh) delayed(s *meshv1.Sharding, r *http.Request) (code <-chan int) {
 	m.t.Helper()
@@ -23,6 +23,7 @@ func (m *mesh) delayed(s *meshv1.Sharding, r *http.Request) (code <-chan int) {
 		rule.Resources = []*meshv1.ResourceMatch{{Names: []string{"leader"}}}
 	}
 	m.set(&meshv1.PodPolicy{Version: "before", Sharding: s, Traffic: &meshv1.Traffic{
+		Breakers:   []*meshv1.Breaker{{Name: "cap", Rules: named([]*meshv1.LimitRule{{MaxInFlight: 100}})}},
 		Injections: []*meshv1.Injection{{Name: "chaos", Rules: []*meshv1.FaultRule{rule}}},
 	}})
 	out := make(chan int, 1)

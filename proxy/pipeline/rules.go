@@ -60,7 +60,9 @@ func (x *State) ReportResult(code int, received time.Time) {
 		// except how long answers take, if it waited for long.
 		Unknown: a.Unknown || code == metrics.ClientGone || code == 0 && !broken && x.Req.Gone() != nil,
 	}
-	if x.Plan.Route != RouteStream && !a.Unknown { // a watch, or a log that is followed, waits for what comes to pass
+	// A watch, or a log that is followed, waits for events. A request that started over and
+	// was refused before a plan was chosen has none.
+	if !a.Unknown && x.Plan != nil && x.Plan.Route != RouteStream {
 		o.Took = a.took(now, received, o.Unknown)
 	}
 	a.Ticket.Answered(now, o)
