@@ -26,43 +26,44 @@
 // take effect), lock, limit and fault. Package metrics has the series.
 //
 // Every decision is a stage, a small type with one job. Those of a policy's gate decide
-// who may ask: certificate, contradiction, classification, token. Those of the plan
-// decide the rest, in order: upgrade, admission to a budget, lock, election, root CA, isolation, scope, standby or fence, narrowing, relist,
-// stale lists, limits, faults, connections. A stage that has nothing to do
-// about a verb and resource is not in its plan. A stage edits what is sent, asks for a
-// stage of the response, or ends the request. If the policy changes before the request
-// leaves, it is evaluated anew, as it came. What the apiserver answers streams back
-// untouched unless a stage asked for it.
+// who may send requests: certificate, contradiction, classification, token. Those of the
+// plan decide the rest, in order: upgrade, admission to a budget, lock, election, root CA,
+// exemption, scope, standby or fence, narrowing, relist, stale lists, limits, faults,
+// connections. A stage that has nothing to do for a verb and resource is not in its plan.
+// A stage edits what is sent, asks for a stage of the response, or ends the request. If
+// the policy changes while a request waits in a stage, it is evaluated anew, as it came.
+// The apiserver's response streams back unchanged unless a stage asked for it.
 //
 // # Lists and watches
 //
-// Of a divided resource they have the shard's objects alone. The apiserver is asked
-// for those in a shardSelector where one says exactly what is owned, and its
-// answer is filtered (pipeline/stages/narrowing.go): all of a watch, and of a list that
-// does not echo the selector. What cannot be filtered is not passed on: 406. A list
-// or watch in a foreign namespace is empty, by a selector that nothing matches.
-// Objects without a namespace are everybody's when namespaces decide.
+// Those of a divided resource contain only the shard's objects. The proxy asks the
+// apiserver for these by a shardSelector if one expresses exactly what the shard owns. It
+// filters every watch, and each list that does not echo the selector
+// (pipeline/stages/narrowing.go). A response that cannot be filtered is refused: 406. A
+// list or watch in a foreign namespace is empty, by a selector that matches nothing. With
+// namespaces as keys, every shard gets objects without a namespace.
 //
-// # Who asks
+// # Callers
 //
-// The listener says which pod asks. A token that is bound to another pod is
+// The listener identifies the pod. A token that is bound to another pod is
 // refused with 403 unless the policy allows any (caller.go); a client certificate,
 // which cannot pass a TLS terminator, with 401. A policy of passthrough has the
 // pod's connections tunnelled to the apiserver unseen (passthrough.go).
 //
-// # Whose an object is
+// # Single objects
 //
-// Requests for single objects of divided resources are the shard's by the path's
-// namespace, or by the object's uid (fence.go); those for another
-// shard's are refused with 403. The lock is exempt. Writes count until nothing can
-// come of them any more, and do not end with their client (inflight.go): a policy
-// has settled when those of all earlier ones are over.
+// The owner of a single object follows from the namespace in the path, or from the
+// object's uid (pipeline/stages/fence.go). Requests for objects of another shard are
+// refused with 403. The lock is exempt. Writes count until they can have no effect any
+// more, and continue if their client leaves (inflight.go). A policy has settled when the
+// writes of all earlier ones are over.
 //
 // # Rules
 //
-// What passed all that is asked of rules: first of those that limit (proxy/limit), then of those that inject faults (proxy/fault). How a request fares
-// that was sent on, or that a fault answered, counts in the rules that limit; what the
-// proxy says of itself does not, and a client that went away shows nothing.
+// Requests that pass all other stages are subject to rules: first to those that limit
+// (proxy/limit), then to those that inject faults (proxy/fault). The results of requests
+// that were sent, or that a fault answered, count in the rules that limit. The proxy's own
+// refusals do not count.
 //
 // # Other hosts
 //
