@@ -45,7 +45,7 @@ func (x *exchange) broken() {
 // refuse answers the request without the apiserver.
 func (x *exchange) refuse(reason meshv1.Refusal, err *apierrors.StatusError) {
 	x.Allowed.Unknown = reason != meshv1.RefusedFault
-	workload := x.pod.env.Unassigned
+	workload := x.pod.workload()
 	if x.policy != nil {
 		workload = x.policy.Metrics
 	}

@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"errors"
 	"net/http"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -52,8 +53,12 @@ type Plan struct {
 	Meters *metrics.Meters
 }
 
-// BadResponse answers instead of an invalid response.
+// BadResponse answers instead of a response that cannot be read. Above a bound of the proxy
+// it refuses: that says nothing about the apiserver.
 func (p *Plan) BadResponse(about string, err error) *Outcome {
+	if refused, ok := errors.AsType[*apierrors.StatusError](err); ok && refused.ErrStatus.Code == http.StatusTooManyRequests {
+		return Refusal(refused)
+	}
 	p.Meters.UpstreamErrors.Inc()
 	return &Outcome{Kind: Respond, Status: status.New(http.StatusBadGateway, "BadGateway", 0, "the response about %s cannot be read: %v", about, err)}
 }
@@ -162,7 +167,7 @@ func refusalReason(err *apierrors.StatusError) meshv1.Refusal {
 	switch err.ErrStatus.Code {
 	case http.StatusGone:
 		return meshv1.RefusedRelist
-	case http.StatusBadRequest:
+	case http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType:
 		return meshv1.RefusedMalformed
 	case http.StatusTooManyRequests:
 		return meshv1.RefusedBound
