@@ -41,7 +41,7 @@ type exchange struct {
 // run serves the request.
 func (x *exchange) run() {
 	x.Out.Header = x.Req.Header // for the access line, if no stage runs
-	refused := x.admit()
+	refused := x.chargeHead()
 	defer x.finish()
 	if refused != nil {
 		x.refuse(meshv1.RefusedBound, refused)
@@ -123,9 +123,9 @@ func (x *exchange) leave() {
 	x.Leave()
 }
 
-// admit charges x to a budget before the request is parsed. If that is exhausted, x may be
-// about a lock.
-func (x *exchange) admit() *apierrors.StatusError {
+// chargeHead charges x to a budget before the request is parsed. If that is exhausted, x
+// may be about a lock.
+func (x *exchange) chargeHead() *apierrors.StatusError {
 	x.Budget, x.Held = &x.Budgets.Held, x.Req.Weight()
 	if x.Budget.Take(x.Held) {
 		return nil

@@ -229,6 +229,35 @@ func TestRefusalsAndAbandonedRequestsAreNoFailures(t *testing.T) {
 	}
 }
 
+func TestClientThatLeavesADelayedRequestIsNoFailure(t *testing.T) {
+	m := newMesh(t, &recorder{})
+	m.traffic(&meshv1.Traffic{
+		Breakers: []*meshv1.Breaker{{Name: "cap", Rules: named([]*meshv1.LimitRule{{
+			Trip: &meshv1.Trip{WindowNs: int64(time.Minute), MinRequests: 1, ErrorPercent: 1},
+		}})}},
+		Injections: []*meshv1.Injection{{Name: "i", Rules: []*meshv1.FaultRule{{
+			Name: "f", Key: "f", Delay: &meshv1.Delay{FixedNs: int64(time.Hour), Percent: 100}, Abort: &meshv1.Abort{Status: 500, Percent: 100},
+		}}}},
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		resp, err := m.client(true).Do(asking(t, ctx, "GET", deployment))
+		if err == nil {
+			_ = resp.Body.Close()
+		}
+		done <- err
+	}()
+	require.Eventually(t, func() bool { return m.pod.env.Faults.States()[0].Injected == 1 }, soon, time.Millisecond)
+	cancel()
+	require.Error(t, <-done)
+	require.Eventually(t, func() bool {
+		gone, _ := m.tally("ctrlmesh_requests_total", "code", "499")
+		return gone == 1
+	}, soon, time.Millisecond)
+	require.Equal(t, meshv1.BreakerState_BREAKER_CLOSED, m.pod.RuleStates()[0].GetState())
+}
+
 func TestSlowResponsesOpenBreaker(t *testing.T) {
 	api := &recorder{then: func(w http.ResponseWriter, _ *http.Request) { time.Sleep(5 * time.Millisecond) }}
 	m := newMesh(t, api)

@@ -64,6 +64,9 @@ func (s *faultStage) Apply(x *pipeline.State) *pipeline.Outcome {
 		if f.Delay = 0; s.policy.env.Lift(x.Faults) != s.policy { // another came meanwhile
 			return pipeline.Restart
 		}
+		if gone := x.Req.Gone(); gone != nil { // an abort would count as a failure
+			return pipeline.Failure(gone)
+		}
 	}
 	switch {
 	case f.Reset:
