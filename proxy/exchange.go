@@ -88,7 +88,11 @@ func (x *exchange) serve() (again bool) {
 	pol, clients := x.pod.env.Policy.Load(), x.pod.clients.Load()
 	if pol == nil || clients == nil {
 		x.client.last = true // the policy may be passthrough
-		x.refuse(meshv1.RefusedNoPolicy, status.Unavailable(1, "no policy for pod %s yet: if none comes, see whether the manager runs, and what the agent of the pod's node logs", x.pod.env.ID))
+		missing := "policy for pod " + x.pod.env.ID
+		if pol != nil {
+			missing = "address of the apiserver"
+		}
+		x.refuse(meshv1.RefusedNoPolicy, status.Unavailable(1, "no %s yet: if none comes, see whether the manager runs, and what the agent of the pod's node logs", missing))
 		return false
 	}
 	x.policy, x.counted, x.end = pol, false, writes.NotSeen
