@@ -77,6 +77,7 @@ func (x *exchange) ask(do func(context.Context, *upstream.Request) (upstream.Res
 			return pipeline.Failure(&upstream.BodyError{Err: err})
 		}
 	}
+	// Writes to the lock are not counted: no handover waits for them, the lock orders them.
 	write := x.Plan.Route == pipeline.RouteShort && x.Plan.Key.Writes() && x.Lock == nil
 	if write {
 		if !x.depart() {

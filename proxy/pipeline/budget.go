@@ -88,8 +88,8 @@ type Holding struct {
 	Budget   *bounds.Account // that it is in
 	Held     int64           // bytes of it
 	filtered int64           // bytes of what the pod's filters may keep
-	Over     bool            // it is beyond the budget
-	Refusing bool            // it is one of the maxRefusing
+	Over     bool            // it is above the budget
+	Refusing bool            // it is one of the MaxRefusing
 }
 
 // Short charges x to the budget of short requests.

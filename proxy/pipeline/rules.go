@@ -31,9 +31,9 @@ type allowance struct {
 	Ticket limit.Ticket
 	// RefusedBy is the rule that refused, as breaker/rule.
 	RefusedBy string
-	// unknown: how the apiserver fares does not show in the answer.
+	// Unknown means that the response shows nothing about the apiserver.
 	Unknown bool
-	// broken: the answer ended half way.
+	// Broken means that the response ended early.
 	Broken bool
 }
 

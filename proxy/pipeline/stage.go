@@ -154,7 +154,7 @@ func Refusal(status *apierrors.StatusError) *Outcome {
 	return RefusalFor(refusalReason(status), status)
 }
 
-// RefusalFor is refusal with a reason of its own.
+// RefusalFor is Refusal with a given reason.
 func RefusalFor(reason meshv1.Refusal, status *apierrors.StatusError) *Outcome {
 	return &Outcome{Reason: reason, Status: status}
 }

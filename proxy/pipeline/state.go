@@ -27,7 +27,7 @@ type State struct {
 type Decision struct {
 	Plan *Plan // nil: the gate has not passed the request
 	Ctx  context.Context
-	// Interrupt ends ctx of a request that may last: no more of the response is read.
+	// Interrupt ends Ctx of a request that may last: no more of the response is read.
 	Interrupt func()
 
 	Out       Outgoing
@@ -49,14 +49,14 @@ type Decision struct {
 // Renew has a request evaluated anew, as it came.
 func (x *State) Renew() { x.Decision = Decision{Ctx: x.Req.Ctx, Out: x.Req.Outgoing()} }
 
-// Gathers reports whether gather has anything to do: a stage may have read the body.
+// Gathers reports whether Gather has anything to do: a stage may have read the body.
 func (x *State) Gathers() bool {
 	return x.Plan.Route == RouteShort && x.Req.Length != 0 && !x.Req.Body.begun()
 }
 
-// Gather waits for the body, or as much of it as a buffer takes, before the apiserver
-// hears of the request. A client that announces bodies which never come takes room here,
-// and none of what the apiserver shares out among all its clients.
+// Gather waits for the body, or as much of it as a buffer takes, before the request is
+// sent. A client that announces bodies which never come uses memory here, and nothing that
+// the apiserver shares among all its clients.
 func (x *State) Gather() error {
 	err := x.Req.Body.begin()
 	x.Out.Body = x.Req.Body.reader()

@@ -37,7 +37,8 @@ type fenceStage struct {
 	dryRun  *dryRun            // not nil: they are observed for the dry run alone
 }
 
-// newFenceStage returns nil where the shard owns the objects of all requests.
+// newFenceStage returns nil for requests that need no check: lists, reads that all shards
+// may send, and everything with isolation Off.
 func newFenceStage(p *Policy, key match.Kind) *fenceStage {
 	f := p.Fence(key)
 	if f == nil {

@@ -17,29 +17,29 @@ const maxPlans = 1024
 
 // plans are the stages of a policy.
 type plans struct {
-	Gate  pipeline.Stages // of every request, before its plan is known
-	Known sync.Map        // match.Kind -> *plan
-	count atomic.Int32
+	Gate   pipeline.Stages // of every request, before its plan is known
+	Cached sync.Map        // match.Kind -> *pipeline.Plan
+	count  atomic.Int32
 }
 
 // Plan returns the stages for a verb of a resource.
 func (p *Policy) Plan(info *apirequest.RequestInfo) *pipeline.Plan {
 	key := match.Kind{Verb: info.Verb, Group: info.APIGroup, Resource: info.Resource, Subresource: info.Subresource}
-	if known, ok := p.Known.Load(key); ok {
+	if known, ok := p.Cached.Load(key); ok {
 		return known.(*pipeline.Plan)
 	}
 	key = key.Clone()
 	made := p.make(key, info.IsResourceRequest)
 	if p.count.Load() < maxPlans && match.Storable(key.Verb, key.Subresource, key.Group, key.Resource) {
-		if _, loaded := p.Known.LoadOrStore(key, made); !loaded {
+		if _, loaded := p.Cached.LoadOrStore(key, made); !loaded {
 			p.count.Add(1)
 		}
 	}
 	return made
 }
 
-// identify returns the stages that decide by the caller alone.
-func (p *Policy) identify() pipeline.Stages {
+// gate returns the stages that decide who may send requests, and how they are understood.
+func (p *Policy) gate() pipeline.Stages {
 	var out pipeline.Stages
 	out.Add(certificateStage{p.Passthrough, p.env.Notify})
 	if p.Refuse != "" {

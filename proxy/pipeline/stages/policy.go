@@ -171,7 +171,7 @@ func Compile(e *Env, m *meshv1.PodPolicy) (*Policy, error) {
 		return nil, err
 	}
 	out.traffic = trafficOf(e, m) // never fails: isolation must not wait for valid rules
-	out.Gate = out.identify()
+	out.Gate = out.gate()
 	if out.Passthrough && (m.GetSharding() != nil || out.Refuse != "") {
 		return nil, errors.New("invalid passthrough: the pod is sharded or refused")
 	}
