@@ -210,7 +210,7 @@ func TestRedirectionIsReplacedAtomically(t *testing.T) {
 func TestDestinationsAreReplacedWithoutDirectConnects(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, cfg Config) {
 		if cfg.Mode == Address {
-			t.Skip("has none but its own address")
+			t.Skip("mode Address has a single destination: the agent")
 		}
 		w := newWorld(t)
 		pod := w.pod()
@@ -420,7 +420,7 @@ func TestPodsWithoutIPv6AreCaptured(t *testing.T) {
 func TestListenersShareNoPort(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, cfg Config) {
 		if cfg.Mode == Address {
-			t.Skip("has no listeners in the pod")
+			t.Skip("mode Address opens no listener in the pod")
 		}
 		w := newWorld(t)
 		pod := w.pod()
@@ -495,7 +495,7 @@ func TestThreadInAnotherNamespaceServesNoGoroutine(t *testing.T) {
 func TestCloseLetsFailOpenPodsGoDirect(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, cfg Config) {
 		if cfg.Mode != IPTables {
-			t.Skip("without an agent the hook decides, or the address is nobody's")
+			t.Skip("only mode IPTables removes a redirection when it closes")
 		}
 		w := newWorld(t)
 		uids := []string{"00000000-0000-4000-8000-000000000001", "00000000-0000-4000-8000-000000000002", "00000000-0000-4000-8000-000000000003"}

@@ -280,7 +280,7 @@ func TestNextAgentEndsDirectConnections(t *testing.T) {
 func TestConnectionsOfALapseEnd(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, cfg Config) {
 		if cfg.Mode != EBPF {
-			t.Skip("without an agent it refuses")
+			t.Skip("only mode EBPF lets connections go direct during a lapse")
 		}
 		w := newWorld(t)
 		pod, q := w.pod(), w.quiet()
@@ -324,7 +324,7 @@ func podCgroup(t *testing.T, root string) (id uint64, container string) {
 func TestConnectionsOfAnotherAgentContinue(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, cfg Config) {
 		if cfg.Mode == Address {
-			t.Skip("ends none")
+			t.Skip("mode Address ends no connections of a pod")
 		}
 		cfg.CgroupRoot = bpftest.Cgroup(t)
 		id, container := podCgroup(t, cfg.CgroupRoot)

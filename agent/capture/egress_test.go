@@ -23,11 +23,11 @@ import (
 // egressPorts are all that other4 and other6 are reached at, and the apiservers too.
 var egressPorts = []uint16{443, 6443}
 
-// forEachRedirection is forEachBackend but for Address.
+// forEachRedirection is forEachBackend without mode Address.
 func forEachRedirection(t *testing.T, test func(t *testing.T, cfg Config)) {
 	forEachBackend(t, func(t *testing.T, cfg Config) {
 		if cfg.Mode == Address {
-			t.Skip("redirects nothing")
+			t.Skip("mode Address has no redirection")
 		}
 		test(t, cfg)
 	})

@@ -46,7 +46,7 @@ func TestListingOfFilledChainIsBounded(t *testing.T) {
 func TestDamagedRulesAreRepaired(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, cfg Config) {
 		if cfg.Mode != IPTables {
-			t.Skip("has no rules")
+			t.Skip("only mode IPTables has rules")
 		}
 		w := newWorld(t)
 		pod := w.pod()
@@ -89,7 +89,7 @@ func TestDamagedRulesAreRepaired(t *testing.T) {
 func TestDuplicateJumpsAreRemoved(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, cfg Config) {
 		if cfg.Mode != IPTables {
-			t.Skip("has no rules")
+			t.Skip("only mode IPTables has rules")
 		}
 		for _, jumps := range []int{0, 1, 2, 5} {
 			w := newWorld(t)

@@ -164,9 +164,11 @@ func (p *Pod) Abandon() error {
 // pod to them.
 func (p *Pod) open(r Request) error {
 	if err := netns.Do(p.netns, func() (err error) {
-		p.cookie, err = netns.Cookie()
+		if p.cookie, err = netns.Cookie(); p.mode != EBPF {
+			return nil // only the hook needs it
+		}
 		return err
-	}); err != nil && p.mode == EBPF {
+	}); err != nil {
 		return err
 	}
 	if b, ok := p.redirector.(*address.Backend); ok {

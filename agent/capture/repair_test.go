@@ -49,7 +49,7 @@ func TestLostEgressIsRepaired(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			forEachRedirection(t, func(t *testing.T, cfg Config) {
 				if cfg.Mode != test.mode {
-					t.Skip("is lost otherwise")
+					t.Skipf("damages what only mode %s has", test.mode)
 				}
 				w := newWorld(t)
 				pod := w.pod()

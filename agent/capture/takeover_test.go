@@ -17,7 +17,7 @@ func TestNextAgentTakesOverWithoutFiles(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			forEachBackend(t, func(t *testing.T, cfg Config) {
 				if overlap && cfg.Mode == Address {
-					t.Skip("agents that overlap have addresses of their own")
+					t.Skip("in mode Address agents that overlap have their own addresses")
 				}
 				w := newWorld(t)
 				pod := w.pod()
@@ -125,7 +125,7 @@ func TestNextAgentCapturesByAnotherMode(t *testing.T) {
 func TestTakeoverRefusesNoConnection(t *testing.T) {
 	forEachBackend(t, func(t *testing.T, cfg Config) {
 		if cfg.Mode == Address {
-			t.Skip("agents that overlap have addresses of their own")
+			t.Skip("in mode Address agents that overlap have their own addresses")
 		}
 		w := newWorld(t)
 		pod := w.pod()

@@ -28,8 +28,12 @@ func (e *effects) setPolicy(policy *meshv1.PodPolicy) (settled <-chan struct{}, 
 		p = newPod(pods.Pod{}, lifecycle.Expected)
 		e.pods[uid] = p
 	}
+	defer func() {
+		if err != nil {
+			p.reported = nil // the manager no longer knows what applies
+		}
+	}()
 	if err := p.fence.Check(policy); err != nil {
-		p.reported = nil // the manager no longer knows what applies
 		return nil, err
 	}
 	policy = p.withRules(policy)
@@ -37,7 +41,6 @@ func (e *effects) setPolicy(policy *meshv1.PodPolicy) (settled <-chan struct{}, 
 		p.confirmed = "" // other policies may have allowed writes before it is wanted again
 	}
 	if err := e.assign(uid, p, policy); err != nil {
-		p.reported = nil // the manager no longer knows what applies
 		return nil, err
 	}
 	settled = p.settled()

@@ -282,7 +282,7 @@ func (p *pod) leaveOthers(inForce bool) {
 	}
 }
 
-// first returns the bound on a pod's share of the first rule of which it may have a share.
+// first returns the upper bound of the pod's share of the first rule that grants it one.
 func (p *pod) first(t *meshv1.Breaker) Share {
 	for _, r := range t.Rules {
 		if m := p.members[place{t.Name, r.Name}]; m != nil && !m.May.None() {

@@ -85,11 +85,7 @@ func (m *mesh) workload(replicas int32) {
 func TestScaledDownWorkloadNeedsNoSuccessor(t *testing.T) {
 	m, evicted := stale(t)
 	m.workload(3)
-	for range 10 {
-		require.NoError(t, m.round())
-		m.push()
-		m.now = m.now.Add(10 * time.Second)
-	}
+	m.later(100 * time.Second)
 	require.Len(t, *evicted, 2)
 }
 
@@ -97,11 +93,7 @@ func TestScaledDownWorkloadNeedsNoSuccessor(t *testing.T) {
 func TestNextEvictionWaitsForTheSuccessor(t *testing.T) {
 	m, evicted := stale(t)
 	m.workload(4)
-	for range 60 {
-		require.NoError(t, m.round())
-		m.push()
-		m.now = m.now.Add(10 * time.Second)
-	}
+	m.later(10 * time.Minute)
 	require.Len(t, *evicted, 1)
 	require.Contains(t, fmt.Sprint(m.get().Status.Conditions), "its successor does not exist yet")
 	var n int

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -30,14 +31,21 @@ func TestPodJoinsOnceItIsRefused(t *testing.T) {
 	require.Equal(t, "op-1-normal", m.shardOf(p))
 }
 
-// A new shard owns its keys only after the former owner has released them.
-func TestHandoverReleasesBeforeItGrants(t *testing.T) {
+// releasing is a mesh where shard 2 of pod b waits for keys that the silent agent of pod a has
+// yet to release.
+func releasing(t *testing.T) (m *mesh, a, b *corev1.Pod) {
 	m, pods := sharded(t, 1)
-	a := pods[0]
+	a = pods[0]
 	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Auto.ShardingSize = 2 })
-	b := m.pod(1)
+	b = m.pod(1)
 	m.deaf[string(a.UID)] = true
 	m.settle()
+	return m, a, b
+}
+
+// A new shard owns its keys only after the former owner has released them.
+func TestHandoverReleasesBeforeItGrants(t *testing.T) {
+	m, a, b := releasing(t)
 	require.Equal(t, "op-2-normal", m.shardOf(b))
 	require.True(t, m.held()["op-2-normal"].Empty(), "a has not let go")
 	require.Equal(t, "Releasing", m.get().Status.Root.Handovers[0].Phase)
@@ -92,12 +100,7 @@ func TestPlanSurvivesItsLeader(t *testing.T) {
 // What was begun is not taken back because agents are away for a moment: they come
 // to a new leader one by one, and are replaced.
 func TestDisconnectedAgentsRevertNothing(t *testing.T) {
-	m, pods := sharded(t, 1)
-	a := pods[0]
-	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Auto.ShardingSize = 2 })
-	b := m.pod(1)
-	m.deaf[string(a.UID)] = true
-	m.settle()
+	m, a, b := releasing(t)
 	before := m.get().Status.Root
 	require.Len(t, before.Handovers, 1)
 	goesOn := func() {
@@ -120,12 +123,7 @@ func TestDisconnectedAgentsRevertNothing(t *testing.T) {
 }
 
 func TestShardWithoutAgentReturnsItsKeys(t *testing.T) {
-	m, pods := sharded(t, 1)
-	a := pods[0]
-	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Auto.ShardingSize = 2 })
-	b := m.pod(1)
-	m.deaf[string(a.UID)] = true
-	m.settle()
+	m, _, b := releasing(t)
 	require.Len(t, m.get().Status.Root.Handovers, 1)
 	m.away[b.Spec.NodeName] = true
 	m.now = m.now.Add(status.Grace)

@@ -244,15 +244,15 @@ func TestRotationByAge(t *testing.T) {
 	require.Equal(t, key, m.stored().Data["ca.key"])
 	ring, err := decodeRing(m.stored())
 	require.NoError(t, err)
-	delete(m.knows, "for ever") // it trusts nobody when its CA ends, no matter who signs
+	delete(m.knows, "for ever") // once its CA has expired, it accepts no certificate
 	m.pass(ring.signer.Expiry().Sub(m.now)-5*day, 5*day)
 	m.pass(ring.signer.Expiry().Sub(m.now)-leafLife+time.Hour, 6*time.Hour)
 	require.NotEqual(t, key, m.stored().Data["ca.key"])
 	m.check()
 }
 
-// Another address of the apiserver takes the same way: leaves name it when every
-// pod's CA permits that.
+// A new address of the apiserver follows the same steps: certificates include it once the CA
+// of every pod permits it.
 func TestNewNamesAreARotation(t *testing.T) {
 	m := newMesh(t, &oneSecret{}, request(t, p256(t)))
 	m.start("before")

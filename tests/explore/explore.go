@@ -63,7 +63,7 @@ type Flaws struct {
 	ForgottenWrites bool
 	SerialAlone     bool // an ack counts by its serial alone, for any policy
 	Trusting        bool // a State that was read counts as confirmed
-	Undetected      bool // a serial above the State's counts as the State's
+	Undetected      bool // a serial above the State's reveals no restored etcd
 	// StrangersIgnored: keys are granted although pods that the State does not know may act.
 	StrangersIgnored bool
 	// NothingRequired: an agent applies the policy of a member of which it has no record.
