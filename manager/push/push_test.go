@@ -80,6 +80,7 @@ func start(t *testing.T) *world {
 		Client:    fake.NewClientBuilder().WithScheme(scheme).Build(),
 		Namespace: "mesh",
 		Names:     trust.ManagerNames("mesh", "cluster.local", "ctrlmesh-manager"),
+		Now:       time.Now,
 	}
 	require.NoError(t, serving.Load(t.Context()))
 	w := &world{t: t, ended: make(chan error, 1), Server: &Server{
