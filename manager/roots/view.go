@@ -290,7 +290,7 @@ func (v view) removedPods(members map[string]handover.Member, now time.Time) []p
 
 // serials returns what agents reported about the serials of members and waiting pods. The
 // core decides which of them the state does not account for.
-func (v view) serials(members map[string]handover.Member, now time.Time) (out []handover.Event) {
+func (v view) serials(members map[string]handover.Member) (out []handover.Event) {
 	nodes := map[string]string{} // by pod uid
 	for _, p := range v.pods {
 		nodes[string(p.UID)] = p.Spec.NodeName
@@ -304,9 +304,9 @@ func (v view) serials(members map[string]handover.Member, now time.Time) (out []
 		switch served := policy.PodPolicy != nil && policy.Refuse == ""; {
 		case o.Serial == 0:
 		case served && policy.RequiredSerial == 0 && (o.Barred || rejects(o, policy)):
-			out = append(out, handover.Barred{UID: uid, Serial: o.Serial, Now: now})
+			out = append(out, handover.Barred{UID: uid, Serial: o.Serial})
 		default:
-			out = append(out, handover.Ahead{UID: uid, Serial: o.Serial, Now: now})
+			out = append(out, handover.Ahead{UID: uid, Serial: o.Serial})
 		}
 	}
 	return out
