@@ -65,10 +65,9 @@ type Roots struct {
 	Recorder events.EventRecorder
 	Weigher  *weigh.Weigher
 	// Written is called when the result of Known changes, Asked when that of Demands does.
-	// They may be nil.
 	Written, Asked func()
 	Log            *slog.Logger
-	// Now is the clock; time.Now if nil.
+	// Now is the clock.
 	Now func() time.Time
 
 	since   time.Time // of the first round
@@ -110,12 +109,12 @@ func (r *Roots) Known(configs []*v1alpha1.ShardingConfig, namespaces []string) (
 
 // Young reports whether this manager became the leader within status.Grace, so that agents
 // may not have connected yet.
-func (r *Roots) Young() bool { return r.roots == nil || r.now().Sub(r.since) < status.Grace }
+func (r *Roots) Young() bool { return r.roots == nil || r.Now().Sub(r.since) < status.Grace }
 
 // Round takes the steps that are possible now for each root.
 func (r *Roots) Round(ctx context.Context, w World) error {
 	if r.roots == nil {
-		r.since, r.roots = r.now(), map[types.NamespacedName]*root{}
+		r.since, r.roots = r.Now(), map[types.NamespacedName]*root{}
 	}
 	configs := map[types.NamespacedName]*v1alpha1.ShardingConfig{}
 	var weighed []*v1alpha1.ShardingConfig
@@ -162,18 +161,4 @@ func (r *Roots) store(uid types.UID, k known) {
 		}
 	}
 	r.written.Store(&next)
-}
-
-// wake notifies the rest of the manager of a new state.
-func (r *Roots) wake() {
-	if r.Written != nil {
-		r.Written()
-	}
-}
-
-func (r *Roots) now() time.Time {
-	if r.Now != nil {
-		return r.Now()
-	}
-	return time.Now()
 }
