@@ -28,6 +28,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/manager/apiserver"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
@@ -250,10 +251,7 @@ func WriteConfigMap(ctx context.Context, c client.Client, namespace, name string
 		cm.Data = data
 		return nil
 	})
-	if err != nil {
-		return fmt.Errorf("writing ConfigMap %s/%s: %w", namespace, name, err)
-	}
-	return nil
+	return failure.Wrap(err, "writing ConfigMap %s/%s", namespace, name)
 }
 
 // hostNetwork refuses a pod with hostNetwork that no node could capture.
