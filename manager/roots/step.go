@@ -32,10 +32,7 @@ const outdatedFor = 30 * time.Second
 func (p *plan) lasting(outdated []string, now time.Time) (out []string) {
 	since := map[string]time.Time{}
 	for _, uid := range outdated {
-		since[uid] = now
-		if at, ok := p.outdated[uid]; ok {
-			since[uid] = at
-		}
+		since[uid] = collect.Since(p.outdated, uid, now)
 		if now.Sub(since[uid]) >= outdatedFor {
 			out = append(out, uid)
 		}

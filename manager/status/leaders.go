@@ -12,6 +12,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
@@ -92,10 +93,7 @@ func (l *Leaders) Round(shards []Led, holder func(namespace, name string) string
 	for _, s := range shards {
 		leader, unled := s.leader()
 		if !leader.Working {
-			since[s.Name] = now
-			if at, known := l.since[s.Name]; known {
-				since[s.Name] = at
-			}
+			since[s.Name] = collect.Since(l.since, s.Name, now)
 			if now.Sub(since[s.Name]) >= LeaderlessAfter {
 				leader.Missing = s.missing(leader, unled, holder)
 			}

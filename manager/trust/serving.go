@@ -86,11 +86,10 @@ func (s *Serving) facts() Facts {
 
 // Bundle returns the CA that verifies the manager; nil before Load.
 func (s *Serving) Bundle() []byte {
-	state := s.current.Load()
-	if state == nil {
-		return nil
+	if state := s.current.Load(); state != nil {
+		return state.ring.Bundle()
 	}
-	return state.ring.Bundle()
+	return nil
 }
 
 // TLSConfig returns a configuration that always serves the current certificate.
