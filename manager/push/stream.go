@@ -212,7 +212,8 @@ func (s *Server) reportPod(name string, st *stream, p *meshv1.PodReport) (news b
 	if policy == nil {
 		return false
 	}
-	rules, faults := ruleStates(policy.Traffic, p.Rules), faultStates(policy.Traffic, p.Faults)
+	rules := states(policy.GetTraffic().GetBreakers(), p.Rules, validRule)
+	faults := states(policy.GetTraffic().GetInjections(), p.Faults, validFault)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.nodes.node(name).policies[p.Uid] == nil {
