@@ -83,7 +83,7 @@ func (r *Roots) publishDemands() {
 // workload outside the mesh.
 func (rt *root) survey(ctx context.Context, v view, now time.Time) {
 	before := rt.object.Status.Locks
-	rt.locks, rt.undiscovered = locks.Survey(v.config, before, v.sightings(), v.world.Configs, rt.Locks)
+	rt.locks, rt.undiscovered = locks.Survey(v.config, before, locks.Sightings(v.pods, v.observe), v.world.Configs, rt.Locks)
 	discovered := func(l v1alpha1.LockStatus) bool { return l.Discovered }
 	named := slices.DeleteFunc(slices.Clone(rt.locks), discovered)
 	if unheld := locks.Unheld(named, rt.Locks, v.holder); unheld != nil && len(before) == 0 && rt.state.Holds() {

@@ -19,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -86,16 +87,13 @@ type known struct {
 // been read yet, because any policy may depend on it. Known omits roots whose state is
 // invalid.
 func (r *Roots) Known(configs []*v1alpha1.ShardingConfig, namespaces []string) (out map[types.NamespacedName]compile.Root, ok bool) {
-	written := r.written.Load()
+	written := ptr.Deref(r.written.Load(), nil)
 	out = map[types.NamespacedName]compile.Root{}
 	for _, c := range configs {
 		if c.Spec.Root == nil {
 			continue
 		}
-		if written == nil {
-			return nil, false
-		}
-		k, looked := (*written)[c.UID]
+		k, looked := written[c.UID]
 		if !looked {
 			return nil, false
 		}
@@ -153,11 +151,10 @@ func (r *Roots) Round(ctx context.Context, w World) error {
 // store publishes the state of a root.
 func (r *Roots) store(uid types.UID, k known) {
 	next := map[types.UID]known{uid: k}
-	if before := r.written.Load(); before != nil {
-		for _, rt := range r.roots {
-			if was, ok := (*before)[rt.uid]; ok && rt.uid != uid {
-				next[rt.uid] = was
-			}
+	before := ptr.Deref(r.written.Load(), nil)
+	for _, rt := range r.roots {
+		if was, ok := before[rt.uid]; ok && rt.uid != uid {
+			next[rt.uid] = was
 		}
 	}
 	r.written.Store(&next)

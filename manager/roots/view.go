@@ -319,16 +319,6 @@ func rejects(o push.Observation, policy compile.Policy) bool {
 	return serial > 0 && serial == int64(policy.Serial) && o.Serial == serial && o.Version != policy.Version && o.Nacked == policy.Version
 }
 
-// sightings returns the locks that the pods have shown.
-func (v view) sightings() (out []locks.Sighting) {
-	for _, p := range v.pods {
-		for _, l := range v.observed(p).ObservedLocks {
-			out = append(out, locks.Sighting{Pod: p, ObservedLock: l})
-		}
-	}
-	return out
-}
-
 // holder describes an identity: clients commonly make it of their pod's name, "_" and
 // a random text.
 func (v view) holder(identity string) string {

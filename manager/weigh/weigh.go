@@ -144,7 +144,7 @@ func (w *Weigher) Problem(root types.UID) string {
 	if one == nil {
 		return ""
 	}
-	var out, forbidden []string
+	var out []string
 	if w.failing != nil {
 		out = append(out, w.failing.Error())
 	}
@@ -153,9 +153,8 @@ func (w *Weigher) Problem(root types.UID) string {
 			out = append(out, err.Error())
 		}
 	}
-	for _, gvr := range slices.AppendSeq(slices.Collect(maps.Keys(one.forbidden)), maps.Keys(one.retried)) {
-		forbidden = append(forbidden, gvr.GroupResource().String())
-	}
+	unlisted := slices.AppendSeq(slices.Collect(maps.Keys(one.forbidden)), maps.Keys(one.retried))
+	forbidden := collect.Map(unlisted, func(gvr schema.GroupVersionResource) string { return gvr.GroupResource().String() })
 	if len(forbidden) > 0 {
 		slices.Sort(forbidden)
 		effect := "some objects do not count: "

@@ -187,12 +187,7 @@ func (r *Controller) surveyHandWritten(shard compile.Shard, configs []*v1alpha1.
 	if shard.Root != nil || !compile.HandWritten(shard.Config) || shard.Problem != nil {
 		return nil, nil
 	}
-	var sightings []locks.Sighting
-	for _, p := range shard.Members {
-		for _, l := range r.Push.Observe(p.Spec.NodeName, string(p.UID)).ObservedLocks {
-			sightings = append(sightings, locks.Sighting{Pod: p, ObservedLock: l})
-		}
-	}
+	sightings := locks.Sightings(shard.Members, r.Push.Observe)
 	known, obstacle := locks.Survey(shard.Config, shard.Config.Status.Locks, sightings, configs, r.Keeper.State)
 	if obstacle == nil && len(shard.Members) > 0 {
 		obstacle = locks.Unheld(known, r.Keeper.State, func(identity string) string { return fmt.Sprintf("%q", identity) })
