@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"time"
 
 	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
@@ -79,11 +80,11 @@ func newLeader(r *replica, from cache.Cache, recorder events.EventRecorder) *lea
 		Changed:  changed.Weights.Notify,
 		Log:      r.Log,
 	}
-	l.keeper = &locks.Keeper{Client: r.live, May: lock.Reviewer{Kube: r.kube}.MayUpdate, Log: r.Log}
+	l.keeper = &locks.Keeper{Client: r.live, May: lock.Reviewer{Kube: r.kube}.MayUpdate, Log: r.Log, Now: time.Now}
 	l.roots = &roots.Roots{
 		Client: r.live, Locks: l.keeper.State, Observe: l.push.Observe, Stamping: l.sweeper.Status, Recorder: recorder, Weigher: l.weigher,
 		Written: changed.Roots.Notify, Asked: changed.Demands.Notify,
-		Log: r.Log,
+		Log: r.Log, Now: time.Now,
 	}
 	l.bundleWriter = &bundle.Controller{
 		Kube: r.kube, Bundles: r.bundles, Mesh: r.certificates.Mesh.Bundle, Egress: r.certificates.Egress.Bundle, State: r.state,

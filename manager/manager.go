@@ -118,14 +118,14 @@ type replica struct {
 func newReplica(o Options, c clients) *replica {
 	r := &replica{Options: o, clients: c, state: &controllers.State{}}
 	authority := func(egress bool) *trust.Authority {
-		return &trust.Authority{Client: c.live, Namespace: o.Namespace, Names: r.apiServerNames, Egress: egress, Log: o.Log}
+		return &trust.Authority{Client: c.live, Namespace: o.Namespace, Names: r.apiServerNames, Egress: egress, Now: time.Now, Log: o.Log}
 	}
 	r.settings = &setting.Controller{Client: c.live, Kube: c.kube, Namespace: o.Namespace, State: r.state, Log: o.Log}
 	r.certificates = &certificate.Controller{
 		Client: c.live, Namespace: o.Namespace, WebhookConfiguration: o.Webhooks.Configuration, State: r.state, Log: o.Log,
 		Authorities: &trust.Authorities{Mesh: authority(false), Egress: authority(true), Serving: &trust.Serving{
 			Client: c.live, Namespace: o.Namespace,
-			Names: trust.ManagerNames(o.Namespace, o.ClusterDomain, o.ManagerService, o.Webhooks.Service),
+			Names: trust.ManagerNames(o.Namespace, o.ClusterDomain, o.ManagerService, o.Webhooks.Service), Now: time.Now,
 		}},
 	}
 	r.bundles = &inject.Bundles{

@@ -81,7 +81,7 @@ func (r *replica) webhookTLS() (*tls.Config, error) {
 
 // webhooks are the handlers of admission by path.
 func (r *replica) webhooks(cached client.Reader) map[string]admission.Handler {
-	reader := admissionReader{&admit.Reader{Reader: r.live}, cached}
+	reader := admissionReader{admit.NewReader(r.live), cached}
 	return map[string]admission.Handler{
 		inject.Path:             &inject.Webhook{Reader: reader, Bundles: r.bundles, Namespace: r.Namespace, Permits: r.certificates.Permits},
 		validate.Path:           &validate.Webhook{Reader: reader, Manager: r.self, Namespace: r.Namespace, Settings: r.state.Settings.Load},

@@ -28,7 +28,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/time/rate"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -269,7 +268,7 @@ func (c *counted) List(context.Context, client.ObjectList, ...client.ListOption)
 func TestReadsOfOnePeerAreLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &counted{}
-		r := &Reader{Reader: inner}
+		r := NewReader(inner)
 		as := func(peer netip.Addr) context.Context { return context.WithValue(t.Context(), peerKey{}, peer) }
 		for range 10 * readsPerPeerBurst {
 			_ = r.List(as(hostile), nil)
@@ -283,10 +282,10 @@ func TestReadsOfOnePeerAreLimited(t *testing.T) {
 }
 
 func TestLimitersOfManyPeersAreForgotten(t *testing.T) {
-	r := &Reader{peers: map[netip.Addr]*rate.Limiter{}}
+	r := NewReader(nil)
 	for i := range 3 * maxPeers {
 		r.limiter(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})).Allow()
-		require.LessOrEqual(t, len(r.peers), maxPeers)
+		require.LessOrEqual(t, r.peers.Len(), maxPeers)
 	}
 }
 

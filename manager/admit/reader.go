@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
-	"time"
 
 	"golang.org/x/time/rate"
+	"k8s.io/utils/lru"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
@@ -25,10 +25,14 @@ const (
 type Reader struct {
 	client.Reader
 
-	once  sync.Once
 	total *rate.Limiter
 	mu    sync.Mutex
-	peers map[netip.Addr]*rate.Limiter
+	peers *lru.Cache // a *rate.Limiter for each netip.Addr
+}
+
+// NewReader returns a Reader that reads through another.
+func NewReader(through client.Reader) *Reader {
+	return &Reader{Reader: through, total: rate.NewLimiter(reads, readsBurst), peers: lru.New(maxPeers)}
 }
 
 // Get implements client.Reader.
@@ -48,9 +52,6 @@ func (r *Reader) List(ctx context.Context, list client.ObjectList, opts ...clien
 }
 
 func (r *Reader) wait(ctx context.Context) error {
-	r.once.Do(func() {
-		r.total, r.peers = rate.NewLimiter(reads, readsBurst), map[netip.Addr]*rate.Limiter{}
-	})
 	peer := PeerOf(ctx)
 	if !r.limiter(peer).Allow() {
 		metrics.RequestsRefused.WithLabelValues(Webhooks.Name, "rate").Inc()
@@ -64,24 +65,10 @@ func (r *Reader) wait(ctx context.Context) error {
 func (r *Reader) limiter(peer netip.Addr) *rate.Limiter {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if l := r.peers[peer]; l != nil {
-		return l
-	}
-	if len(r.peers) >= maxPeers {
-		now := time.Now()
-		for p, l := range r.peers {
-			if l.TokensAt(now) >= readsPerPeerBurst {
-				delete(r.peers, p)
-			}
-		}
-	}
-	for p := range r.peers {
-		if len(r.peers) < maxPeers {
-			break
-		}
-		delete(r.peers, p)
+	if l, ok := r.peers.Get(peer); ok {
+		return l.(*rate.Limiter)
 	}
 	l := rate.NewLimiter(readsPerPeer, readsPerPeerBurst)
-	r.peers[peer] = l
+	r.peers.Add(peer, l)
 	return l
 }

@@ -39,7 +39,7 @@ func Cluster(service, agents *corev1.Service, parts []discoveryv1.EndpointSlice,
 	var services, endpoints []netip.AddrPort
 	for _, p := range service.Spec.Ports {
 		if p.Name == port {
-			services = append(services, addresses(service, p)...)
+			services = append(services, addresses(service.Spec.ClusterIPs, p.Port)...)
 		}
 	}
 	if len(services) == 0 {
@@ -54,11 +54,7 @@ func Cluster(service, agents *corev1.Service, parts []discoveryv1.EndpointSlice,
 				continue
 			}
 			for _, e := range s.Endpoints {
-				for _, ip := range e.Addresses {
-					if addr, err := netip.ParseAddr(ip); err == nil {
-						endpoints = append(endpoints, netip.AddrPortFrom(addr.Unmap(), uint16(*p.Port)))
-					}
-				}
+				endpoints = append(endpoints, addresses(e.Addresses, *p.Port)...)
 			}
 		}
 	}
@@ -91,13 +87,13 @@ func Agents(service *corev1.Service) []netip.AddrPort {
 	if service == nil || len(service.Spec.Ports) == 0 {
 		return nil
 	}
-	return addresses(service, service.Spec.Ports[0])
+	return addresses(service.Spec.ClusterIPs, service.Spec.Ports[0].Port)
 }
 
-func addresses(service *corev1.Service, port corev1.ServicePort) (out []netip.AddrPort) {
-	for _, ip := range service.Spec.ClusterIPs {
+func addresses(ips []string, port int32) (out []netip.AddrPort) {
+	for _, ip := range ips {
 		if addr, err := netip.ParseAddr(ip); err == nil {
-			out = append(out, netip.AddrPortFrom(addr.Unmap(), uint16(port.Port)))
+			out = append(out, netip.AddrPortFrom(addr.Unmap(), uint16(port)))
 		}
 	}
 	return out

@@ -123,7 +123,7 @@ type source struct {
 func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[types.NamespacedName]Root, rules Rules) Result {
 	c := &compilation{
 		Result: Result{Policies: make(map[types.UID]Policy, len(pods))}, pods: slices.SortedFunc(slices.Values(pods), byName), roots: roots,
-		requestTimeout: rules.RequestTimeout, seals: newSealer(), sources: map[string][]source{}, tooLarge: map[types.UID]bool{},
+		requestTimeout: rules.RequestTimeout, seals: sealer{}, sources: map[string][]source{}, tooLarge: map[types.UID]bool{},
 	}
 	c.readConfigs(configs)
 	traffic := newTrafficRules(rules)

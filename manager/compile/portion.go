@@ -21,9 +21,6 @@ type Cache struct {
 
 // breaker returns c rendered, from the cache if c is unchanged.
 func (k *Cache) breaker(c *v1alpha1.CircuitBreaker) *breaker {
-	if k == nil {
-		return newBreaker(c)
-	}
 	b := k.breakers[c.UID]
 	if b == nil || b.generation != c.Generation || b.recover != c.Annotations[v1alpha1.RecoverAnnotation] {
 		return newBreaker(c)
@@ -38,9 +35,6 @@ func (k *Cache) breaker(c *v1alpha1.CircuitBreaker) *breaker {
 }
 
 func (k *Cache) injection(f *v1alpha1.FaultInjection) *injection {
-	if k == nil {
-		return newInjection(f)
-	}
 	if i := k.injections[f.UID]; i != nil && i.generation == f.Generation {
 		return i
 	}

@@ -16,13 +16,7 @@ import (
 
 // sealer computes the versions of policies. It caches the digests of shardings that
 // several pods share. These may be large, and must not change while the sealer is in use.
-type sealer struct {
-	shardings map[*meshv1.Sharding][]byte
-}
-
-func newSealer() sealer {
-	return sealer{map[*meshv1.Sharding][]byte{}}
-}
+type sealer map[*meshv1.Sharding][]byte
 
 // seal sets the version of a policy. traffic is the digest of its Traffic, if it has one.
 func (s sealer) seal(node string, p *meshv1.PodPolicy, traffic []byte) Policy {
@@ -47,9 +41,12 @@ func (s sealer) version(p *meshv1.PodPolicy, traffic []byte) (string, error) {
 		return "", err
 	}
 	if sharding != nil {
-		if content, err = appendDigest(content, s.shardings, sharding); err != nil {
-			return "", err
+		if s[sharding] == nil {
+			if s[sharding], err = digest(sharding); err != nil {
+				return "", err
+			}
 		}
+		content = append(content, s[sharding]...)
 	}
 	if rules != nil {
 		content = append(append(content, "traffic"...), traffic...)
@@ -60,22 +57,6 @@ func (s sealer) version(p *meshv1.PodPolicy, traffic []byte) (string, error) {
 		return hash, nil
 	}
 	return fmt.Sprintf("%d-%s", p.GetSerial(), hash), nil
-}
-
-// appendDigest appends the digest of m, which it caches in made.
-func appendDigest[M interface {
-	comparable
-	proto.Message
-}](content []byte, made map[M][]byte, m M) ([]byte, error) {
-	d, ok := made[m]
-	if !ok {
-		var err error
-		if d, err = digest(m); err != nil {
-			return nil, err
-		}
-		made[m] = d
-	}
-	return append(content, d...), nil
 }
 
 // digest returns the hash of a message. The message must have no maps, so that its

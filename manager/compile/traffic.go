@@ -1,6 +1,7 @@
 package compile
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
@@ -131,6 +132,7 @@ func newTrafficRules(rules Rules) *trafficRules {
 		injections: map[string][]*injectionSource{},
 		made:       map[string]*meshv1.Traffic{},
 	}
+	t.Cache = cmp.Or(t.Cache, &Cache{})
 	breakers, injections := map[types.UID]*breaker{}, map[types.UID]*injection{}
 	for _, c := range slices.SortedFunc(slices.Values(rules.Breakers), byName) {
 		known := t.Cache.breaker(c)
@@ -159,9 +161,7 @@ func newTrafficRules(rules Rules) *trafficRules {
 		}
 		t.injections[f.Namespace] = append(t.injections[f.Namespace], s)
 	}
-	if t.Cache != nil {
-		t.Cache.breakers, t.Cache.injections = breakers, injections
-	}
+	t.Cache.breakers, t.Cache.injections = breakers, injections
 	return t
 }
 

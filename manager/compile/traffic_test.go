@@ -380,10 +380,10 @@ func TestAnUnsoundPolicyHasTheRules(t *testing.T) {
 	pod := sharingPods(1)[0]
 	p := &meshv1.PodPolicy{Uid: "u0", Refuse: "\xff"}
 	_, digest := newTrafficRules(rules).judge(pod, p)
-	sealed := newSealer().seal("n", p, digest)
+	sealed := sealer{}.seal("n", p, digest)
 	require.Contains(t, sealed.Version, "unsound")
 	require.NotNil(t, sealed.Traffic.GetEgress())
-	other := newSealer().seal("n", p, []byte("other"))
+	other := sealer{}.seal("n", p, []byte("other"))
 	require.NotEqual(t, sealed.Version, other.Version)
 }
 

@@ -120,7 +120,6 @@ type (
 		Ready map[string]bool
 		// Restart makes members that lose keys Stale.
 		Restart bool
-		Now     time.Time
 	}
 	// Join assigns pods to shards. The pods must be known to act on nothing. Pods that are
 	// assigned already stay in their shard; pods of an unknown shard are ignored. Serial
@@ -134,20 +133,15 @@ type (
 		UID     string
 		Serial  int64
 		Refused bool
-		Now     time.Time
 	}
 	// Gone says that a pod is proven to have exited.
-	Gone struct {
-		UID string
-		Now time.Time
-	}
+	Gone struct{ UID string }
 	// Refused says that all requests of a pod are refused until it is sent a higher serial.
 	// The object of the pod was deleted, but the pod may still run. If Serial is the serial
 	// of its shard, the pod is removed from the members and is never sent a higher one.
 	Refused struct {
 		UID    string
 		Serial int64
-		Now    time.Time
 	}
 	// Ahead says that a pod, member or not, was sent a serial. If the serial of a member is
 	// above its shard's, the State was rolled back. The serial of another pod proves
@@ -156,7 +150,6 @@ type (
 	Ahead struct {
 		UID    string
 		Serial int64
-		Now    time.Time
 	}
 	// Barred says that a pod was refused for another reason after it was sent a serial, and
 	// that its agent applies no policy with that serial any more. If it is the current
@@ -164,7 +157,6 @@ type (
 	Barred struct {
 		UID    string
 		Serial int64
-		Now    time.Time
 	}
 	// Outdated says that a pod must be restarted for another reason: it now belongs to
 	// another shard.

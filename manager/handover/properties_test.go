@@ -19,14 +19,14 @@ func TestProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var s State
 		for i := range rapid.IntRange(1, 40).Draw(t, "events") {
-			e := drawEvent(t, time.UnixMilli(int64(i)))
+			e, now := drawEvent(t), time.UnixMilli(int64(i))
 			if rapid.IntRange(0, 9).Draw(t, "read anew") == 0 {
 				s.Evidence = Evidence{}
 			}
 			s.Evidence.OthersIdle = rapid.Bool().Draw(t, "others idle")
 			s.Evidence.LocksHeld = rapid.Bool().Draw(t, "locks held")
 			before, copied := s, clone(s)
-			next, _ := Step(s, e)
+			next, _ := Step(s, e, now)
 			require.Equal(t, copied, before, "Step changed what it was given: %#v", e)
 
 			var all sharding.Scope
@@ -54,7 +54,7 @@ func TestProperties(t *testing.T) {
 				require.True(t, len(next.Laggards(m)) > 0 || !next.Evidence.OthersConfirmed, "%v waits for nobody", m)
 			}
 
-			again, effects := Step(next, e)
+			again, effects := Step(next, e, now)
 			require.True(t, equal(next, again), "again: %#v\n%#v", next, again)
 			for _, e := range effects {
 				t.Fatalf("%#v the second time", e)
@@ -65,12 +65,12 @@ func TestProperties(t *testing.T) {
 		// Everybody is ready and answers: it ends.
 		var want Want
 		want.Scopes, want.Ready = map[string]sharding.Scope{"a": cells(0, 7), "b": cells(8, 15)}, map[string]bool{"a": true, "b": true}
-		want.Now = time.UnixMilli(1000)
+		now := time.UnixMilli(1000)
 		s.Evidence.OthersIdle, s.Evidence.LocksHeld = true, true
 		for range 10 {
-			s, _ = Step(s, want)
+			s, _ = Step(s, want, now)
 			for uid, m := range s.Members {
-				s, _ = Step(s, Applied{UID: uid, Serial: s.Shards[m.Shard].Serial})
+				s, _ = Step(s, Applied{UID: uid, Serial: s.Shards[m.Shard].Serial}, now)
 			}
 		}
 		require.Empty(t, s.Moves)
@@ -80,13 +80,13 @@ func TestProperties(t *testing.T) {
 	})
 }
 
-func drawEvent(t *rapid.T, now time.Time) Event {
+func drawEvent(t *rapid.T) Event {
 	shards := []string{"a", "b", "c", "d"}
 	uid := fmt.Sprint(rapid.IntRange(0, 7).Draw(t, "pod"))
 	serial := rapid.Int64Range(0, 60).Draw(t, "serial")
 	switch rapid.SampledFrom([]string{"want", "want", "join", "applied", "applied", "applied", "gone", "refused", "outdated", "ahead", "barred"}).Draw(t, "event") {
 	case "want":
-		w := Want{Scopes: map[string]sharding.Scope{}, Ready: map[string]bool{}, Restart: rapid.Bool().Draw(t, "restart"), Now: now}
+		w := Want{Scopes: map[string]sharding.Scope{}, Ready: map[string]bool{}, Restart: rapid.Bool().Draw(t, "restart")}
 		for i := range 16 {
 			if n := rapid.IntRange(-1, len(shards)-1).Draw(t, "owner"); n >= 0 {
 				w.Scopes[shards[n]] = sharding.Union(w.Scopes[shards[n]], cells(i, i))
@@ -99,15 +99,15 @@ func drawEvent(t *rapid.T, now time.Time) Event {
 	case "join":
 		return Join{[]Member{{UID: uid, Name: uid, Shard: rapid.SampledFrom(shards).Draw(t, "shard")}}}
 	case "applied":
-		return Applied{UID: uid, Serial: serial, Refused: rapid.Bool().Draw(t, "refused"), Now: now}
+		return Applied{UID: uid, Serial: serial, Refused: rapid.Bool().Draw(t, "refused")}
 	case "gone":
-		return Gone{UID: uid, Now: now}
+		return Gone{UID: uid}
 	case "refused":
-		return Refused{UID: uid, Serial: serial, Now: now}
+		return Refused{UID: uid, Serial: serial}
 	case "ahead":
-		return Ahead{UID: uid, Serial: serial, Now: now}
+		return Ahead{UID: uid, Serial: serial}
 	case "barred":
-		return Barred{UID: uid, Serial: serial, Now: now}
+		return Barred{UID: uid, Serial: serial}
 	}
 	return Outdated{UID: uid}
 }

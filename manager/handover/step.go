@@ -8,10 +8,10 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
-// Step returns the State after an Event, and the effects to carry out once that State is
+// Step returns the State after an Event at the given time, and the effects to carry out once that State is
 // written.
-func Step(s State, e Event) (State, []Effect) {
-	n := newNext(s)
+func Step(s State, e Event, now time.Time) (State, []Effect) {
+	n := newNext(s, now)
 	if !n.apply(e) {
 		return s, nil
 	}
@@ -37,29 +37,23 @@ func (n *next) apply(e Event) bool {
 		if !disjoint(e.Scopes) || !n.accepts(e) {
 			return false
 		}
-		n.now = e.Now
 		n.want(e)
 	case Join:
 		n.join(e.Members)
 	case Applied:
-		n.now = e.Now
 		if n.confirmed(e.UID, e.Serial) && !e.Refused {
 			n.acted(n.Members[e.UID].Shard)
 		}
 	case Gone:
-		n.now = e.Now
 		n.remove(e.UID)
 	case Refused:
-		n.now = e.Now
 		n.confirmed(e.UID, e.Serial)
 		if m, ok := n.Members[e.UID]; ok && e.Serial == n.Shards[m.Shard].Serial {
 			n.remove(e.UID)
 		}
 	case Ahead:
-		n.now = e.Now
 		n.ahead(e.UID, e.Serial)
 	case Barred:
-		n.now = e.Now
 		n.barred(e.UID, e.Serial)
 	case Outdated:
 		n.outdated(e.UID)
@@ -76,8 +70,8 @@ type next struct {
 	effects []Effect
 }
 
-func newNext(s State) next {
-	n := next{before: s, State: s, resend: map[string]bool{}}
+func newNext(s State, now time.Time) next {
+	n := next{before: s, State: s, now: now, resend: map[string]bool{}}
 	n.Shards, n.Members = copied(s.Shards), copied(s.Members)
 	n.Evidence.Confirmed, n.Evidence.Verified = copied(s.Evidence.Confirmed), copied(s.Evidence.Verified)
 	n.verify()
@@ -106,7 +100,7 @@ func disjoint(scopes map[string]sharding.Scope) bool {
 func (n *next) want(e Want) {
 	for name := range e.Scopes {
 		if _, ok := n.Shards[name]; !ok {
-			n.Shards[name] = Shard{Serial: max(e.Now.UnixMilli(), n.MinSerial+1)}
+			n.Shards[name] = Shard{Serial: max(n.now.UnixMilli(), n.MinSerial+1)}
 			n.Evidence.Verified[name] = true
 			n.resend[name] = true
 		}
@@ -125,12 +119,7 @@ func (n *next) want(e Want) {
 // targets returns the wanted scopes, without the keys that wait until their new shard is
 // ready.
 func (n *next) targets(e Want) map[string]sharding.Scope {
-	targets := map[string]sharding.Scope{}
-	populated := map[string]bool{}
-	for _, m := range n.Members {
-		populated[m.Shard] = true
-	}
-	maps.Copy(targets, e.Scopes)
+	targets, populated := copied(e.Scopes), n.populated()
 	for taker, wanted := range e.Scopes {
 		pinned := n.Pinned(taker)
 		if e.Ready[taker] && !pinned {
@@ -258,10 +247,7 @@ func (n *next) put(name string, shard Shard) {
 
 // forget removes shards that are not wanted, have no members and own nothing.
 func (n *next) forget(wanted map[string]sharding.Scope) {
-	populated := map[string]bool{}
-	for _, m := range n.Members {
-		populated[m.Shard] = true
-	}
+	populated := n.populated()
 	for name, shard := range n.Shards {
 		if _, ok := wanted[name]; !ok && !populated[name] && shard.Held.Empty() {
 			delete(n.Shards, name)
@@ -269,6 +255,15 @@ func (n *next) forget(wanted map[string]sharding.Scope) {
 			delete(n.Evidence.Verified, name)
 		}
 	}
+}
+
+// populated returns the shards that have members.
+func (s State) populated() map[string]bool {
+	out := map[string]bool{}
+	for _, m := range s.Members {
+		out[m.Shard] = true
+	}
+	return out
 }
 
 // held returns the keys that any shard owns.

@@ -65,14 +65,14 @@ func TestTranscripts(t *testing.T) {
 				s.Evidence.OthersIdle = d.CmdArgs[0].Key == "idle"
 				return show(s)
 			}
-			next, effects := Step(s, readEvent(t, s, d, now))
+			next, effects := Step(s, readEvent(t, s, d), now)
 			s = next
 			return showEffects(effects) + show(s)
 		})
 	})
 }
 
-func readEvent(t *testing.T, s State, d *datadriven.TestData, now time.Time) Event {
+func readEvent(t *testing.T, s State, d *datadriven.TestData) Event {
 	arg := func(i int) string {
 		if i >= len(d.CmdArgs) {
 			d.Fatalf(t, "%s lacks an argument", d.Cmd)
@@ -86,7 +86,7 @@ func readEvent(t *testing.T, s State, d *datadriven.TestData, now time.Time) Eve
 	}
 	switch d.Cmd {
 	case "want":
-		want := Want{Scopes: map[string]sharding.Scope{}, Ready: map[string]bool{}, Restart: d.HasArg("restart"), Now: now}
+		want := Want{Scopes: map[string]sharding.Scope{}, Ready: map[string]bool{}, Restart: d.HasArg("restart")}
 		for line := range strings.Lines(d.Input) {
 			name, text, _ := strings.Cut(strings.TrimSpace(line), " ")
 			want.Scopes[name] = readScope(t, text)
@@ -104,19 +104,19 @@ func readEvent(t *testing.T, s State, d *datadriven.TestData, now time.Time) Eve
 		return join
 	case "applied":
 		if len(d.CmdArgs) == 1 {
-			return Applied{UID: arg(0), Serial: s.Shards[s.Members[arg(0)].Shard].Serial, Now: now}
+			return Applied{UID: arg(0), Serial: s.Shards[s.Members[arg(0)].Shard].Serial}
 		}
-		return Applied{UID: arg(0), Serial: serial(1), Refused: d.HasArg("refused"), Now: now}
+		return Applied{UID: arg(0), Serial: serial(1), Refused: d.HasArg("refused")}
 	case "gone":
-		return Gone{UID: arg(0), Now: now}
+		return Gone{UID: arg(0)}
 	case "refused":
-		return Refused{UID: arg(0), Serial: serial(1), Now: now}
+		return Refused{UID: arg(0), Serial: serial(1)}
 	case "outdated":
 		return Outdated{UID: arg(0)}
 	case "ahead":
-		return Ahead{UID: arg(0), Serial: serial(1), Now: now}
+		return Ahead{UID: arg(0), Serial: serial(1)}
 	case "barred":
-		return Barred{UID: arg(0), Serial: serial(1), Now: now}
+		return Barred{UID: arg(0), Serial: serial(1)}
 	}
 	d.Fatalf(t, "unknown command %q", d.Cmd)
 	return nil

@@ -18,6 +18,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 const (
@@ -327,10 +328,7 @@ func kubeconfig(agents netip.AddrPort, namespace, token string) (string, error) 
 	c.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: name, Namespace: namespace}
 	c.CurrentContext = name
 	content, err := clientcmd.Write(*c)
-	if err != nil {
-		return "", fmt.Errorf("writing a kubeconfig: %w", err)
-	}
-	return string(content), nil
+	return string(content), failure.Wrap(err, "writing a kubeconfig")
 }
 
 func named(name string) func(corev1.Volume) bool {

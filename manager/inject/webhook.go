@@ -28,8 +28,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/manager/apiserver"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/patch"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/trust"
 )
@@ -115,7 +117,7 @@ func (w *Webhook) create(ctx context.Context, req admission.Request, pod *corev1
 			return admission.Errored(http.StatusInternalServerError, err)
 		}
 	}
-	return admission.Patched("", append(ops, annotate(pod.Annotations, annotations)...)...).WithWarnings(warnings...)
+	return admission.Patched("", append(ops, patch.Strings("/metadata/annotations", pod.Annotations, annotations)...)...).WithWarnings(warnings...)
 }
 
 // config returns the configuration that selects a pod; nil if none does.
@@ -187,29 +189,6 @@ func swapBundles(in []corev1.Volume, bundle string) (volumes []corev1.Volume, op
 	return volumes, ops
 }
 
-// annotate sets annotations, and removes those whose value is empty.
-func annotate(have, want map[string]string) (ops []jsonpatch.JsonPatchOperation) {
-	want = maps.Clone(want)
-	maps.DeleteFunc(want, func(k, v string) bool { return have[k] == v })
-	if have == nil {
-		return []jsonpatch.JsonPatchOperation{jsonpatch.NewOperation("add", "/metadata/annotations", want)}
-	}
-	for _, k := range slices.Sorted(maps.Keys(want)) {
-		at := "/metadata/annotations/" + escape(k)
-		if want[k] == "" {
-			ops = append(ops, jsonpatch.NewOperation("remove", at, nil))
-		} else {
-			ops = append(ops, jsonpatch.NewOperation("add", at, want[k]))
-		}
-	}
-	return ops
-}
-
-// escape renders a key for a JSON pointer.
-func escape(key string) string {
-	return strings.NewReplacer("~", "~0", "/", "~1").Replace(key)
-}
-
 func refuse(reason, format string, args ...any) admission.Response {
 	metrics.AdmissionRefusals.WithLabelValues("pod", reason).Inc()
 	return admission.Denied(fmt.Sprintf(format, args...))
@@ -250,10 +229,7 @@ func WriteConfigMap(ctx context.Context, c client.Client, namespace, name string
 		cm.Data = data
 		return nil
 	})
-	if err != nil {
-		return fmt.Errorf("writing ConfigMap %s/%s: %w", namespace, name, err)
-	}
-	return nil
+	return failure.Wrap(err, "writing ConfigMap %s/%s", namespace, name)
 }
 
 // hostNetwork refuses a pod with hostNetwork that no node could capture.

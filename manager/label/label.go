@@ -17,7 +17,6 @@ import (
 	"slices"
 	"strings"
 
-	"gomodules.xyz/jsonpatch/v2"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -26,6 +25,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/patch"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 )
@@ -268,18 +268,7 @@ func Stamp(_ context.Context, req admission.Request) admission.Response {
 	if err := json.Unmarshal(req.Object.Raw, &object); err != nil {
 		return admission.Errored(http.StatusBadRequest, err)
 	}
-	want := Of(req.Namespace)
-	if object.Labels == nil {
-		metrics.StampedObjects.WithLabelValues("admission").Inc()
-		return admission.Patched("", jsonpatch.NewOperation("add", "/metadata/labels", want))
-	}
-	var ops []jsonpatch.JsonPatchOperation
-	for _, k := range slices.Sorted(maps.Keys(want)) {
-		if object.Labels[k] != want[k] {
-			// "add" replaces a member that is there.
-			ops = append(ops, jsonpatch.NewOperation("add", "/metadata/labels/"+strings.ReplaceAll(k, "/", "~1"), want[k]))
-		}
-	}
+	ops := patch.Strings("/metadata/labels", object.Labels, Of(req.Namespace))
 	if len(ops) > 0 {
 		metrics.StampedObjects.WithLabelValues("admission").Inc()
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -22,6 +23,7 @@ import (
 	"k8s.io/client-go/metadata"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/wake"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 )
@@ -53,7 +55,7 @@ type Sweeper struct {
 	Limiter *rate.Limiter
 	// Skip is the mesh's own namespace, whose objects are not labelled.
 	Skip string
-	// Settings returns the administrator's settings. If it is nil, the defaults apply.
+	// Settings returns the administrator's settings.
 	Settings func() *platform.Settings
 	// Every is the time between repeats.
 	Every time.Duration
@@ -62,7 +64,7 @@ type Sweeper struct {
 	Log     *slog.Logger
 
 	mu       sync.Mutex
-	poke     chan struct{}
+	poke     wake.Flag
 	configs  []*v1alpha1.ShardingConfig
 	allowed  *platform.Settings // the settings at the last Set
 	resumed  map[types.UID]v1alpha1.StampingStatus
@@ -89,7 +91,6 @@ type progress struct {
 func (s *Sweeper) Set(configs []*v1alpha1.ShardingConfig) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.init()
 	before := fmt.Sprint(Listed(s.configs...))
 	resumed := make(map[types.UID]v1alpha1.StampingStatus, len(configs))
 	for _, c := range configs {
@@ -104,7 +105,7 @@ func (s *Sweeper) Set(configs []*v1alpha1.ShardingConfig) {
 		}
 	}
 	first := s.configs == nil
-	settings := s.settings()
+	settings := s.Settings()
 	if !first && !reflect.DeepEqual(s.allowed, settings) {
 		// Resources that were excluded when they were walked may be allowed now.
 		for _, p := range s.progress {
@@ -114,10 +115,7 @@ func (s *Sweeper) Set(configs []*v1alpha1.ShardingConfig) {
 	}
 	s.configs, s.resumed, s.allowed = configs, resumed, settings
 	if first || fmt.Sprint(Listed(configs...)) != before {
-		select {
-		case s.poke <- struct{}{}:
-		default:
-		}
+		s.poke.Set()
 	}
 }
 
@@ -136,31 +134,24 @@ func (s *Sweeper) resume(st *v1alpha1.StampingStatus) {
 func (s *Sweeper) of(gr schema.GroupResource) *progress {
 	p := s.progress[gr]
 	if p == nil {
+		if s.progress == nil {
+			s.progress = map[schema.GroupResource]*progress{}
+		}
 		p = &progress{}
 		s.progress[gr] = p
 	}
 	return p
 }
 
-func (s *Sweeper) init() {
-	if s.poke == nil {
-		s.poke = make(chan struct{}, 1)
-		s.progress = map[schema.GroupResource]*progress{}
-	}
-}
-
 // Run walks until the context ends.
 func (s *Sweeper) Run(ctx context.Context) error {
-	s.mu.Lock()
-	s.init()
-	s.mu.Unlock()
 	next := s.Every
 	for {
 		repeat := false
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-s.poke:
+		case <-s.poke.Wait():
 			next = min(againAfter, s.Every)
 		case <-time.After(next):
 			repeat = true
@@ -177,7 +168,6 @@ func (s *Sweeper) Run(ctx context.Context) error {
 func (s *Sweeper) Pass(ctx context.Context, repeat bool) bool {
 	served, err := s.Served()
 	s.mu.Lock()
-	s.init()
 	configs := s.configs
 	if len(served) > 0 {
 		s.served = served
@@ -186,11 +176,9 @@ func (s *Sweeper) Pass(ctx context.Context, repeat bool) bool {
 	found, _ := s.resolve(Listed(configs...))
 	if err == nil {
 		// Objects of resources that no configuration lists are not stamped meanwhile.
-		for gr := range s.progress {
-			if !slices.ContainsFunc(found, func(f schema.GroupVersionResource) bool { return f.GroupResource() == gr }) {
-				delete(s.progress, gr)
-			}
-		}
+		maps.DeleteFunc(s.progress, func(gr schema.GroupResource, _ *progress) bool {
+			return !slices.ContainsFunc(found, func(f schema.GroupVersionResource) bool { return f.GroupResource() == gr })
+		})
 	}
 	s.mu.Unlock()
 	ok := err == nil
@@ -215,29 +203,22 @@ func (s *Sweeper) Pass(ctx context.Context, repeat bool) bool {
 		// A repeat that fails does not make the resource incomplete.
 		p.done = p.done || err == nil
 		s.mu.Unlock()
-		s.changed()
+		s.Changed()
 	}
-	s.changed()
+	s.Changed()
 	return ok
 }
 
 // resolve is Resolve without the resources that the administrator excludes.
 func (s *Sweeper) resolve(groups []v1alpha1.ResourceGroup) (found []schema.GroupVersionResource, missing []string) {
-	settings := s.settings()
+	settings := s.Settings()
 	found, missing = Resolve(Permitted(groups, settings), s.served)
 	return slices.DeleteFunc(found, func(gvr schema.GroupVersionResource) bool { return !settings.Stamps(gvr.GroupResource()) }), missing
 }
 
-func (s *Sweeper) settings() *platform.Settings {
-	if s.Settings == nil {
-		return platform.Default()
-	}
-	return s.Settings()
-}
-
 // excluded describes the resources that the administrator excludes.
 func (s *Sweeper) excluded(c *v1alpha1.ShardingConfig) (problems []string) {
-	settings := s.settings()
+	settings := s.Settings()
 	for _, l := range Limits(c) {
 		for _, gr := range Resources(l.RelateResources) {
 			if Needed(c, l) && !settings.Stamps(gr) {
@@ -253,7 +234,7 @@ func (s *Sweeper) walk(ctx context.Context, gvr schema.GroupVersionResource, p *
 	token := p.next
 	p.walking = true
 	s.mu.Unlock()
-	s.changed()
+	s.Changed()
 	for _, selector := range unstamped {
 		for {
 			list, err := s.Metadata.Resource(gvr).List(ctx, metav1.ListOptions{LabelSelector: selector, Limit: pageSize, Continue: token})
@@ -266,7 +247,7 @@ func (s *Sweeper) walk(ctx context.Context, gvr schema.GroupVersionResource, p *
 			}
 			// Skip objects that are being deleted, are the mesh's own, or are excluded.
 			items := slices.DeleteFunc(list.Items, func(o metav1.PartialObjectMetadata) bool {
-				return o.Namespace == s.Skip || o.DeletionTimestamp != nil || !s.settings().StampsIn(o.Namespace)
+				return o.Namespace == s.Skip || o.DeletionTimestamp != nil || !s.Settings().StampsIn(o.Namespace)
 			})
 			stamped, err := s.stamp(ctx, gvr, items)
 			token = list.Continue
@@ -275,7 +256,7 @@ func (s *Sweeper) walk(ctx context.Context, gvr schema.GroupVersionResource, p *
 			p.stamped += stamped
 			p.next = token
 			s.mu.Unlock()
-			s.changed()
+			s.Changed()
 			if err != nil {
 				return explain(gvr, err)
 			}
@@ -407,12 +388,6 @@ func (s *Sweeper) Status(c *v1alpha1.ShardingConfig) *v1alpha1.StampingStatus {
 	}
 	out.Message = strings.Join(problems, "; ")
 	return out
-}
-
-func (s *Sweeper) changed() {
-	if s.Changed != nil {
-		s.Changed()
-	}
 }
 
 func (s *Sweeper) log() *slog.Logger { return cmp.Or(s.Log, slog.Default()) }

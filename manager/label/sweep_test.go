@@ -140,7 +140,9 @@ func newSweep(t *testing.T, n int) (*fakeAPI, *Sweeper) {
 		Served:   func() ([]*metav1.APIResourceList, error) { return served, nil },
 		Limiter:  rate.NewLimiter(rate.Inf, 1),
 		Skip:     "mesh",
+		Settings: platform.Default,
 		Every:    time.Hour,
+		Changed:  func() {},
 	}
 }
 

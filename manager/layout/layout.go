@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
@@ -35,16 +36,12 @@ type Shard struct {
 
 // Shards returns the shards of a root, the canary first. A disabled root has none.
 func Shards(root *v1alpha1.RootConfig) []Shard {
-	if root.Disable != nil && *root.Disable {
+	if ptr.Deref(root.Disable, false) {
 		return nil
 	}
 	var out []Shard
 	if c := root.Canary; c != nil {
-		replicas := 1
-		if c.Replicas != nil {
-			replicas = int(*c.Replicas)
-		}
-		out = append(out, Shard{Name: canaryName(root), Canary: true, Replicas: replicas})
+		out = append(out, Shard{Name: canaryName(root), Canary: true, Replicas: int(ptr.Deref(c.Replicas, 1))})
 	}
 	n, replicas := 1, 0
 	if root.Auto != nil {

@@ -49,7 +49,7 @@ type Keeper struct {
 	// May reports whether a ServiceAccount may update a lock's Lease.
 	May func(ctx context.Context, account, lock types.NamespacedName) (bool, error)
 	Log *slog.Logger
-	// Now is the clock; time.Now if nil.
+	// Now is the clock.
 	Now func() time.Time
 
 	locks    map[types.NamespacedName]*lock
@@ -75,7 +75,7 @@ func (k *Keeper) State(lock types.NamespacedName) (s State, ok bool) {
 // no pod acts for the configuration that it was acquired for, which may not exist any
 // more. changed reports whether State has something new to say.
 func (k *Keeper) Round(ctx context.Context, demands []Demand, orphan func(config types.NamespacedName) bool) (changed bool, err error) {
-	now := k.now()
+	now := k.Now()
 	demands, err = k.withOrphans(ctx, demands, orphan, now)
 	k.follow(demands)
 	resources := map[types.NamespacedName][]string{}
@@ -204,11 +204,4 @@ func (k *Keeper) publish(now time.Time) (changed bool) {
 	changed = !maps.EqualFunc(k.states, states, State.equal)
 	k.states = states
 	return changed
-}
-
-func (k *Keeper) now() time.Time {
-	if k.Now != nil {
-		return k.Now()
-	}
-	return time.Now()
 }

@@ -106,7 +106,7 @@ func (l *lock) look(ctx context.Context, c client.Client, observed []string, now
 }
 
 func (o *object) read(ctx context.Context, c client.Client, resource string, name types.NamespacedName, now time.Time) error {
-	is := empty(resource)
+	is := empty(resource, name)
 	err := c.Get(ctx, name, is)
 	if apierrors.IsNotFound(err) {
 		*o = object{looked: now}
@@ -133,15 +133,17 @@ func (o *object) take(resource string, is client.Object, now time.Time) error {
 	return nil
 }
 
-// empty returns an object to read into. ConfigMaps and Endpoints may have other content, so only
-// their metadata is read.
-func empty(resource string) client.Object {
+// empty returns an object, of which only the name is set, to read into. ConfigMaps and Endpoints
+// may have other content, so only their metadata is read.
+func empty(resource string, name types.NamespacedName) client.Object {
 	if resource == Leases {
 		u := &unstructured.Unstructured{}
 		u.SetGroupVersionKind(kinds[resource])
+		u.SetNamespace(name.Namespace)
+		u.SetName(name.Name)
 		return u
 	}
-	m := &metav1.PartialObjectMetadata{}
+	m := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}
 	m.SetGroupVersionKind(kinds[resource])
 	return m
 }
@@ -288,9 +290,7 @@ func (l *lock) may(what action, resource string, now time.Time) bool {
 // do writes the record of an object. If another client has written it meanwhile, the next round
 // reads it.
 func (o *object) do(ctx context.Context, c client.Client, resource string, name types.NamespacedName, what action, heldFor string, now time.Time) error {
-	target := empty(resource)
-	target.SetNamespace(name.Namespace)
-	target.SetName(name.Name)
+	target := empty(resource, name)
 	if o.Object == nil {
 		if err := create(ctx, c, resource, target); err != nil {
 			o.stale = true
@@ -304,9 +304,7 @@ func (o *object) do(ctx context.Context, c client.Client, resource string, name 
 	if err != nil {
 		return err
 	}
-	written := empty(resource)
-	written.SetNamespace(name.Namespace)
-	written.SetName(name.Name)
+	written := empty(resource, name)
 	err = c.Patch(ctx, written, client.RawPatch(types.MergePatchType, patch))
 	if err != nil {
 		o.stale = true // the write may have succeeded

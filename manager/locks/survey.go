@@ -37,6 +37,16 @@ type Sighting struct {
 	push.ObservedLock
 }
 
+// Sightings returns the locks for which agents have seen pods contend.
+func Sightings(pods []*corev1.Pod, observe func(node, uid string) push.Observation) (out []Sighting) {
+	for _, p := range pods {
+		for _, l := range observe(p.Spec.NodeName, string(p.UID)).ObservedLocks {
+			out = append(out, Sighting{Pod: p, ObservedLock: l})
+		}
+	}
+	return out
+}
+
 // proves reports whether the lock is the operator's: the pod tried to acquire it, or reads
 // it while a pod of the same workload holds it. Clients do not try to acquire a lock
 // before the holder's lease has ended, which may take minutes.

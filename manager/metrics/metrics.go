@@ -91,31 +91,34 @@ func counters(name, help string, labels ...string) *prometheus.CounterVec {
 	return register.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 }
 
-// ForgetShard removes the series of a shard.
-func ForgetShard(namespace, config, shard string) {
-	ShardNamespaces.DeleteLabelValues(namespace, config, shard)
-	ShardWeight.DeleteLabelValues(namespace, config, shard)
-	ForgetLeader(namespace, config, shard)
+// Shard is what the series of a shard are labelled with.
+type Shard struct{ Namespace, Config, Name string }
+
+// Forget removes the series of a shard.
+func (s Shard) Forget() {
+	ShardNamespaces.DeleteLabelValues(s.Namespace, s.Config, s.Name)
+	ShardWeight.DeleteLabelValues(s.Namespace, s.Config, s.Name)
+	s.ForgetLeader()
 }
 
 // ForgetLeader removes the series of the leader of a shard that no longer acts.
-func ForgetLeader(namespace, config, shard string) {
-	ShardLeader.DeleteLabelValues(namespace, config, shard)
-	ShardReadyMembers.DeleteLabelValues(namespace, config, shard)
+func (s Shard) ForgetLeader() {
+	ShardLeader.DeleteLabelValues(s.Namespace, s.Config, s.Name)
+	ShardReadyMembers.DeleteLabelValues(s.Namespace, s.Config, s.Name)
 }
 
 // CountLeader sets the series of a shard's leader and ready members.
-func CountLeader(namespace, config, shard string, elects, led bool, ready int) {
-	ShardReadyMembers.WithLabelValues(namespace, config, shard).Set(float64(ready))
+func (s Shard) CountLeader(elects, led bool, ready int) {
+	ShardReadyMembers.WithLabelValues(s.Namespace, s.Config, s.Name).Set(float64(ready))
 	if !elects {
-		ShardLeader.DeleteLabelValues(namespace, config, shard)
+		ShardLeader.DeleteLabelValues(s.Namespace, s.Config, s.Name)
 		return
 	}
 	value := 0.0
 	if led {
 		value = 1
 	}
-	ShardLeader.WithLabelValues(namespace, config, shard).Set(value)
+	ShardLeader.WithLabelValues(s.Namespace, s.Config, s.Name).Set(value)
 }
 
 // ForgetRoot removes the series of a deleted root.

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	authenticationv1client "k8s.io/client-go/kubernetes/typed/authentication/v1"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
@@ -22,14 +23,9 @@ import (
 // nodeClaim is the extra field of a TokenReview with the node that a token is bound to.
 const nodeClaim = "authentication.kubernetes.io/node-name"
 
-// TokenReviewer creates TokenReviews at the apiserver.
-type TokenReviewer interface {
-	Create(ctx context.Context, review *authenticationv1.TokenReview, opts metav1.CreateOptions) (*authenticationv1.TokenReview, error)
-}
-
 // Authenticator authenticates agents by their service-account tokens.
 type Authenticator struct {
-	Reviewer TokenReviewer
+	Reviewer authenticationv1client.TokenReviewInterface
 	// User is the agents' service account, as system:serviceaccount:NAMESPACE:NAME.
 	User string
 }

@@ -80,11 +80,12 @@ func start(t *testing.T) *world {
 		Client:    fake.NewClientBuilder().WithScheme(scheme).Build(),
 		Namespace: "mesh",
 		Names:     trust.ManagerNames("mesh", "cluster.local", "ctrlmesh-manager"),
+		Now:       time.Now,
 	}
 	require.NoError(t, serving.Load(t.Context()))
 	w := &world{t: t, ended: make(chan error, 1), Server: &Server{
 		Auth:   &Authenticator{Reviewer: reviewer{audiences: []string{meshv1.Audience}}, User: agentUser},
-		Signer: signer{},
+		Signer: signer{}, Changed: func() {}, Counted: func() {},
 	}}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -253,7 +254,8 @@ func TestLatestWinsForASlowAgent(t *testing.T) {
 func TestAcksAndReports(t *testing.T) {
 	w := start(t)
 	changed := make(chan struct{}, 100)
-	w.Changed = func() { changed <- struct{}{} }
+	notify := func() { changed <- struct{}{} }
+	w.Changed, w.Counted = notify, notify
 	w.Set(cluster1, policies("a@n1=1", "other@n2=1"))
 	a := w.connect("n1", map[string]string{"a": "1-x", "other": "1-x"})
 	<-changed
@@ -354,7 +356,7 @@ func TestTwoAgentsOfOneNode(t *testing.T) {
 // seen is what one stream of a node said of a pod.
 // It has its pods from the one before, and serves them before it says so.
 func TestASuccessorThatHasOnlySaidHello(t *testing.T) {
-	s := &Server{}
+	s := &Server{Changed: func() {}, Counted: func() {}}
 	s.Set(cluster1, policies("a@n1=1-x"))
 	before := s.join("n1", nil, &meshv1.Hello{Node: "n1"}, nil)
 	s.report("n1", before, &meshv1.Report{Pods: []*meshv1.PodReport{{Uid: "a", Capture: "ebpf", Version: "1-x"}}})
@@ -377,7 +379,7 @@ func (w *world) seen(node string, stream int, uid string) (version, nacked strin
 // long as it has not said so again.
 func TestAnOldAckOfTheSamePolicy(t *testing.T) {
 	for first, stands := range map[string]bool{"refused": false, "7-x": true} {
-		s := &Server{}
+		s := &Server{Changed: func() {}, Counted: func() {}}
 		s.Set(cluster1, policies("a@n1="+first))
 		st := s.join("n1", nil, &meshv1.Hello{Node: "n1"}, nil)
 		hear := func() (version string) {
@@ -403,7 +405,7 @@ func TestAnOldAckOfTheSamePolicy(t *testing.T) {
 // next one says.
 func TestAnAgentThatDied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &Server{}
+		s := &Server{Changed: func() {}, Counted: func() {}}
 		s.Set(cluster1, policies("a@n1=1-x"))
 		before := s.join("n1", nil, &meshv1.Hello{Node: "n1"}, nil)
 		s.report("n1", before, &meshv1.Report{Pods: []*meshv1.PodReport{{Uid: "a", Capture: "ebpf", Version: "1-x"}}})

@@ -27,7 +27,7 @@ func (s *Server) sent(node string, st *stream) (uids []string) {
 func TestPodThatTheManagerDoesNotKnowIsRemoved(t *testing.T) {
 	for name, early := range map[string]bool{"connected before the first policies": true, "and after": false} {
 		t.Run(name, func(t *testing.T) {
-			s := &Server{}
+			s := &Server{Changed: func() {}, Counted: func() {}}
 			if !early {
 				s.Set(cluster1, policies("a@n1=1-x"))
 			}
@@ -52,7 +52,7 @@ func TestPodThatTheManagerDoesNotKnowIsRemoved(t *testing.T) {
 
 func TestRemovedPodIsConfirmedByAllAgents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &Server{}
+		s := &Server{Changed: func() {}, Counted: func() {}}
 		s.Set(cluster1, policies("a@n1=1-x"))
 		one := s.join("n1", nil, &meshv1.Hello{Node: "n1"}, nil)
 		two := s.join("n1", nil, &meshv1.Hello{Node: "n1"}, nil)
@@ -76,7 +76,7 @@ func TestRemovedPodIsConfirmedByAllAgents(t *testing.T) {
 
 func TestRemovedPodsAreForgottenInTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &Server{}
+		s := &Server{Changed: func() {}, Counted: func() {}}
 		s.Set(cluster1, policies("a@n1=1-x"))
 		s.Set(cluster1, policies())
 		require.Equal(t, []Removed{{Node: "n1", UID: "a", Left: time.Now()}}, s.Removed())
@@ -88,7 +88,7 @@ func TestRemovedPodsAreForgottenInTheEnd(t *testing.T) {
 }
 
 func TestRemovedPodsAreBounded(t *testing.T) {
-	s := &Server{}
+	s := &Server{Changed: func() {}, Counted: func() {}}
 	s.Set(cluster1, policies("a@n1=1-x"))
 	many := map[string]string{}
 	for i := range 2 * maxRemoved {
@@ -102,7 +102,7 @@ func TestRemovedPodsAreBounded(t *testing.T) {
 }
 
 func TestAckOfAnEarlierRemoveDoesNotCount(t *testing.T) {
-	s := &Server{}
+	s := &Server{Changed: func() {}, Counted: func() {}}
 	s.Set(cluster1, policies("a@n1=1-x"))
 	st := s.join("n1", nil, &meshv1.Hello{Node: "n1"}, nil)
 	s.sent("n1", st)
@@ -119,14 +119,14 @@ func TestAckOfAnEarlierRemoveDoesNotCount(t *testing.T) {
 }
 
 func TestUIDsThatNoPodHasAreIgnored(t *testing.T) {
-	s := &Server{}
+	s := &Server{Changed: func() {}, Counted: func() {}}
 	s.Set(cluster1, policies("a@n1=1-x"))
 	s.join("n1", nil, &meshv1.Hello{Node: "n1", Versions: map[string]string{strings.Repeat("x", maxUID+1): ""}}, nil)
 	require.Empty(t, s.Removed())
 }
 
 func TestNodesOfWhichNoAgentHasConnected(t *testing.T) {
-	s := &Server{}
+	s := &Server{Changed: func() {}, Counted: func() {}}
 	s.Set(cluster1, policies("a@n1=1-x", "b@n2=1-x"))
 	require.Equal(t, []string{"n1", "n2", "n3"}, s.Unconnected([]string{"n1", "n2", "n3"}))
 	st := s.join("n1", nil, &meshv1.Hello{Node: "n1"}, nil)

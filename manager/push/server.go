@@ -56,7 +56,7 @@ type EgressSigner interface {
 	SignFor(csr []byte, host string) (chain [][]byte, err error)
 }
 
-// Server is the Mesh service. Its zero value with Auth and Signer set is ready
+// Server is the Mesh service. With Auth, Signer, Changed and Counted set it is ready
 // to serve; streams wait until the first Set.
 type Server struct {
 	meshv1.UnimplementedMeshServer
@@ -66,10 +66,10 @@ type Server struct {
 	// EgressSigner may be nil: no certificates for other hosts then.
 	EgressSigner EgressSigner
 	// Changed is called, without delay and from any goroutine, when the results of Observe
-	// or the number of connected agents have changed. It may be nil.
+	// or the number of connected agents have changed.
 	Changed func()
 	// Counted is called instead of Changed when only the states and counts of rules have
-	// changed. If it is nil, Changed is called.
+	// changed.
 	Counted func()
 	// StreamLife is the maximum age of a stream, after which the agent must authenticate
 	// again; zero means one hour.
@@ -130,7 +130,7 @@ func (s *Server) Set(cluster *meshv1.Cluster, policies map[types.UID]compile.Pol
 			if first {
 				n.removeUnknown(st)
 			}
-			st.wake()
+			st.ready.Set()
 		}
 		s.nodes.forget(name)
 	}
@@ -340,7 +340,6 @@ func (s *Server) join(name string, conn meshv1.Mesh_ConnectServer, h *meshv1.Hel
 	st := &stream{
 		conn:         conn,
 		can:          can(h),
-		ready:        make(chan struct{}, 1),
 		cancel:       cancel,
 		clusterDirty: true,
 		dirty:        map[string]struct{}{},
@@ -367,7 +366,7 @@ func (s *Server) join(name string, conn meshv1.Mesh_ConnectServer, h *meshv1.Hel
 	metrics.AgentsConnected.Set(float64(len(s.nodes.abilities())))
 	s.mu.Unlock()
 	s.log().Info("an agent connected", "node", name, "version", clip(h.AgentVersion))
-	s.changed()
+	s.Changed()
 	return st
 }
 
@@ -391,16 +390,10 @@ func (s *Server) leave(name string, st *stream) {
 		s.mu.Lock()
 		n.lost = slices.DeleteFunc(n.lost, func(o *stream) bool { return o == st })
 		s.mu.Unlock()
-		s.changed()
+		s.Changed()
 	})
 	s.log().Info("an agent disconnected", "node", name)
-	s.changed()
-}
-
-func (s *Server) changed() {
-	if s.Changed != nil {
-		s.Changed()
-	}
+	s.Changed()
 }
 
 func (s *Server) log() *slog.Logger { return cmp.Or(s.Log, slog.Default()) }

@@ -18,6 +18,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/wake"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 )
 
@@ -30,7 +31,7 @@ const maxText = 512
 // stream is the stream of one agent. Server.mu guards the fields after can.
 type stream struct {
 	conn   meshv1.Mesh_ConnectServer
-	ready  chan struct{} // holds one token when there may be something to send
+	ready  wake.Flag // set when there may be something to send
 	cancel context.CancelCauseFunc
 	can    abilities
 
@@ -67,20 +68,13 @@ func can(h *meshv1.Hello) abilities {
 
 var captures = []string{v1alpha1.CaptureEBPF, v1alpha1.CaptureIPTables, v1alpha1.CaptureAddress}
 
-func (st *stream) wake() {
-	select {
-	case st.ready <- struct{}{}:
-	default:
-	}
-}
-
 // send sends until the context ends or the connection fails.
 func (s *Server) send(ctx context.Context, name string, st *stream) error {
 	for {
 		msg := s.next(name, st)
 		if msg == nil {
 			select {
-			case <-st.ready:
+			case <-st.ready.Wait():
 				continue
 			case <-ctx.Done():
 				return context.Cause(ctx)
@@ -184,7 +178,7 @@ func (s *Server) ack(name string, st *stream, a *meshv1.Ack) {
 	n := s.nodes.node(name)
 	if n.policies[a.Uid] == nil { // not a pod of this node, or no more
 		if a.Version == "" && a.Error == "" && n.confirm(a.Uid, st) {
-			s.changed()
+			s.Changed()
 		}
 		return
 	}
@@ -196,7 +190,7 @@ func (s *Server) ack(name string, st *stream, a *meshv1.Ack) {
 		o.Nacked, o.Nack = clip(a.Version), clip(a.Error)
 	}
 	st.seen[a.Uid] = o
-	s.changed()
+	s.Changed()
 }
 
 func (s *Server) report(name string, st *stream, r *meshv1.Report) {
@@ -204,8 +198,8 @@ func (s *Server) report(name string, st *stream, r *meshv1.Report) {
 	for _, p := range r.Pods {
 		news = s.reportPod(name, st, p) || news
 	}
-	if news || s.Counted == nil {
-		s.changed()
+	if news {
+		s.Changed()
 	} else {
 		s.Counted()
 	}
@@ -218,7 +212,8 @@ func (s *Server) reportPod(name string, st *stream, p *meshv1.PodReport) (news b
 	if policy == nil {
 		return false
 	}
-	rules, faults := ruleStates(policy.Traffic, p.Rules), faultStates(policy.Traffic, p.Faults)
+	rules := states(policy.GetTraffic().GetBreakers(), p.Rules, validRule)
+	faults := states(policy.GetTraffic().GetInjections(), p.Faults, validFault)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.nodes.node(name).policies[p.Uid] == nil {

@@ -2,14 +2,17 @@ package quota
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 // Book keeps the shares of all rules of scope Workload. It is recorded in the statuses of
@@ -92,12 +95,8 @@ func (g *group) change() { g.changed, g.breaker.known = true, false }
 func (b *Book) Lacks(c *v1alpha1.CircuitBreaker) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.breakers[nameOf(c)] == nil && (len(c.Status.Shares) > 0 ||
+	return b.breakers[client.ObjectKeyFromObject(c)] == nil && (len(c.Status.Shares) > 0 ||
 		slices.ContainsFunc(c.Spec.RateLimitings, func(l v1alpha1.Limiting) bool { return l.Scope == v1alpha1.LimitScopeWorkload }))
-}
-
-func nameOf(c *v1alpha1.CircuitBreaker) types.NamespacedName {
-	return types.NamespacedName{Namespace: c.Namespace, Name: c.Name}
 }
 
 // Open adds a CircuitBreaker with the shares that its status records. The status must not
@@ -320,7 +319,7 @@ func (br *breaker) enter(p *pod, at place, policy compile.Policy) *member {
 func (b *Book) Record(c *v1alpha1.CircuitBreaker) (record []v1alpha1.RuleShares, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	br := b.breakers[nameOf(c)]
+	br := b.breakers[client.ObjectKeyFromObject(c)]
 	if br == nil {
 		return c.Status.Shares, true
 	}
@@ -370,14 +369,8 @@ func (b *Book) Recorded(name types.NamespacedName, record []v1alpha1.RuleShares)
 func (b *Book) Unrecorded(name types.NamespacedName) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if br := b.breakers[name]; br != nil {
-		for _, g := range br.groups {
-			if g.waits {
-				return true
-			}
-		}
-	}
-	return false
+	br := b.breakers[name]
+	return br != nil && collect.Any(br.groups, func(_ [2]string, g *group) bool { return g.waits })
 }
 
 // Close removes the CircuitBreakers for which there returns false, once no pod may have a
@@ -385,9 +378,5 @@ func (b *Book) Unrecorded(name types.NamespacedName) bool {
 func (b *Book) Close(there func(types.NamespacedName) bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for name, br := range b.breakers {
-		if len(br.groups) == 0 && !there(name) {
-			delete(b.breakers, name)
-		}
-	}
+	maps.DeleteFunc(b.breakers, func(name types.NamespacedName, br *breaker) bool { return len(br.groups) == 0 && !there(name) })
 }

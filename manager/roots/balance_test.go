@@ -33,7 +33,7 @@ func grow(t *testing.T, change func(*v1alpha1.RootConfig), fail func(namespace s
 	g := &growing{mesh: newMesh(t), APIServer: weightest.New(map[string]int64{"default": 1, "kube-node-lease": 1, "kube-public": 2, "kube-system": 12})}
 	g.Fail(fail)
 	g.now = time.Now()
-	g.Weigher = &weigh.Weigher{Metadata: g.Metadata(), Served: g.Served, Limiter: rate.NewLimiter(100, 100), Log: slog.New(slog.DiscardHandler)}
+	g.Weigher = &weigh.Weigher{Metadata: g.Metadata(), Served: g.Served, Limiter: rate.NewLimiter(100, 100), Changed: func() {}, Log: slog.New(slog.DiscardHandler)}
 	g.funcs.SubResourceCreate = func(ctx context.Context, c client.Client, sub string, o, s client.Object, opts ...client.SubResourceCreateOption) error {
 		g.evicted++
 		if err := c.SubResource(sub).Create(ctx, o, s, opts...); err != nil {

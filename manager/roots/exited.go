@@ -26,10 +26,7 @@ func (e *exited) observe(members map[string]handover.Member, v view, now time.Ti
 		if pod != nil && !compile.Ended(pod) || pod == nil && v.world.Node(m.Node) {
 			continue
 		}
-		next[uid] = now
-		if since, known := (*e)[uid]; known {
-			next[uid] = since
-		}
+		next[uid] = collect.Since(*e, uid, now)
 	}
 	*e = next
 }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -59,10 +60,7 @@ type gate struct {
 // Demands returns the demands of roots for locks. It is not ok before the first round.
 func (r *Roots) Demands() (demands []locks.Demand, ok bool) {
 	known := r.demands.Load()
-	if known == nil {
-		return nil, false
-	}
-	return *known, true
+	return ptr.Deref(known, nil), known != nil
 }
 
 // publishDemands publishes the demands of a round. The locks of roots that could not be
@@ -76,7 +74,7 @@ func (r *Roots) publishDemands() {
 		out = append(out, rt.demand)
 	}
 	slices.SortFunc(out, func(a, b locks.Demand) int { return strings.Compare(a.Config.String(), b.Config.String()) })
-	if before := r.demands.Swap(&out); r.Asked != nil && (before == nil || !reflect.DeepEqual(*before, out)) {
+	if before := r.demands.Swap(&out); before == nil || !reflect.DeepEqual(*before, out) {
 		r.Asked()
 	}
 }
@@ -85,7 +83,7 @@ func (r *Roots) publishDemands() {
 // workload outside the mesh.
 func (rt *root) survey(ctx context.Context, v view, now time.Time) {
 	before := rt.object.Status.Locks
-	rt.locks, rt.undiscovered = locks.Survey(v.config, before, v.sightings(), v.world.Configs, rt.Locks)
+	rt.locks, rt.undiscovered = locks.Survey(v.config, before, locks.Sightings(v.pods, v.observe), v.world.Configs, rt.Locks)
 	discovered := func(l v1alpha1.LockStatus) bool { return l.Discovered }
 	named := slices.DeleteFunc(slices.Clone(rt.locks), discovered)
 	if unheld := locks.Unheld(named, rt.Locks, v.holder); unheld != nil && len(before) == 0 && rt.state.Holds() {

@@ -2,7 +2,6 @@ package roots
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -27,12 +26,11 @@ type leading struct {
 // lead updates the leaders of the shards that own keys.
 func (rt *root) lead(ctx context.Context, v view, state handover.State, now time.Time) {
 	var shards []status.Led
-	before := rt.leaders
 	for _, s := range v.world.Compiled.Shards {
 		if s.Root == nil || s.Root.UID != rt.uid || state.Shards[s.Name].Held.Empty() || compile.Withdrawn(v.config) || v.config.Spec.DryRun {
 			continue
 		}
-		led := status.Led{Name: s.Name, Locks: s.Locks, Known: rt.locks}
+		led := status.Led{Name: s.Name, Series: metrics.Shard{Namespace: v.config.Namespace, Config: v.config.Name, Name: s.Name}, Locks: s.Locks, Known: rt.locks}
 		for _, m := range state.Members {
 			if m.Shard != s.Name || !v.exists(m) {
 				continue
@@ -44,15 +42,6 @@ func (rt *root) lead(ctx context.Context, v view, state handover.State, now time
 		shards = append(shards, led)
 	}
 	rt.leaders = rt.tracker.Round(shards, func(namespace, name string) string { return HolderOf(ctx, rt.Client, namespace, name) }, now)
-	for _, name := range slices.Sorted(maps.Keys(rt.leaders)) {
-		l := rt.leaders[name]
-		metrics.CountLeader(v.config.Namespace, v.config.Name, name, l.Elects, l.Leads(), l.Ready)
-	}
-	for name := range before {
-		if _, still := rt.leaders[name]; !still {
-			metrics.ForgetLeader(v.config.Namespace, v.config.Name, name)
-		}
-	}
 }
 
 // HolderOf reads the holder of a Lease; empty if it has none, or cannot be read.

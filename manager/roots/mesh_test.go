@@ -96,8 +96,8 @@ func newMesh(t *testing.T) *mesh {
 func (m *mesh) lead() {
 	m.keeper = &locks.Keeper{Client: m.Client, Log: slog.New(slog.DiscardHandler), Now: func() time.Time { return m.now }}
 	m.Roots = &Roots{
-		Locks: m.keeper.State, Client: m.Client, Recorder: m.recorder, Weigher: &weigh.Weigher{FirstWithin: time.Nanosecond}, Log: slog.New(slog.DiscardHandler),
-		Now: func() time.Time { return m.now },
+		Locks: m.keeper.State, Client: m.Client, Recorder: m.recorder, Weigher: &weigh.Weigher{FirstWithin: time.Nanosecond, Changed: func() {}}, Log: slog.New(slog.DiscardHandler),
+		Now: func() time.Time { return m.now }, Written: func() {}, Asked: func() {},
 		Observe: func(node, uid string) push.Observation {
 			if !m.away[node] {
 				m.left[node] = m.now

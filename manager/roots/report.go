@@ -113,7 +113,7 @@ func (r *reporter) count(config *v1alpha1.ShardingConfig, root *v1alpha1.RootSta
 	}
 	for _, shard := range before {
 		if !slices.Contains(r.counted, shard) {
-			metrics.ForgetShard(config.Namespace, config.Name, shard)
+			metrics.Shard{Namespace: config.Namespace, Config: config.Name, Name: shard}.Forget()
 		}
 	}
 	var skew float64

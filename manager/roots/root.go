@@ -70,7 +70,7 @@ func (rt *root) round(ctx context.Context, config *v1alpha1.ShardingConfig, w Wo
 		}
 	}
 
-	now := rt.now()
+	now := rt.Now()
 	v := rt.look(config, w)
 	rt.survey(ctx, v, now)
 	state, effects := rt.step(v, now)
@@ -108,12 +108,12 @@ func (rt *root) read(ctx context.Context, config *v1alpha1.ShardingConfig) error
 func (rt *root) take(object *v1alpha1.ShardingConfig) {
 	rt.object, rt.plan, rt.gate = object, plan{}, gate{demand: rt.demand}
 	rt.state, rt.broken = Load(object.Status.Root)
-	rt.readAt = rt.now()
+	rt.readAt = rt.Now()
 	if rt.broken != nil {
 		rt.broken = fmt.Errorf("its status is invalid, so that all its pods are refused: %w: fix status.root, or delete all its pods and then status.root", rt.broken)
 	}
 	rt.store(rt.uid, known{Root: rt.public(object.Status.Locks), err: rt.broken})
-	rt.wake()
+	rt.Written()
 }
 
 // public returns the state that the rest of the manager uses from now on.
@@ -210,7 +210,7 @@ func (rt *root) write(ctx context.Context, state handover.State, next v1alpha1.S
 	now := rt.public(next.Locks)
 	rt.store(rt.uid, known{Root: now})
 	if !samePolicies(before, now) {
-		rt.wake()
+		rt.Written()
 	}
 	return nil
 }

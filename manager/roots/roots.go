@@ -19,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -65,10 +66,9 @@ type Roots struct {
 	Recorder events.EventRecorder
 	Weigher  *weigh.Weigher
 	// Written is called when the result of Known changes, Asked when that of Demands does.
-	// They may be nil.
 	Written, Asked func()
 	Log            *slog.Logger
-	// Now is the clock; time.Now if nil.
+	// Now is the clock.
 	Now func() time.Time
 
 	since   time.Time // of the first round
@@ -87,16 +87,13 @@ type known struct {
 // been read yet, because any policy may depend on it. Known omits roots whose state is
 // invalid.
 func (r *Roots) Known(configs []*v1alpha1.ShardingConfig, namespaces []string) (out map[types.NamespacedName]compile.Root, ok bool) {
-	written := r.written.Load()
+	written := ptr.Deref(r.written.Load(), nil)
 	out = map[types.NamespacedName]compile.Root{}
 	for _, c := range configs {
 		if c.Spec.Root == nil {
 			continue
 		}
-		if written == nil {
-			return nil, false
-		}
-		k, looked := (*written)[c.UID]
+		k, looked := written[c.UID]
 		if !looked {
 			return nil, false
 		}
@@ -110,12 +107,12 @@ func (r *Roots) Known(configs []*v1alpha1.ShardingConfig, namespaces []string) (
 
 // Young reports whether this manager became the leader within status.Grace, so that agents
 // may not have connected yet.
-func (r *Roots) Young() bool { return r.roots == nil || r.now().Sub(r.since) < status.Grace }
+func (r *Roots) Young() bool { return r.roots == nil || r.Now().Sub(r.since) < status.Grace }
 
 // Round takes the steps that are possible now for each root.
 func (r *Roots) Round(ctx context.Context, w World) error {
 	if r.roots == nil {
-		r.since, r.roots = r.now(), map[types.NamespacedName]*root{}
+		r.since, r.roots = r.Now(), map[types.NamespacedName]*root{}
 	}
 	configs := map[types.NamespacedName]*v1alpha1.ShardingConfig{}
 	var weighed []*v1alpha1.ShardingConfig
@@ -154,26 +151,11 @@ func (r *Roots) Round(ctx context.Context, w World) error {
 // store publishes the state of a root.
 func (r *Roots) store(uid types.UID, k known) {
 	next := map[types.UID]known{uid: k}
-	if before := r.written.Load(); before != nil {
-		for _, rt := range r.roots {
-			if was, ok := (*before)[rt.uid]; ok && rt.uid != uid {
-				next[rt.uid] = was
-			}
+	before := ptr.Deref(r.written.Load(), nil)
+	for _, rt := range r.roots {
+		if was, ok := before[rt.uid]; ok && rt.uid != uid {
+			next[rt.uid] = was
 		}
 	}
 	r.written.Store(&next)
-}
-
-// wake notifies the rest of the manager of a new state.
-func (r *Roots) wake() {
-	if r.Written != nil {
-		r.Written()
-	}
-}
-
-func (r *Roots) now() time.Time {
-	if r.Now != nil {
-		return r.Now()
-	}
-	return time.Now()
 }

@@ -24,9 +24,7 @@ func Save(s handover.State) v1alpha1.RootStatus {
 		})
 	}
 	for _, m := range s.Members {
-		out.Assignments = append(out.Assignments, v1alpha1.Assignment{
-			UID: m.UID, Name: m.Name, Node: m.Node, Shard: m.Shard, Serial: m.Serial, Stale: m.Stale,
-		})
+		out.Assignments = append(out.Assignments, v1alpha1.Assignment(m))
 	}
 	slices.SortFunc(out.Assignments, func(a, b v1alpha1.Assignment) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
@@ -70,7 +68,7 @@ func Load(r *v1alpha1.RootStatus) (handover.State, error) {
 		if _, known := s.Shards[a.Shard]; !known {
 			return s, fmt.Errorf("status.root.assignments[%s]: there is no shard %q", a.UID, a.Shard)
 		}
-		s.Members[a.UID] = handover.Member{UID: a.UID, Name: a.Name, Node: a.Node, Shard: a.Shard, Serial: a.Serial, Stale: a.Stale}
+		s.Members[a.UID] = handover.Member(a)
 	}
 	for i, h := range r.Handovers {
 		keys, err := sharding.Parse(h.Keys)

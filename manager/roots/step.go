@@ -32,10 +32,7 @@ const outdatedFor = 30 * time.Second
 func (p *plan) lasting(outdated []string, now time.Time) (out []string) {
 	since := map[string]time.Time{}
 	for _, uid := range outdated {
-		since[uid] = now
-		if at, ok := p.outdated[uid]; ok {
-			since[uid] = at
-		}
+		since[uid] = collect.Since(p.outdated, uid, now)
 		if now.Sub(since[uid]) >= outdatedFor {
 			out = append(out, uid)
 		}
@@ -64,7 +61,7 @@ type stepping struct {
 }
 
 func (s *stepping) do(e handover.Event) {
-	next, effects := handover.Step(s.next, e)
+	next, effects := handover.Step(s.next, e, s.now)
 	s.next, s.effects = next, append(s.effects, effects...)
 }
 
@@ -75,7 +72,7 @@ func (s *stepping) learn() {
 	s.lost.observe(s.v, s.next, s.now)
 	s.v.removed = s.v.removedPods(s.state.Members, s.now)
 	s.next.Evidence.LocksHeld, s.next.Evidence.OthersIdle = s.locksHeld(s.v), len(s.v.strangers(s.next.Members)) == 0
-	for _, e := range s.v.serials(s.state.Members, s.now) {
+	for _, e := range s.v.serials(s.state.Members) {
 		s.do(e)
 	}
 	for _, uid := range slices.Sorted(maps.Keys(s.next.Members)) {
@@ -111,7 +108,6 @@ func (s *stepping) assignKeys() bool {
 			Scopes:  s.scopes,
 			Ready:   s.v.ready(s.next.Members, s.now),
 			Restart: s.v.config.Spec.Root.OnChange != v1alpha1.OnChangeRelist && !s.v.config.Spec.DryRun,
-			Now:     s.now,
 		})
 		s.unplanned = !follows(s.next, s.scopes)
 	}
@@ -163,9 +159,9 @@ func (rt *root) evidence(state handover.State, m handover.Member, v view, now ti
 	case rt.exited.over(m.UID, v.silentSince(o), v.world.RequestTimeout, now) && !o.Connected:
 		// A pod may be marked as failed before its containers exit. So while its agent is
 		// connected, only the agent's report counts.
-		return handover.Gone{UID: m.UID, Now: now}
+		return handover.Gone{UID: m.UID}
 	case absent && policy.GetRefuse() != "" && policy.GetSerial() > 0 && o.Version == policy.Version:
-		return handover.Refused{UID: m.UID, Serial: int64(policy.Serial), Now: now}
+		return handover.Refused{UID: m.UID, Serial: int64(policy.Serial)}
 	}
 	// An ack of the same serial with another hash may be of a policy that followed from
 	// another history of the state.
@@ -175,7 +171,7 @@ func (rt *root) evidence(state handover.State, m handover.Member, v view, now ti
 	}
 	refused := policy.Refuse != ""
 	if _, verified := state.Evidence.Verified[m.Shard]; serial > m.Serial || !state.Evidence.Confirmed[m.UID] || !verified && !refused {
-		return handover.Applied{UID: m.UID, Serial: serial, Refused: refused, Now: now}
+		return handover.Applied{UID: m.UID, Serial: serial, Refused: refused}
 	}
 	return nil
 }

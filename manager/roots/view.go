@@ -290,7 +290,7 @@ func (v view) removedPods(members map[string]handover.Member, now time.Time) []p
 
 // serials returns what agents reported about the serials of members and waiting pods. The
 // core decides which of them the state does not account for.
-func (v view) serials(members map[string]handover.Member, now time.Time) (out []handover.Event) {
+func (v view) serials(members map[string]handover.Member) (out []handover.Event) {
 	nodes := map[string]string{} // by pod uid
 	for _, p := range v.pods {
 		nodes[string(p.UID)] = p.Spec.NodeName
@@ -304,9 +304,9 @@ func (v view) serials(members map[string]handover.Member, now time.Time) (out []
 		switch served := policy.PodPolicy != nil && policy.Refuse == ""; {
 		case o.Serial == 0:
 		case served && policy.RequiredSerial == 0 && (o.Barred || rejects(o, policy)):
-			out = append(out, handover.Barred{UID: uid, Serial: o.Serial, Now: now})
+			out = append(out, handover.Barred{UID: uid, Serial: o.Serial})
 		default:
-			out = append(out, handover.Ahead{UID: uid, Serial: o.Serial, Now: now})
+			out = append(out, handover.Ahead{UID: uid, Serial: o.Serial})
 		}
 	}
 	return out
@@ -317,16 +317,6 @@ func (v view) serials(members map[string]handover.Member, now time.Time) (out []
 func rejects(o push.Observation, policy compile.Policy) bool {
 	serial, _ := compile.Serial(o.Version)
 	return serial > 0 && serial == int64(policy.Serial) && o.Serial == serial && o.Version != policy.Version && o.Nacked == policy.Version
-}
-
-// sightings returns the locks that the pods have shown.
-func (v view) sightings() (out []locks.Sighting) {
-	for _, p := range v.pods {
-		for _, l := range v.observed(p).ObservedLocks {
-			out = append(out, locks.Sighting{Pod: p, ObservedLock: l})
-		}
-	}
-	return out
 }
 
 // holder describes an identity: clients commonly make it of their pod's name, "_" and

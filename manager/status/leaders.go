@@ -12,7 +12,9 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
+	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 )
 
@@ -36,6 +38,8 @@ func PodReady(pod *corev1.Pod) bool {
 type Led struct {
 	// Name of the shard.
 	Name string
+	// Series are its metrics.
+	Series metrics.Shard
 	// Locks are those that its members lead under; none without leader election.
 	Locks []*meshv1.Lock
 	// Known are the operator's locks as the status lists them.
@@ -76,28 +80,35 @@ func (l Leader) contends() bool {
 }
 
 // Leaders tracks since when shards have had no leader. Its zero value is ready to use.
-type Leaders struct{ since map[string]time.Time }
+type Leaders struct {
+	since   map[string]time.Time
+	counted map[metrics.Shard]bool // shards with metrics
+}
 
 // Round returns the leaders of shards that should act. holder reads the current holder of a
-// lock.
+// lock. Round sets the metrics of these shards, and removes those of shards that no longer act.
 func (l *Leaders) Round(shards []Led, holder func(namespace, name string) string, now time.Time) map[string]Leader {
-	since := map[string]time.Time{}
+	since, counted := map[string]time.Time{}, map[metrics.Shard]bool{}
 	out := map[string]Leader{}
 	for _, s := range shards {
 		leader, unled := s.leader()
 		if !leader.Working {
-			since[s.Name] = now
-			if at, known := l.since[s.Name]; known {
-				since[s.Name] = at
-			}
+			since[s.Name] = collect.Since(l.since, s.Name, now)
 			if now.Sub(since[s.Name]) >= LeaderlessAfter {
 				leader.Missing = s.missing(leader, unled, holder)
 			}
 		}
 		leader.Elects = len(s.Locks) > 0 || leader.contends()
 		out[s.Name] = leader
+		s.Series.CountLeader(leader.Elects, leader.Leads(), leader.Ready)
+		counted[s.Series] = true
 	}
-	l.since = since
+	for s := range l.counted {
+		if !counted[s] {
+			s.ForgetLeader()
+		}
+	}
+	l.since, l.counted = since, counted
 	return out
 }
 

@@ -40,7 +40,7 @@ type Authority struct {
 	Names func() Names
 	// Egress makes it the egress CA, which signs for anything but Names.
 	Egress bool
-	// Now is the clock; time.Now if nil.
+	// Now is the clock.
 	Now func() time.Time
 	// Log logs rotations. It may be nil.
 	Log *slog.Logger
@@ -96,7 +96,7 @@ func (a *Authority) Maintain(ctx context.Context, bundled []byte, pods map[strin
 
 func (a *Authority) facts() Facts {
 	name, _ := a.is()
-	return Facts{Now: a.now(), Name: name, Names: a.Names(), Egress: a.Egress}
+	return Facts{Now: a.Now(), Name: name, Names: a.Names(), Egress: a.Egress}
 }
 
 // is returns the name of the CA, and that of its Secret.
@@ -174,7 +174,7 @@ func (a *Authority) sign(csr []byte, names Names) ([][]byte, error) {
 		name, _ := a.is()
 		return nil, fmt.Errorf("the %s is not loaded yet", name)
 	}
-	return ring.Sign(csr, names, a.now())
+	return ring.Sign(csr, names, a.Now())
 }
 
 // SignFor signs an agent's request for one other host. Only the egress CA supports it. It never
@@ -189,16 +189,6 @@ func (a *Authority) SignFor(csr []byte, host string) ([][]byte, error) {
 		return nil, errors.New("the host stands for the apiserver")
 	}
 	return a.sign(csr, names)
-}
-
-func (a *Authority) now() time.Time { return clock(a.Now) }
-
-// clock returns the time by now, or by the system's clock if now is nil.
-func clock(now func() time.Time) time.Time {
-	if now != nil {
-		return now()
-	}
-	return time.Now()
 }
 
 // loadOrCreate reads a Secret, or creates it with the content that fill sets.

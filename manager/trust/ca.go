@@ -11,7 +11,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"math/big"
 	"net"
 	"net/netip"
 	"time"
@@ -54,7 +53,6 @@ func NewCA(commonName string, constrain func(*x509.Certificate), now time.Time) 
 
 func certify(key *ecdsa.PrivateKey, commonName string, constrain func(*x509.Certificate), now time.Time) (*x509.Certificate, error) {
 	template := &x509.Certificate{
-		SerialNumber:          serial(),
 		Subject:               pkix.Name{Organization: []string{"ctrlmesh"}, CommonName: commonName},
 		NotBefore:             now.Add(-backdate),
 		NotAfter:              now.Add(caLife),
@@ -139,7 +137,6 @@ func (ca *CA) sign(key crypto.PublicKey, names Names, life time.Duration, now ti
 		return nil, errors.New("the CA permits none of the names to be signed")
 	}
 	template := &x509.Certificate{
-		SerialNumber:          serial(),
 		Subject:               pkix.Name{Organization: []string{"ctrlmesh"}, CommonName: "ctrlmesh"},
 		NotBefore:             now.Add(-backdate),
 		NotAfter:              now.Add(life),
@@ -229,14 +226,6 @@ func renewal(c *x509.Certificate) time.Time {
 func boundBy(c *x509.Certificate, names Names) bool {
 	bounds := boundsOf(c)
 	return sets.New(bounds.DNS...).HasAll(names.DNS...) && sets.New(bounds.IPs...).HasAll(names.IPs...)
-}
-
-func serial() *big.Int {
-	b := make([]byte, 16)
-	rand.Read(b) // never fails
-	b[0] &= 0x7f // positive
-	b[0] |= 0x40 // and not short
-	return new(big.Int).SetBytes(b)
 }
 
 // encodeCerts returns certificates in PEM.

@@ -3,6 +3,7 @@ package trust
 import (
 	"bytes"
 	"crypto/tls"
+	"crypto/rand"
 	"crypto/x509"
 	"maps"
 	"net"
@@ -121,8 +122,8 @@ func TestOpenSSLHoldsTheEgressConstraints(t *testing.T) {
 		"another":        {&x509.Certificate{DNSNames: []string{"example.com"}}, true},
 		"another ipv4":   {&x509.Certificate{IPAddresses: []net.IP{net.ParseIP("10.96.0.2").To4()}}, true},
 	} {
-		c.leaf.SerialNumber, c.leaf.NotBefore, c.leaf.NotAfter = serial(), time.Now().Add(-time.Minute), time.Now().Add(time.Hour)
-		der, err := x509.CreateCertificate(nil, c.leaf, ca.certs[0], p256(t).Public(), ca.key)
+		c.leaf.NotBefore, c.leaf.NotAfter = time.Now().Add(-time.Minute), time.Now().Add(time.Hour)
+		der, err := x509.CreateCertificate(rand.Reader, c.leaf, ca.certs[0], p256(t).Public(), ca.key)
 		require.NoError(t, err)
 		out, err := openssl(t, "verify", "-CAfile", file(t, ca.Bundle()), file(t, encodePEM("CERTIFICATE", der)))
 		require.Equal(t, c.ok, err == nil, "%s: %s", what, out)

@@ -114,19 +114,10 @@ func permitsIP(c *x509.Certificate, ip netip.Addr) bool {
 // since adds what a former certificate is bound by, the newest first: control planes
 // that take turns need a new one for each name once, not at each turn.
 func (n Names) since(former *x509.Certificate) Names {
-	out := Names{DNS: slices.Clone(n.DNS), IPs: slices.Clone(n.IPs)}
 	bounds := boundsOf(former)
-	for _, d := range bounds.DNS {
-		if !slices.Contains(out.DNS, d) {
-			out.DNS = append(out.DNS, d)
-		}
-	}
-	for _, ip := range bounds.IPs {
-		if len(out.IPs) < maxAddresses && !slices.Contains(out.IPs, ip) {
-			out.IPs = append(out.IPs, ip)
-		}
-	}
-	return out
+	dns := collect.Filter(bounds.DNS, func(d string) bool { return !slices.Contains(n.DNS, d) })
+	ips := collect.Filter(bounds.IPs, func(ip netip.Addr) bool { return !slices.Contains(n.IPs, ip) })
+	return Names{DNS: slices.Concat(n.DNS, dns), IPs: slices.Concat(n.IPs, ips[:min(len(ips), max(maxAddresses-len(n.IPs), 0))])}
 }
 
 func (n Names) sorted() Names {

@@ -3,6 +3,7 @@ package trust
 import (
 	"crypto"
 	"crypto/tls"
+	"crypto/rand"
 	"crypto/x509"
 	"net"
 	"os"
@@ -95,8 +96,8 @@ func TestOpenSSLHoldsTheNameConstraints(t *testing.T) {
 		"ipv4": {IPAddresses: []net.IP{net.ParseIP("10.96.0.2").To4()}},
 		"ipv6": {IPAddresses: []net.IP{net.ParseIP("fd00::2")}},
 	} {
-		leaf.SerialNumber, leaf.NotBefore, leaf.NotAfter = serial(), time.Now().Add(-time.Minute), time.Now().Add(time.Hour)
-		der, err := x509.CreateCertificate(nil, leaf, ca.certs[0], p256(t).Public(), ca.key)
+		leaf.NotBefore, leaf.NotAfter = time.Now().Add(-time.Minute), time.Now().Add(time.Hour)
+		der, err := x509.CreateCertificate(rand.Reader, leaf, ca.certs[0], p256(t).Public(), ca.key)
 		require.NoError(t, err)
 		out, err := openssl(t, "verify", "-CAfile", file(t, ca.Bundle()), file(t, encodePEM("CERTIFICATE", der)))
 		require.Error(t, err, what)

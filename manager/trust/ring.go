@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
@@ -244,10 +245,7 @@ func annotate(s *corev1.Secret, key, value string) {
 		delete(s.Annotations, key)
 		return
 	}
-	if s.Annotations == nil {
-		s.Annotations = map[string]string{}
-	}
-	s.Annotations[key] = value
+	metav1.SetMetaDataAnnotation(&s.ObjectMeta, key, value)
 }
 
 func stamp(t time.Time) string {

@@ -31,7 +31,7 @@ type Serving struct {
 	Namespace string
 	// Names of the manager's Services.
 	Names Names
-	// Now is the clock; time.Now if nil.
+	// Now is the clock.
 	Now func() time.Time
 
 	current atomic.Pointer[servingState]
@@ -81,16 +81,15 @@ func (s *Serving) Maintain(ctx context.Context, published []byte) error {
 // facts returns the facts of a CA that no pod keeps: all clients of the manager read the bundle
 // whenever it changes.
 func (s *Serving) facts() Facts {
-	return Facts{Now: s.now(), Name: "manager CA", Names: s.Names, Pods: map[string]time.Time{}}
+	return Facts{Now: s.Now(), Name: "manager CA", Names: s.Names, Pods: map[string]time.Time{}}
 }
 
 // Bundle returns the CA that verifies the manager; nil before Load.
 func (s *Serving) Bundle() []byte {
-	state := s.current.Load()
-	if state == nil {
-		return nil
+	if state := s.current.Load(); state != nil {
+		return state.ring.Bundle()
 	}
-	return state.ring.Bundle()
+	return nil
 }
 
 // TLSConfig returns a configuration that always serves the current certificate.
@@ -110,7 +109,7 @@ func (s *Serving) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error)
 func (s *Serving) due(state *servingState) bool {
 	leaf := state.cert.Leaf
 	lacks := func(d string) bool { return !slices.Contains(leaf.DNSNames, d) }
-	return slices.ContainsFunc(state.ring.signer.Usable(s.Names).DNS, lacks) || s.now().After(renewal(leaf))
+	return slices.ContainsFunc(state.ring.signer.Usable(s.Names).DNS, lacks) || s.Now().After(renewal(leaf))
 }
 
 // load returns the Secret even if its content is invalid.
@@ -151,7 +150,7 @@ func (s *Serving) issue(ring *Ring, into *corev1.Secret) error {
 	if err != nil {
 		return err
 	}
-	leaf, err := ring.signer.sign(key.Public(), s.Names, servingLife, s.now())
+	leaf, err := ring.signer.sign(key.Public(), s.Names, servingLife, s.Now())
 	if err != nil {
 		return err
 	}
@@ -166,5 +165,3 @@ func (s *Serving) issue(ring *Ring, into *corev1.Secret) error {
 	into.Data[corev1.TLSPrivateKeyKey] = encodePEM("PRIVATE KEY", der)
 	return nil
 }
-
-func (s *Serving) now() time.Time { return clock(s.Now) }

@@ -89,7 +89,7 @@ func TestNameConstraints(t *testing.T) {
 		"email":         {EmailAddresses: []string{"a@example.com"}},
 		"uri":           {URIs: []*url.URL{u}},
 	} {
-		leaf.SerialNumber, leaf.NotBefore, leaf.NotAfter = serial(), now, now.Add(time.Hour)
+		leaf.NotBefore, leaf.NotAfter = now, now.Add(time.Hour)
 		key := p256(t)
 		der, err := x509.CreateCertificate(rand.Reader, leaf, ca.certs[0], key.Public(), ca.key)
 		require.NoError(t, err)
@@ -101,13 +101,13 @@ func TestNameConstraints(t *testing.T) {
 	require.True(t, ca.certs[0].PermittedDNSDomainsCritical)
 
 	// Nor make another CA.
-	sub := &x509.Certificate{SerialNumber: serial(), NotBefore: now, NotAfter: now.Add(time.Hour), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+	sub := &x509.Certificate{NotBefore: now, NotAfter: now.Add(time.Hour), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
 	subKey := p256(t)
 	der, err := x509.CreateCertificate(rand.Reader, sub, ca.certs[0], subKey.Public(), ca.key)
 	require.NoError(t, err)
 	subCert, err := x509.ParseCertificate(der)
 	require.NoError(t, err)
-	leaf := &x509.Certificate{SerialNumber: serial(), NotBefore: now, NotAfter: now.Add(time.Hour), DNSNames: []string{"kubernetes"}}
+	leaf := &x509.Certificate{NotBefore: now, NotAfter: now.Add(time.Hour), DNSNames: []string{"kubernetes"}}
 	der, err = x509.CreateCertificate(rand.Reader, leaf, subCert, p256(t).Public(), subKey)
 	require.NoError(t, err)
 	cert, err := x509.ParseCertificate(der)
@@ -121,7 +121,7 @@ func TestNameConstraints(t *testing.T) {
 func TestNoAddressPermitsNone(t *testing.T) {
 	ca, err := NewCA("serving", ManagerNames("ns", "cluster.local", "svc").permit, now)
 	require.NoError(t, err)
-	leaf := &x509.Certificate{SerialNumber: serial(), NotBefore: now, NotAfter: now.Add(time.Hour), IPAddresses: []net.IP{net.ParseIP("10.0.0.1")}}
+	leaf := &x509.Certificate{NotBefore: now, NotAfter: now.Add(time.Hour), IPAddresses: []net.IP{net.ParseIP("10.0.0.1")}}
 	der, err := x509.CreateCertificate(rand.Reader, leaf, ca.certs[0], p256(t).Public(), ca.key)
 	require.NoError(t, err)
 	cert, err := x509.ParseCertificate(der)
@@ -191,7 +191,7 @@ func TestReplicasShareOneCA(t *testing.T) {
 
 func TestDamagedMeshCAIsNotReplaced(t *testing.T) {
 	c, ctx := secrets(t), context.Background()
-	a := &Authority{Client: c, Namespace: "mesh", Names: func() Names { return apiNames("10.96.0.1") }}
+	a := &Authority{Client: c, Namespace: "mesh", Names: func() Names { return apiNames("10.96.0.1") }, Now: time.Now}
 	require.NoError(t, a.Load(ctx))
 	s := &corev1.Secret{}
 	require.NoError(t, c.Get(ctx, types.NamespacedName{Namespace: "mesh", Name: MeshCASecret}, s))

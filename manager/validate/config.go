@@ -127,10 +127,8 @@ func names(values []string, path *field.Path, check func(string) string) field.E
 		errs = append(errs, field.Required(path, "list names"))
 	}
 	for i, v := range values {
-		if v == "*" {
-			if len(values) > 1 {
-				errs = append(errs, field.Invalid(path.Index(i), v, `"*" must be alone in its list`))
-			}
+		if v == "*" && len(values) > 1 {
+			errs = append(errs, field.Invalid(path.Index(i), v, `"*" must be alone in its list`))
 		}
 		if msg := check(v); msg != "" {
 			errs = append(errs, field.Invalid(path.Index(i), v, msg))

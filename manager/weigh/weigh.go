@@ -22,6 +22,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/wake"
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 )
@@ -71,14 +72,13 @@ type Weigher struct {
 	discovered time.Time // when served was read
 	failing    error     // of discovery, while served is empty
 	news       bool      // Changed is to be called
-	poke       chan struct{}
+	poke       wake.Flag
 }
 
 // Set sets the roots and the namespaces that exist.
 func (w *Weigher) Set(roots []*v1alpha1.ShardingConfig, namespaces []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.init()
 	now := time.Now()
 	next := make(map[types.UID]*weighing, len(roots))
 	fresh := false
@@ -86,7 +86,7 @@ func (w *Weigher) Set(roots []*v1alpha1.ShardingConfig, namespaces []string) {
 		one := w.weighings[c.UID]
 		if one == nil {
 			one = &weighing{since: now, counts: map[string]*count{}}
-			time.AfterFunc(w.firstWithin(), w.changed)
+			time.AfterFunc(w.firstWithin(), w.Changed)
 		}
 		one.again = layout.Rebalance(c.Spec.Root) != v1alpha1.RebalanceOff
 		one.objects = c.Spec.Root.Key == v1alpha1.KeyObject
@@ -96,31 +96,11 @@ func (w *Weigher) Set(roots []*v1alpha1.ShardingConfig, namespaces []string) {
 	}
 	w.weighings = next
 	if fresh {
-		w.wake()
+		w.poke.Set()
 	}
 }
 
 func (w *Weigher) firstWithin() time.Duration { return cmp.Or(w.FirstWithin, time.Minute) }
-
-func (w *Weigher) init() {
-	if w.poke == nil {
-		w.poke = make(chan struct{}, 1)
-	}
-}
-
-// wake has Run look for what is due.
-func (w *Weigher) wake() {
-	select {
-	case w.poke <- struct{}{}:
-	default:
-	}
-}
-
-func (w *Weigher) changed() {
-	if w.Changed != nil {
-		w.Changed()
-	}
-}
 
 // First returns the weights for the first division of keys. ok is false while a namespace
 // has yet to be counted for the first time and is worth waiting for.
@@ -164,7 +144,7 @@ func (w *Weigher) Problem(root types.UID) string {
 	if one == nil {
 		return ""
 	}
-	var out, forbidden []string
+	var out []string
 	if w.failing != nil {
 		out = append(out, w.failing.Error())
 	}
@@ -173,9 +153,8 @@ func (w *Weigher) Problem(root types.UID) string {
 			out = append(out, err.Error())
 		}
 	}
-	for _, gvr := range slices.AppendSeq(slices.Collect(maps.Keys(one.forbidden)), maps.Keys(one.retried)) {
-		forbidden = append(forbidden, gvr.GroupResource().String())
-	}
+	unlisted := slices.AppendSeq(slices.Collect(maps.Keys(one.forbidden)), maps.Keys(one.retried))
+	forbidden := collect.Map(unlisted, func(gvr schema.GroupVersionResource) string { return gvr.GroupResource().String() })
 	if len(forbidden) > 0 {
 		slices.Sort(forbidden)
 		effect := "some objects do not count: "
@@ -223,9 +202,6 @@ func (w *Weigher) blind(one *weighing) bool {
 
 // Run counts until the context ends.
 func (w *Weigher) Run(ctx context.Context) error {
-	w.mu.Lock()
-	w.init()
-	w.mu.Unlock()
 	var g errgroup.Group
 	g.SetLimit(weighers)
 	defer func() { _ = g.Wait() }() // they return no errors
@@ -254,7 +230,7 @@ func (w *Weigher) Run(ctx context.Context) error {
 func (w *Weigher) sleep(ctx context.Context, wait time.Duration) {
 	select {
 	case <-ctx.Done():
-	case <-w.poke:
+	case <-w.poke.Wait():
 	case <-time.After(wait):
 	}
 }
@@ -266,7 +242,7 @@ func (w *Weigher) report() {
 	w.news = false
 	w.mu.Unlock()
 	if news {
-		w.changed()
+		w.Changed()
 	}
 }
 
@@ -363,7 +339,7 @@ func (w *Weigher) weigh(ctx context.Context, one *weighing, resources []schema.G
 	c.schedule(now)
 	w.news = true
 	w.mu.Unlock()
-	w.wake()
+	w.poke.Set()
 	if report {
 		w.Log.Warn("weighing failed and will be tried again", "error", err)
 	}

@@ -22,7 +22,7 @@ import (
 
 // weigherOf returns a Weigher that counts the objects of an apiserver.
 func weigherOf(a *weightest.APIServer) *Weigher {
-	return &Weigher{Metadata: a.Metadata(), Served: a.Served, Limiter: rate.NewLimiter(100, 100), Log: slog.New(slog.DiscardHandler)}
+	return &Weigher{Metadata: a.Metadata(), Served: a.Served, Limiter: rate.NewLimiter(100, 100), Changed: func() {}, Log: slog.New(slog.DiscardHandler)}
 }
 
 func forbidden(string) error { return apierrors.NewForbidden(corev1.Resource("configmaps"), "", nil) }

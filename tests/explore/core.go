@@ -63,7 +63,7 @@ func (c *core) want(id int32, k int) int32 { return c.wants(id, k, 1<<shards-1) 
 
 func (c *core) wants(id int32, k int, ready uint8) int32 {
 	return c.once(call{id, 'w', k, int(ready)}, func() handover.Event {
-		w := handover.Want{Scopes: map[string]sharding.Scope{}, Ready: map[string]bool{}, Now: now}
+		w := handover.Want{Scopes: map[string]sharding.Scope{}, Ready: map[string]bool{}}
 		for i, keys := range c.options.Wants[k] {
 			if keys != 0 {
 				w.Scopes[shardName(i)] = scopes[keys]
@@ -82,14 +82,14 @@ func (c *core) join(id int32, pod int, shard uint8) int32 {
 
 func (c *core) applied(id int32, pod, serial int) int32 {
 	next := c.once(call{id, 'a', pod, serial}, func() handover.Event {
-		return handover.Applied{UID: podName(pod), Serial: int64(serial), Now: now}
+		return handover.Applied{UID: podName(pod), Serial: int64(serial)}
 	})
 	if c.options.Flaws.EarlyGrant {
 		members := c.states[id].Members
 		for i := range slots {
 			if i != pod && members[podName(i)].Shard == members[podName(pod)].Shard {
 				next = c.once(call{next, 'a', i, serial}, func() handover.Event {
-					return handover.Applied{UID: podName(i), Serial: int64(serial), Now: now}
+					return handover.Applied{UID: podName(i), Serial: int64(serial)}
 				})
 			}
 		}
@@ -99,25 +99,25 @@ func (c *core) applied(id int32, pod, serial int) int32 {
 
 func (c *core) refused(id int32, pod, serial int) int32 {
 	return c.once(call{id, 'r', pod, serial}, func() handover.Event {
-		return handover.Refused{UID: podName(pod), Serial: int64(serial), Now: now}
+		return handover.Refused{UID: podName(pod), Serial: int64(serial)}
 	})
 }
 
 func (c *core) gone(id int32, pod int) int32 {
 	return c.once(call{id, 'g', pod, 0}, func() handover.Event {
-		return handover.Gone{UID: podName(pod), Now: now}
+		return handover.Gone{UID: podName(pod)}
 	})
 }
 
 func (c *core) ahead(id int32, pod, serial int) int32 {
 	return c.once(call{id, 'h', pod, serial}, func() handover.Event {
-		return handover.Ahead{UID: podName(pod), Serial: int64(serial), Now: now}
+		return handover.Ahead{UID: podName(pod), Serial: int64(serial)}
 	})
 }
 
 func (c *core) barred(id int32, pod, serial int) int32 {
 	return c.once(call{id, 'b', pod, serial}, func() handover.Event {
-		return handover.Barred{UID: podName(pod), Serial: int64(serial), Now: now}
+		return handover.Barred{UID: podName(pod), Serial: int64(serial)}
 	})
 }
 
@@ -168,7 +168,7 @@ func (c *core) once(k call, event func() handover.Event) int32 {
 	if id, ok := c.known[k]; ok {
 		return id
 	}
-	s, _ := handover.Step(c.states[k.state], event())
+	s, _ := handover.Step(c.states[k.state], event(), now)
 	id := c.number(s)
 	c.known[k] = id
 	return id

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"time"
 
@@ -18,6 +17,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
@@ -149,8 +149,5 @@ func (r *Controller) injectInto(ctx context.Context, object client.Object, clien
 	if changed {
 		err = r.Client.Update(ctx, object)
 	}
-	if err != nil {
-		return fmt.Errorf("writing the CA into %T %s: %w", object, r.WebhookConfiguration, err)
-	}
-	return nil
+	return failure.Wrap(err, "writing the CA into %T %s", object, r.WebhookConfiguration)
 }

@@ -3,7 +3,6 @@ package endpoint
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"net/netip"
 	"strconv"
@@ -17,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 )
 
@@ -56,10 +56,7 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 		have.Labels, have.Endpoints, have.Ports = want.Labels, want.Endpoints, want.Ports
 		err = c.Client.Update(ctx, have)
 	}
-	if err != nil {
-		return fmt.Errorf("writing EndpointSlice %s/%s: %w", want.Namespace, want.Name, err)
-	}
-	return nil
+	return failure.Wrap(err, "writing EndpointSlice %s/%s", want.Namespace, want.Name)
 }
 
 func sameEndpoint(a, b *discoveryv1.EndpointSlice) bool {

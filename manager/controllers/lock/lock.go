@@ -83,10 +83,7 @@ func (r *Controller) handWrittenDemands(l *controllers.Listed, now time.Time) (o
 		config := types.NamespacedName{Namespace: c.Namespace, Name: c.Name}
 		mode, accounts := locks.Acquire, accountsOf(l.Pods, c)
 		if len(accounts) == 0 {
-			since, empty := r.emptySince[c.UID]
-			if !empty {
-				since = now
-			}
+			since := collect.Since(r.emptySince, c.UID, now)
 			emptySince[c.UID] = since
 			if mode = locks.Watch; now.Sub(since) >= membersGone && r.nobodyActs(l, config) {
 				mode = locks.Release

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
@@ -58,10 +59,7 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	}
 	// Even without the webhook the sweep labels what exists.
 	r.Sweeper.Set(c.Configs)
-	if err != nil {
-		return fmt.Errorf("writing MutatingWebhookConfiguration %s: %w", label.Configuration, err)
-	}
-	return nil
+	return failure.Wrap(err, "writing MutatingWebhookConfiguration %s", label.Configuration)
 }
 
 // otherConfigs reports whether a configuration has changed: the controller reads the apiserver,

@@ -43,9 +43,7 @@ type Controller struct {
 	since time.Time // of the first run
 	// written are the statuses that were written last, by uid.
 	written map[types.UID]*writtenStatus
-	// leaders are those of hand-written shards, which led names.
-	leaders status.Leaders
-	led     map[string]types.NamespacedName
+	leaders status.Leaders // of hand-written shards
 }
 
 // Spec implements controllers.Reconciler.
@@ -189,12 +187,7 @@ func (r *Controller) surveyHandWritten(shard compile.Shard, configs []*v1alpha1.
 	if shard.Root != nil || !compile.HandWritten(shard.Config) || shard.Problem != nil {
 		return nil, nil
 	}
-	var sightings []locks.Sighting
-	for _, p := range shard.Members {
-		for _, l := range r.Push.Observe(p.Spec.NodeName, string(p.UID)).ObservedLocks {
-			sightings = append(sightings, locks.Sighting{Pod: p, ObservedLock: l})
-		}
-	}
+	sightings := locks.Sightings(shard.Members, r.Push.Observe)
 	known, obstacle := locks.Survey(shard.Config, shard.Config.Status.Locks, sightings, configs, r.Keeper.State)
 	if obstacle == nil && len(shard.Members) > 0 {
 		obstacle = locks.Unheld(known, r.Keeper.State, func(identity string) string { return fmt.Sprintf("%q", identity) })
@@ -205,12 +198,11 @@ func (r *Controller) surveyHandWritten(shard compile.Shard, configs []*v1alpha1.
 // lead finds out who leads the hand-written shards that are to act, by namespace/name.
 func (r *Controller) lead(ctx context.Context, c *controllers.Compiled) map[string]status.Leader {
 	var shards []status.Led
-	names := map[string]types.NamespacedName{}
 	for _, s := range c.Shards {
 		if s.Config == nil || s.Root != nil || s.Problem != nil || !compile.HandWritten(s.Config) || len(s.Members) == 0 {
 			continue
 		}
-		led := status.Led{Name: s.String(), Locks: s.Locks, Known: s.Config.Status.Locks}
+		led := status.Led{Name: s.String(), Series: metrics.Shard{Namespace: s.Namespace, Config: s.Name, Name: s.Name}, Locks: s.Locks, Known: s.Config.Status.Locks}
 		waits := false
 		for _, p := range s.Members {
 			policy := c.Policies[p.UID]
@@ -218,22 +210,9 @@ func (r *Controller) lead(ctx context.Context, c *controllers.Compiled) map[stri
 			waits = waits || policy.GetSharding().GetStandby()
 			led.Members = append(led.Members, status.LedMember{Name: p.Name, Ready: status.Serves(p, o), Observation: o})
 		}
-		if waits {
-			continue
-		}
-		shards = append(shards, led)
-		names[led.Name] = s.NamespacedName
-	}
-	before := r.led
-	leaders := r.leaders.Round(shards, func(namespace, name string) string { return roots.HolderOf(ctx, r.Client, namespace, name) }, time.Now())
-	for name, l := range leaders {
-		metrics.CountLeader(names[name].Namespace, names[name].Name, names[name].Name, l.Elects, l.Leads(), l.Ready)
-	}
-	for name, was := range before {
-		if _, still := leaders[name]; !still {
-			metrics.ForgetLeader(was.Namespace, was.Name, was.Name)
+		if !waits {
+			shards = append(shards, led)
 		}
 	}
-	r.led = names
-	return leaders
+	return r.leaders.Round(shards, func(namespace, name string) string { return roots.HolderOf(ctx, r.Client, namespace, name) }, time.Now())
 }

@@ -1,6 +1,8 @@
 // Package collect has the loops over slices and maps that the standard library lacks.
 package collect
 
+import "time"
+
 // Map returns the results of f, in order; nil if there are none.
 func Map[T, U any](in []T, f func(T) U) (out []U) {
 	for _, one := range in {
@@ -27,6 +29,14 @@ func Any[K comparable, V any](in map[K]V, is func(K, V) bool) bool {
 		}
 	}
 	return false
+}
+
+// Since returns the time that before has for a key, now if it has none.
+func Since[K comparable](before map[K]time.Time, key K, now time.Time) time.Time {
+	if at, known := before[key]; known {
+		return at
+	}
+	return now
 }
 
 // Pointers returns pointers to the elements, in order; nil if there are none.
