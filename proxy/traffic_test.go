@@ -96,7 +96,7 @@ func TestWithoutValidRulesEgressIsRefused(t *testing.T) {
 	require.Empty(t, dialed)
 
 	rules, problem := set(&meshv1.Traffic{Breakers: breakers})
-	require.ErrorContains(t, problem, "none are in force")
+	require.ErrorContains(t, problem, "no rules are in force")
 	require.Nil(t, rules.GetEgress(), "these are about no other host")
 	if c, err := net.Dial("tcp", l.Addr().String()); err == nil { // it may be reset by then
 		defer c.Close()
