@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"strings"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -48,9 +49,6 @@ func (ws *Workloads) Acquire(namespace, workload, shard string) *Workload {
 	id := workloadID{namespace, workload, shard}
 	w := ws.used[id]
 	if w == nil {
-		if ws.used == nil {
-			ws.used = map[workloadID]*Workload{}
-		}
 		w = &Workload{id: id}
 		ws.used[id] = w
 	}
@@ -156,10 +154,6 @@ func (w *Workload) Resource(resource string) string {
 }
 
 func plausible(resource string) bool {
-	for i := range len(resource) {
-		if c := resource[i]; (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' && c != '.' {
-			return false
-		}
-	}
-	return len(resource) <= 63
+	const characters = "abcdefghijklmnopqrstuvwxyz0123456789-."
+	return len(resource) <= 63 && strings.Trim(resource, characters) == ""
 }
