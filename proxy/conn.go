@@ -108,7 +108,7 @@ func (n *notices) due(reason string) bool {
 
 // notify calls Config.Notify, and does not wait for it.
 func (p *Pod) notify(reason, format string, args ...any) {
-	if p.server.notify != nil && p.notices.due(reason) {
-		go p.server.notify(p.env.Info, reason, fmt.Sprintf(format, args...))
+	if p.server.config.Notify != nil && p.notices.due(reason) {
+		go p.server.config.Notify(p.env.Info, reason, fmt.Sprintf(format, args...))
 	}
 }
