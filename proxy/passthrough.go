@@ -125,7 +125,7 @@ func newEgress(p *Pod) *egress.Server {
 		},
 		Injected: func(by fault.Injected) {
 			if pol := p.env.Policy.Load(); pol != nil {
-				pol.Injected.Count(by.Injection, by.Rule, by.Kind.String())
+				pol.CountFault(by)
 			}
 		},
 		Panicked: s.metrics.Panics.Inc,

@@ -112,6 +112,7 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 		},
 		server: s, dial: dial,
 		lifetime: newLifetime(),
+		inForce:  inForce{connects: connects{open: map[*pipeline.State]*connect{}}},
 		budgets: pipeline.Budgets{
 			Held:     bounds.Account{Pool: s.held, Own: pipeline.OwnHeld},
 			Long:     bounds.Account{Pool: s.long, Own: pipeline.OwnLong},
