@@ -19,24 +19,17 @@ func (k Kind) GroupResource() schema.GroupResource {
 	return schema.GroupResource{Group: k.Group, Resource: k.Resource}
 }
 
+var (
+	writes   = []string{"create", "update", "patch", "delete", "deletecollection"}
+	connects = []string{"exec", "attach", "portforward", "proxy"}
+)
+
 // Writes reports whether a request changes something, by its verb.
-func (k Kind) Writes() bool {
-	switch k.Verb {
-	case "create", "update", "patch", "delete", "deletecollection":
-		return true
-	}
-	return false
-}
+func (k Kind) Writes() bool { return slices.Contains(writes, k.Verb) }
 
 // Connects reports whether a request opens a connection into a pod or a service, by any
 // verb.
-func (k Kind) Connects() bool {
-	switch k.Subresource {
-	case "exec", "attach", "portforward", "proxy":
-		return k.Group == ""
-	}
-	return false
-}
+func (k Kind) Connects() bool { return k.Group == "" && slices.Contains(connects, k.Subresource) }
 
 // Storable reports whether parts of a path are short enough to be stored: the names of
 // objects and resources are not longer.
