@@ -135,8 +135,9 @@ func (w *Workload) Egressed(m *Node, protocol, verdict string) {
 
 // Resource returns the label of a resource.
 func (w *Workload) Resource(resource string) string {
-	if !plausible(resource) {
-		return other
+	const characters = "abcdefghijklmnopqrstuvwxyz0123456789-."
+	if len(resource) > 63 || strings.Trim(resource, characters) != "" {
+		return other // no resource has such a name
 	}
 	names := &w.resources
 	names.mu.Lock()
@@ -151,9 +152,4 @@ func (w *Workload) Resource(resource string) string {
 	}
 	names.known[resource] = true
 	return resource
-}
-
-func plausible(resource string) bool {
-	const characters = "abcdefghijklmnopqrstuvwxyz0123456789-."
-	return len(resource) <= 63 && strings.Trim(resource, characters) == ""
 }
