@@ -133,7 +133,7 @@ func BenchmarkProxy(b *testing.B) {
 
 func viaMesh(b testing.TB, api http.Handler) *http.Client {
 	m := newMesh(b, api)
-	quiet, err := New(Config{Leaf: m.server.leaf, Registerer: prometheus.NewRegistry()})
+	quiet, err := New(Config{Leaf: m.server.config.Leaf, Registerer: prometheus.NewRegistry()})
 	require.NoError(b, err)
 	m.server.log = quiet.log
 	m.policy(nil)

@@ -22,7 +22,7 @@ func TestClientCertificateIsRefusedWithExplanation(t *testing.T) {
 	api := &recorder{}
 	m := newMesh(t, api)
 	notified := make(chan string, 10)
-	m.server.notify = func(_ PodInfo, reason, message string) { notified <- reason + " " + message }
+	m.server.config.Notify = func(_ PodInfo, reason, message string) { notified <- reason + " " + message }
 	m.policy(nil)
 	cert := m.ca.Leaf("admin")
 	for _, http2 := range []bool{true, false} {

@@ -70,7 +70,9 @@ func (x *exchange) failed(err error) {
 		x.code = metrics.ClientGone
 		if !x.pod.dropped.Allow() {
 			x.pod.bound("abandoned requests")
-			x.client.closeConn()
+			if c := x.client.conn; c != nil {
+				_ = c.Close()
+			}
 		}
 		panic(errAbort)
 	}

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline/stages"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
@@ -87,28 +89,17 @@ func (p *Pod) hello(h *tls.ClientHelloInfo) (*tls.Config, error) {
 const noticeInterval = time.Minute
 
 // notices limits the rate of notices about a pod. Reasons are a fixed set.
-type notices struct {
-	mu   sync.Mutex
-	last map[string]time.Time
-}
+type notices struct{ sent sync.Map } // reason -> *rate.Sometimes
 
-func (n *notices) due(reason string) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	now := time.Now()
-	if last, ok := n.last[reason]; ok && now.Sub(last) < noticeInterval {
-		return false
-	}
-	if n.last == nil {
-		n.last = map[string]time.Time{}
-	}
-	n.last[reason] = now
-	return true
+func (n *notices) due(reason string) (due bool) {
+	sent, _ := n.sent.LoadOrStore(reason, &rate.Sometimes{Interval: noticeInterval})
+	sent.(*rate.Sometimes).Do(func() { due = true })
+	return due
 }
 
 // notify calls Config.Notify, and does not wait for it.
 func (p *Pod) notify(reason, format string, args ...any) {
-	if p.server.notify != nil && p.notices.due(reason) {
-		go p.server.notify(p.env.Info, reason, fmt.Sprintf(format, args...))
+	if p.server.config.Notify != nil && p.notices.due(reason) {
+		go p.server.config.Notify(p.env.Info, reason, fmt.Sprintf(format, args...))
 	}
 }

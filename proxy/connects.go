@@ -48,9 +48,6 @@ func (p *Pod) enter(x *pipeline.State, pol *stages.Policy) bool {
 		}
 		return false
 	}
-	if c.open == nil {
-		c.open = map[*pipeline.State]*connect{}
-	}
 	x.Ctx, c.open[x] = ctx, added
 	return true
 }
@@ -164,12 +161,10 @@ func (x *exchange) splice(down io.ReadWriteCloser, early io.Reader, up *upstream
 		}
 	}()
 	<-closed
-	late := time.NewTimer(x.pod.unseen())
-	defer late.Stop()
 	waited := false
 	select {
 	case <-theirs:
-	case <-late.C:
+	case <-time.After(x.pod.unseen()):
 		waited = true
 	case <-x.pod.writing.Done():
 	}

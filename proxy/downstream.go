@@ -125,13 +125,6 @@ func writeSwitch(w io.Writer, fields pipeline.Header, protocol string) error {
 	return err
 }
 
-// closeConn closes the client's connection.
-func (c *client) closeConn() {
-	if c.conn != nil {
-		_ = c.conn.Close()
-	}
-}
-
 // reset resets the client's connection, or its HTTP/2 stream.
 func (c *client) reset() {
 	if c.conn != nil && c.r.ProtoMajor == 1 {

@@ -38,7 +38,7 @@ func (m *mesh) succession(l *net.TCPListener) (handOver func()) {
 		copied, err := net.FileListener(file)
 		require.NoError(m.t, err)
 		require.NoError(m.t, file.Close())
-		server, err := New(Config{Leaf: m.server.leaf})
+		server, err := New(Config{Leaf: m.server.config.Leaf})
 		require.NoError(m.t, err)
 		require.NoError(m.t, server.SetCluster(m.cluster()))
 		next := server.Pod(current.env.Info, m.dial)

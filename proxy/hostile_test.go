@@ -81,7 +81,7 @@ func newSiege(t *testing.T, h http.Handler) *siege {
 }
 
 func mustNew(t *testing.T, m *mesh) *Server {
-	quiet, err := New(Config{Leaf: m.server.leaf})
+	quiet, err := New(Config{Leaf: m.server.config.Leaf})
 	require.NoError(t, err)
 	return quiet
 }

@@ -165,6 +165,28 @@ func TestOpenBreakerRefusesUntilProbeSucceeds(t *testing.T) {
 	require.Zero(t, series)
 }
 
+// abandon sends a GET, cancels it when arrived returns true, and waits until the proxy has
+// counted it as the first request without a client.
+func (m *mesh) abandon(c *http.Client, path string, arrived func() bool) {
+	m.t.Helper()
+	ctx, cancel := context.WithCancel(m.t.Context())
+	done := make(chan error, 1)
+	go func() {
+		resp, err := c.Do(asking(m.t, ctx, "GET", path))
+		if err == nil {
+			_ = resp.Body.Close()
+		}
+		done <- err
+	}()
+	require.Eventually(m.t, arrived, soon, time.Millisecond)
+	cancel()
+	require.Error(m.t, <-done)
+	require.Eventually(m.t, func() bool {
+		gone, _ := m.tally("ctrlmesh_requests_total", "code", "499")
+		return gone == 1
+	}, soon, time.Millisecond)
+}
+
 // What says nothing of the apiserver's health opens nothing.
 func TestRefusalsAndAbandonedRequestsAreNoFailures(t *testing.T) {
 	hang := make(chan struct{})
@@ -200,23 +222,8 @@ func TestRefusalsAndAbandonedRequestsAreNoFailures(t *testing.T) {
 	}
 	require.Equal(t, 200, m.with(c, "GET", "/apis/apps/v1/deployments?watch=1", "").StatusCode)
 
-	ctx, cancel := context.WithCancel(t.Context())
 	sent := len(api.requests())
-	done := make(chan error, 1)
-	go func() {
-		resp, err := c.Do(asking(t, ctx, "GET", "/apis/apps/v1/namespaces/ns/deployments/hang"))
-		if err == nil {
-			_ = resp.Body.Close()
-		}
-		done <- err
-	}()
-	require.Eventually(t, func() bool { return len(api.requests()) > sent }, soon, time.Millisecond)
-	cancel()
-	require.Error(t, <-done)
-	require.Eventually(t, func() bool {
-		gone, _ := m.tally("ctrlmesh_requests_total", "code", "499")
-		return gone == 1
-	}, soon, time.Millisecond)
+	m.abandon(c, "/apis/apps/v1/namespaces/ns/deployments/hang", func() bool { return len(api.requests()) > sent })
 	require.Equal(t, meshv1.BreakerState_BREAKER_CLOSED, state())
 
 	for _, code := range []int{429, 500, 503} {
@@ -239,22 +246,7 @@ func TestClientThatLeavesADelayedRequestIsNoFailure(t *testing.T) {
 			Name: "f", Key: "f", Delay: &meshv1.Delay{FixedNs: int64(time.Hour), Percent: 100}, Abort: &meshv1.Abort{Status: 500, Percent: 100},
 		}}}},
 	})
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() {
-		resp, err := m.client(true).Do(asking(t, ctx, "GET", deployment))
-		if err == nil {
-			_ = resp.Body.Close()
-		}
-		done <- err
-	}()
-	require.Eventually(t, func() bool { return m.pod.env.Faults.States()[0].Injected == 1 }, soon, time.Millisecond)
-	cancel()
-	require.Error(t, <-done)
-	require.Eventually(t, func() bool {
-		gone, _ := m.tally("ctrlmesh_requests_total", "code", "499")
-		return gone == 1
-	}, soon, time.Millisecond)
+	m.abandon(m.client(true), deployment, func() bool { return m.pod.env.Faults.States()[0].Injected == 1 })
 	require.Equal(t, meshv1.BreakerState_BREAKER_CLOSED, m.pod.RuleStates()[0].GetState())
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/proxy/keep"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 )
@@ -105,12 +106,8 @@ func (p *Pod) ImportTraffic(data []byte) error {
 		return fmt.Errorf("importing counts of rules: %w", err)
 	}
 	now := time.Now()
-	limits, faults := p.env.Limits.Import(in.Limits, now), p.env.Faults.Import(in.Faults, now)
-	if limits != nil {
-		limits = fmt.Errorf("importing limits: %w", limits)
-	}
-	if faults != nil {
-		faults = fmt.Errorf("importing faults: %w", faults)
-	}
-	return errors.Join(limits, faults)
+	return errors.Join(
+		failure.Wrap(p.env.Limits.Import(in.Limits, now), "importing limits"),
+		failure.Wrap(p.env.Faults.Import(in.Faults, now), "importing faults"),
+	)
 }

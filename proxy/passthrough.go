@@ -97,8 +97,8 @@ func (p *Pod) tunnel(down *downstream.Conn, pol *stages.Policy) {
 func newEgress(p *Pod) *egress.Server {
 	s := p.server
 	var leaf func(context.Context, string) (*tls.Certificate, error)
-	if s.egressLeaf != nil {
-		leaf = s.egressLeaf()
+	if s.config.EgressLeaf != nil {
+		leaf = s.config.EgressLeaf()
 	}
 	return egress.NewServer(egress.Config{
 		Namespace: p.env.Info.Namespace, Pod: p.env.ID, UID: p.env.Info.UID,
@@ -111,7 +111,7 @@ func newEgress(p *Pod) *egress.Server {
 		},
 		Forbidden: p.isAPIServer,
 		Leaf:      leaf,
-		Roots:     s.egressRoots,
+		Roots:     s.config.EgressRoots,
 		Conns:     s.conns.Conns(p.bound),
 		Held:      &bounds.Account{Pool: s.long, Own: pipeline.OwnLong},
 		Log:       s.log,
@@ -125,7 +125,7 @@ func newEgress(p *Pod) *egress.Server {
 		},
 		Injected: func(by fault.Injected) {
 			if pol := p.env.Policy.Load(); pol != nil {
-				pol.Injected.Count(by.Injection, by.Rule, by.Kind.String())
+				pol.CountFault(by)
 			}
 		},
 		Panicked: s.metrics.Panics.Inc,

@@ -108,10 +108,11 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 			Rules:  stages.Rules{Limits: limit.NewStore(), Faults: fault.NewStore(info.UID)},
 			Ledger: relist.NewLedger(), Metrics: s.metrics,
 			Unassigned: s.metrics.Workloads.Acquire(info.Namespace, "", ""),
-			Leaf:       func() (*tls.Certificate, error) { return s.leaf() },
+			Leaf:       func() (*tls.Certificate, error) { return s.config.Leaf() },
 		},
 		server: s, dial: dial,
 		lifetime: newLifetime(),
+		inForce:  inForce{connects: connects{open: map[*pipeline.State]*connect{}}},
 		budgets: pipeline.Budgets{
 			Held:     bounds.Account{Pool: s.held, Own: pipeline.OwnHeld},
 			Long:     bounds.Account{Pool: s.long, Own: pipeline.OwnLong},
@@ -139,7 +140,7 @@ func (p *Pod) newHTTP() (*http.Server, *tls.Config) {
 		// Asked for so that a client which relies on one hears that it is in vain.
 		ClientAuth:                  tls.RequestClientCert,
 		DynamicRecordSizingDisabled: true, // loopback: there is no packet to fit a record into
-		GetCertificate:              func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return s.leaf() },
+		GetCertificate:              func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return s.config.Leaf() },
 	}
 	both := http11.Clone()
 	both.NextProtos = []string{"h2", "http/1.1"}

@@ -49,7 +49,7 @@ func BenchmarkReconcile(b *testing.B) {
 	via := func(policy *meshv1.Sharding) func(testing.TB, http.Handler) *http.Client {
 		return func(b testing.TB, api http.Handler) *http.Client {
 			m := newMesh(b, api)
-			quiet, err := New(Config{Leaf: m.server.leaf, Registerer: prometheus.NewRegistry()})
+			quiet, err := New(Config{Leaf: m.server.config.Leaf, Registerer: prometheus.NewRegistry()})
 			require.NoError(b, err)
 			m.server.log = quiet.log
 			m.policy(policy)

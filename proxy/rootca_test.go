@@ -23,10 +23,10 @@ import (
 func TestMeshCAIsNotPublished(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	block, _ := pem.Decode(m.ca.PEM())
-	served, err := m.server.leaf()
+	served, err := m.server.config.Leaf()
 	require.NoError(t, err)
 	chain := &tls.Certificate{Certificate: [][]byte{served.Certificate[0], block.Bytes}, PrivateKey: served.PrivateKey}
-	m.server.leaf = func() (*tls.Certificate, error) { return chain, nil }
+	m.server.config.Leaf = func() (*tls.Certificate, error) { return chain, nil }
 	cluster := string(certs.New().PEM())
 	mesh := string(m.ca.PEM())
 

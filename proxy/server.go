@@ -42,13 +42,10 @@ type Config struct {
 
 // Server is the data plane of one node. Its methods are safe for concurrent use.
 type Server struct {
-	leaf    func() (*tls.Certificate, error)
-	log     *slog.Logger
-	notify  func(PodInfo, string, string)
+	config  Config
+	log     *slog.Logger // Config.Logger with the node, never nil
 	metrics *metrics.Node
 
-	egressLeaf  func() func(context.Context, string) (*tls.Certificate, error)
-	egressRoots *x509.CertPool
 	// What the pods share, within their bounds.
 	conns                *downstream.Pools
 	held, long, filtered *bounds.Pool
@@ -75,8 +72,7 @@ func New(c Config) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{
-		leaf: c.Leaf, log: log, notify: c.Notify, metrics: m, pods: map[*Pod]struct{}{},
-		egressLeaf: c.EgressLeaf, egressRoots: c.EgressRoots,
+		config: c, log: log, metrics: m, pods: map[*Pod]struct{}{},
 		conns: downstream.NewPools(), held: bounds.NewPool(pipeline.MaxHeld, pipeline.OwnHeld), long: bounds.NewPool(pipeline.MaxLong, pipeline.OwnLong),
 		filtered: bounds.NewPool(pipeline.MaxFiltered, pipeline.OwnFiltered),
 	}

@@ -130,7 +130,7 @@ func TestTokenRefusalNamesTheConfiguration(t *testing.T) {
 func TestTokenRefusalIsReportedOncePerMinute(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	notified := make(chan string, 10)
-	m.server.notify = func(pod PodInfo, reason, message string) { notified <- pod.UID + " " + reason + " " + message }
+	m.server.config.Notify = func(pod PodInfo, reason, message string) { notified <- pod.UID + " " + reason + " " + message }
 	m.policy(nil)
 	for range 3 {
 		require.Equal(t, 403, m.do("GET", "/version", "", "Authorization", "Bearer "+jwt("uid-2")).StatusCode)

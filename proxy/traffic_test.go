@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
@@ -96,7 +97,7 @@ func TestWithoutValidRulesEgressIsRefused(t *testing.T) {
 	require.Empty(t, dialed)
 
 	rules, problem := set(&meshv1.Traffic{Breakers: breakers})
-	require.ErrorContains(t, problem, "none are in force")
+	require.ErrorContains(t, problem, "no rules are in force")
 	require.Nil(t, rules.GetEgress(), "these are about no other host")
 	if c, err := net.Dial("tcp", l.Addr().String()); err == nil { // it may be reset by then
 		defer c.Close()
@@ -175,7 +176,15 @@ func TestImportedCountsApplyBeforeRequests(t *testing.T) {
 	next := newMesh(t, &recorder{}).pod
 	require.NoError(t, next.ImportTraffic(data))
 	before := next.env.Policy.Load()
-	thaw := next.env.Histories.Freeze() // what is enforced last
+	// Block what is enforced last.
+	blocked, release := make(chan struct{}), make(chan struct{})
+	next.env.Histories.Of(schema.GroupResource{Resource: "pods"}, time.Minute)
+	go next.env.Histories.Forget(func(schema.GroupResource) bool {
+		close(blocked)
+		<-release
+		return true
+	})
+	<-blocked
 	done := make(chan error, 1)
 	go func() {
 		_, err := next.Apply(&meshv1.PodPolicy{Uid: "uid-1", Version: "v", Traffic: rules()})
@@ -186,7 +195,7 @@ func TestImportedCountsApplyBeforeRequests(t *testing.T) {
 		return len(states) == 1 && states[0].State == meshv1.BreakerState_BREAKER_OPENED
 	}, soon, time.Millisecond)
 	during := next.env.Policy.Load()
-	thaw()
+	close(release)
 	require.NoError(t, <-done)
 	require.Same(t, before, during)
 	require.NotSame(t, before, next.env.Policy.Load())

@@ -86,7 +86,9 @@ func (l *listener) Accept() (net.Conn, error) {
 		closed, bound := l.admit(c)
 		if closed != nil {
 			_ = closed.Close()
-			l.refused(Refusal{Peer: closed.peer, Bound: bound})
+			if l.bounds.Refused != nil {
+				l.bounds.Refused(Refusal{Peer: closed.peer, Bound: bound})
+			}
 		}
 		if closed != c {
 			return c, nil
@@ -183,12 +185,6 @@ func (l *listener) discount(c *conn) {
 	l.total--
 	p := l.peers[c.peer]
 	p.counted = slices.DeleteFunc(p.counted, func(o *conn) bool { return o == c })
-}
-
-func (l *listener) refused(r Refusal) {
-	if l.bounds.Refused != nil {
-		l.bounds.Refused(r)
-	}
 }
 
 // conn is a connection that counts until it is closed.

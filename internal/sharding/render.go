@@ -78,7 +78,7 @@ func (s Scope) String() string { return strings.Join(s.Strings(), "; ") }
 
 // Parse parses the result of Strings.
 func Parse(parts []string) (Scope, error) {
-	var sets [Buckets][]Range
+	out := &meshv1.Scope{}
 	for _, text := range parts {
 		buckets := uint32(allBuckets)
 		ranges := text
@@ -96,7 +96,7 @@ func Parse(parts []string) (Scope, error) {
 				buckets |= 1 << n
 			}
 		}
-		var parsed []Range
+		part := &meshv1.ScopePart{Buckets: buckets}
 		for r := range strings.SplitSeq(ranges, ",") {
 			first, last, ok := strings.Cut(r, "-")
 			lo, err1 := strconv.ParseUint(first, 16, 64)
@@ -104,14 +104,11 @@ func Parse(parts []string) (Scope, error) {
 			if !ok || err1 != nil || err2 != nil || lo > hi {
 				return Scope{}, fmt.Errorf("scope %q: %q is no range", text, r)
 			}
-			parsed = append(parsed, Range{lo, hi})
+			part.Ranges = append(part.Ranges, &meshv1.KeyRange{First: lo, Last: hi})
 		}
-		for m := buckets; m != 0; m &= m - 1 {
-			b := bits.TrailingZeros32(m)
-			sets[b] = normal(slices.Concat(sets[b], parsed))
-		}
+		out.Parts = append(out.Parts, part)
 	}
-	return canonical(sets), nil
+	return FromProto(out)
 }
 
 // Proto returns the wire form. The empty scope has no parts.

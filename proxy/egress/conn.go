@@ -102,8 +102,7 @@ func (c *conn) Read(b []byte) (int, error) {
 // wait blocks the read of a half-closed connection, so that its request is served to
 // the end.
 func (p *patience) wait(life context.Context) error {
-	timer := time.NewTimer(halfClosed)
-	defer timer.Stop()
+	timeout := time.After(halfClosed)
 	for {
 		if at := p.reading.Load(); at != 0 && at <= time.Now().UnixNano() {
 			return os.ErrDeadlineExceeded
@@ -112,7 +111,7 @@ func (p *patience) wait(life context.Context) error {
 		case <-p.moved:
 		case <-life.Done():
 			return net.ErrClosed
-		case <-timer.C:
+		case <-timeout:
 			return io.EOF
 		}
 	}

@@ -75,11 +75,9 @@ func Wait(ctx context.Context, draining <-chan struct{}, lift func() (changed <-
 		if rest <= 0 {
 			return true
 		}
-		timer := time.NewTimer(min(rest, look))
 		select {
-		case <-timer.C:
+		case <-time.After(min(rest, look)):
 		case <-changed:
-			timer.Stop()
 		case <-ctx.Done():
 			return false
 		case <-draining:

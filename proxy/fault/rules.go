@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/sets"
+
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 )
@@ -16,7 +18,7 @@ type Rules struct {
 	store    *Store
 	counts   map[string]*counts // by key
 	rules    []*rule
-	noFaults map[string]struct{}
+	noFaults sets.Set[string]
 	exempt   func(namespace string) bool // nil: no namespace is
 
 	entries match.Entries[*rule] // of the rules that can inject a fault, in their order
@@ -57,11 +59,8 @@ func Compile(m *meshv1.Traffic, s *Store, now time.Time) (*Rules, error) {
 	}
 	out.entries.Index()
 	if len(m.GetNoFaults()) > 0 {
-		out.noFaults = map[string]struct{}{}
-		for _, namespace := range m.GetNoFaults() {
-			out.noFaults[namespace] = struct{}{}
-		}
-		out.exempt = func(namespace string) bool { _, is := out.noFaults[namespace]; return is }
+		out.noFaults = sets.New(m.GetNoFaults()...)
+		out.exempt = out.noFaults.Has
 	}
 	return out, nil
 }
@@ -270,10 +269,7 @@ func (r *Resources) Decide(now time.Time, o *match.Object) *Faults {
 // about yields the rules that match a request, in their order.
 func (r *Resources) about(o *match.Object) iter.Seq[*rule] {
 	return func(yield func(*rule) bool) {
-		if r == nil {
-			return
-		}
-		if _, exempt := r.rules.noFaults[o.Namespace]; exempt {
+		if r == nil || r.rules.noFaults.Has(o.Namespace) {
 			return
 		}
 		var last *rule
@@ -341,13 +337,11 @@ type Met map[*counts]struct{}
 
 // add adds a rule, and reports whether it was missing. A nil Met stays empty.
 func (m Met) add(r *rule) bool {
-	if _, ok := m[r.counts]; ok {
-		return false
-	}
+	_, known := m[r.counts]
 	if m != nil {
 		m[r.counts] = struct{}{}
 	}
-	return true
+	return !known
 }
 
 // Decrypts reports whether a rule needs the requests within a TLS connection, either to

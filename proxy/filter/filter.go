@@ -160,9 +160,9 @@ const (
 
 // newInput returns an input and the media type of an answer.
 func newInput(src io.Reader, o Options) (in input, media string, err error) {
-	base := listBuffer
+	base := ListBuffer
 	if o.Watch {
-		base = watchBuffer
+		base = WatchBuffer
 	}
 	if o.Hold == nil {
 		o.Hold = func(int) error { return nil }

@@ -8,8 +8,9 @@ import (
 
 // Sizes of buffers in bytes. A watch keeps its buffer as long as it lasts.
 const (
-	listBuffer  = 64 << 10
-	watchBuffer = 8 << 10
+	// ListBuffer and WatchBuffer are what a reader takes before it calls Options.Hold.
+	ListBuffer  = 64 << 10
+	WatchBuffer = 8 << 10
 	// maxIdle is the maximum size of an empty buffer: a large event must not take memory
 	// for the rest of its watch.
 	maxIdle = 256 << 10

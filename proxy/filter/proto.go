@@ -54,6 +54,14 @@ func eachBytes(message []byte, numbers uint, f func(number protowire.Number, val
 	return nil
 }
 
+// store returns a function for eachBytes that stores the value of a field.
+func store(to *[]byte) func(protowire.Number, []byte) error {
+	return func(_ protowire.Number, value []byte) error {
+		*to = value
+		return nil
+	}
+}
+
 // rawKey adds to k the key of an object without its envelope.
 func rawKey(raw []byte, k *Key) error {
 	return eachBytes(raw, 1<<objectMetadata, func(_ protowire.Number, metadata []byte) error {
@@ -89,10 +97,7 @@ func rawOf(body []byte) (raw []byte, err error) {
 	if !ok {
 		return nil, ErrForm
 	}
-	err = eachBytes(unknown, 1<<unknownRaw, func(_ protowire.Number, value []byte) error {
-		raw = value
-		return nil
-	})
+	err = eachBytes(unknown, 1<<unknownRaw, store(&raw))
 	return raw, err
 }
 
@@ -103,10 +108,7 @@ func protoRevision(body []byte) (revision []byte, err error) {
 		return nil, err
 	}
 	err = eachBytes(raw, 1<<objectMetadata, func(_ protowire.Number, metadata []byte) error {
-		return eachBytes(metadata, 1<<metaRevision, func(_ protowire.Number, value []byte) error {
-			revision = value
-			return nil
-		})
+		return eachBytes(metadata, 1<<metaRevision, store(&revision))
 	})
 	return revision, err
 }
@@ -152,10 +154,7 @@ func (in *input) event() (size int, kind, object []byte, err error) {
 			kind = value
 			return nil
 		}
-		return eachBytes(value, 1<<extensionRaw, func(_ protowire.Number, raw []byte) error {
-			object = raw
-			return nil
-		})
+		return eachBytes(value, 1<<extensionRaw, store(&object))
 	})
 	return size, kind, object, err
 }
@@ -412,14 +411,11 @@ func (l *protoList) echoed(in *input, f field) bool {
 	if err != nil {
 		return false
 	}
-	echo := ""
+	var echo []byte
 	err = eachBytes(metadata, 1<<listMetaShardInfo, func(_ protowire.Number, info []byte) error {
-		return eachBytes(info, 1<<shardInfoSelector, func(_ protowire.Number, value []byte) error {
-			echo = string(value)
-			return nil
-		})
+		return eachBytes(info, 1<<shardInfoSelector, store(&echo))
 	})
-	return err == nil && echo == l.selector
+	return err == nil && string(echo) == l.selector
 }
 
 // Sizes of the pieces in held, in bytes.

@@ -63,17 +63,9 @@ func (p slot) json(body []byte, uid string) (named string, pinned []byte) {
 	if inner == nil {
 		inner = map[string]json.RawMessage{}
 	}
-	var err error
-	if inner["uid"], err = json.Marshal(uid); err != nil {
-		return "", nil
-	}
-	if outer[p.member], err = json.Marshal(inner); err != nil {
-		return "", nil
-	}
-	pinned, err = json.Marshal(outer)
-	if err != nil {
-		return "", nil
-	}
+	inner["uid"], _ = json.Marshal(uid) // a string always encodes, and so does what was decoded
+	outer[p.member], _ = json.Marshal(inner)
+	pinned, _ = json.Marshal(outer)
 	return "", pinned
 }
 

@@ -14,6 +14,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/sets"
 )
 
 const (
@@ -258,7 +260,7 @@ func parse[E Saved](data []byte) (*export[saved[E]], error) {
 	if in.Wall < 0 {
 		return nil, errors.New("export from before 1970: check the clock of the node")
 	}
-	out := reading[E]{wall: in.Wall}
+	out := reading[E]{wall: in.Wall, keys: sets.New[string]()}
 	for _, state := range in.States {
 		out.add(parseState[E](state, in.Version))
 	}
@@ -283,7 +285,7 @@ func parseUnversioned[E Saved](data []byte) (*export[saved[E]], error) {
 	if err := json.Unmarshal(data, &in); err != nil {
 		return nil, fmt.Errorf("export without a version: %w", err)
 	}
-	out := reading[E]{wall: math.MaxInt64} // its states are current
+	out := reading[E]{wall: math.MaxInt64, keys: sets.New[string]()} // its states are current
 	for key, of := range sorted(in) {
 		was := saved[E]{Key: key, Of: of}
 		out.add(was, was.check())
@@ -305,7 +307,7 @@ func (was saved[E]) check() error {
 type reading[E Saved] struct {
 	wall    int64
 	states  []saved[E]
-	keys    map[string]bool
+	keys    sets.Set[string]
 	leftOut int
 	why     error // the first was
 }
@@ -313,15 +315,12 @@ type reading[E Saved] struct {
 func (r *reading[E]) add(was saved[E], err error) {
 	switch {
 	case err != nil:
-	case r.keys[was.Key]:
+	case r.keys.Has(was.Key):
 		err = fmt.Errorf("key %.40q is used twice", was.Key)
 	case len(r.states) == MaxRules:
 		err = fmt.Errorf("more than %d rules", MaxRules)
 	default:
-		if r.keys == nil {
-			r.keys = map[string]bool{}
-		}
-		r.keys[was.Key] = true
+		r.keys.Insert(was.Key)
 		r.states = append(r.states, was)
 		return
 	}

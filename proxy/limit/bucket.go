@@ -1,7 +1,6 @@
 package limit
 
 import (
-	"math"
 	"math/bits"
 	"time"
 )
@@ -32,16 +31,14 @@ func (b *bucket) advance(now time.Time) {
 	b.last = now
 	hi, lo := bits.Mul64(uint64(elapsed), b.limit)
 	lo, carry := bits.Add64(lo, b.frac, 0)
-	if hi += carry; hi >= b.interval {
-		b.tokens, b.frac = b.burst, 0
-		return
+	if hi += carry; hi < b.interval {
+		more, frac := bits.Div64(hi, lo, b.interval)
+		if b.tokens < b.burst && more < b.burst-b.tokens {
+			b.tokens, b.frac = b.tokens+more, frac
+			return
+		}
 	}
-	more, frac := bits.Div64(hi, lo, b.interval)
-	if b.tokens >= b.burst || more >= b.burst-b.tokens {
-		b.tokens, b.frac = b.burst, 0
-		return
-	}
-	b.tokens, b.frac = b.tokens+more, frac
+	b.tokens, b.frac = b.burst, 0
 }
 
 // wait returns how long an empty bucket stays empty; 0: forever.
@@ -49,12 +46,7 @@ func (b *bucket) wait() time.Duration {
 	if b.limit == 0 || b.burst == 0 {
 		return 0
 	}
-	missing := b.interval - b.frac
-	ns := missing / b.limit
-	if missing%b.limit != 0 {
-		ns++
-	}
-	return time.Duration(min(ns, math.MaxInt64))
+	return duration(ceil(b.interval-b.frac, b.limit))
 }
 
 // become changes the size and the rate of the bucket. It never adds tokens.

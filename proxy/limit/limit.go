@@ -285,17 +285,8 @@ func (f *found) rules() []*rule {
 // take counts the request in all rules, or in none if one refuses it.
 func (f *found) take(now time.Time, flies bool) (Ticket, *Refusal) {
 	rules := f.rules()
-	switch len(rules) {
-	case 0:
+	if len(rules) == 0 {
 		return Ticket{}, nil
-	case 1:
-		r := rules[0]
-		r.state.mu.Lock()
-		defer r.state.mu.Unlock()
-		if refusal := r.check(now, flies); refusal != nil {
-			return Ticket{}, refusal
-		}
-		return Ticket{started: now, first: r.state.take(now, flies)}, nil
 	}
 	var few [4]*state
 	locked := lock(few[:0], rules)

@@ -70,29 +70,18 @@ func Compile(m *meshv1.Traffic, s *Store, now time.Time) (*Rules, error) {
 	out := &Rules{store: s, states: map[string]*state{}}
 	for number, b := range m.GetBreakers() {
 		for _, l := range b.GetRules() {
-			fail := func(err error) (*Rules, error) {
-				return nil, fmt.Errorf("rule %q of CircuitBreaker %q: %w", l.GetName(), b.GetName(), err)
-			}
-			c, err := newConfig(l)
-			if err != nil {
-				return fail(err)
-			}
-			share, err := newShare(l.GetShare())
-			if err != nil {
-				return fail(err)
-			}
-			state, err := s.Add(out.states, l.GetKey(), newState(l.GetKey(), c, share, l.GetRecover()), now)
-			if err != nil {
-				return fail(err)
-			}
 			r := &rule{
 				breaker: b.GetName(), name: l.GetName(), agents: l.GetUserAgents(), somePods: l.GetSomePods(),
-				state: state, share: share, recover: l.GetRecover(),
+				recover: l.GetRecover(),
+			}
+			err := r.count(l, out, now)
+			if err == nil {
+				err = out.entries.Add(numbered{number, r}, l.GetResources(), l.GetPaths(), l.GetHttp())
+			}
+			if err != nil {
+				return nil, fmt.Errorf("rule %q of CircuitBreaker %q: %w", l.GetName(), b.GetName(), err)
 			}
 			out.all = append(out.all, r)
-			if err := out.entries.Add(numbered{number, r}, l.GetResources(), l.GetPaths(), l.GetHttp()); err != nil {
-				return fail(err)
-			}
 		}
 	}
 	slices.SortStableFunc(out.entries.Resources, inOrder)
@@ -100,6 +89,19 @@ func Compile(m *meshv1.Traffic, s *Store, now time.Time) (*Rules, error) {
 	slices.SortStableFunc(out.entries.URLs, inOrder)
 	out.entries.Index()
 	return out, nil
+}
+
+// count sets the share and the state of a rule, which is one of those in rules.
+func (r *rule) count(m *meshv1.LimitRule, rules *Rules, now time.Time) error {
+	c, err := newConfig(m)
+	if err != nil {
+		return err
+	}
+	if r.share, err = newShare(m.GetShare()); err != nil {
+		return err
+	}
+	r.state, err = rules.store.Add(rules.states, m.GetKey(), newState(m.GetKey(), c, r.share, r.recover), now)
+	return err
 }
 
 func inOrder[M interface{ Wildcards() int }](a, b match.Entry[M, numbered]) int {

@@ -27,10 +27,7 @@ type turns struct {
 const landing = 1100 * time.Millisecond
 
 func newTurns(index, of, burst, limit, interval uint64) turns {
-	slot := interval / limit
-	if interval%limit != 0 {
-		slot++
-	}
+	slot := ceil(interval, limit)
 	t := turns{index: index, of: of, slot: slot}
 	if burst == 1 {
 		t.window = max(slot/4, min(slot, uint64(landing)), 1)
@@ -45,11 +42,8 @@ func newTurns(index, of, burst, limit, interval uint64) turns {
 // false if none has begun.
 func (t *turns) turn(now time.Time) (slot, since uint64, ok bool) {
 	unix := now.UnixNano()
-	if unix < 0 {
-		return 0, 0, false
-	}
-	n := uint64(unix) / t.slot
-	if n < t.index {
+	n := uint64(max(unix, 0)) / t.slot
+	if unix < 0 || n < t.index {
 		return 0, 0, false
 	}
 	slot = n - (n-t.index)%t.of
@@ -96,10 +90,10 @@ func (t *turns) wait(now time.Time) time.Duration {
 }
 
 // seconds rounds up to whole seconds.
-func seconds(ns uint64) uint64 {
-	s := uint64(time.Second)
-	return mul(ns/s+min(ns%s, 1), s)
-}
+func seconds(ns uint64) uint64 { return mul(ceil(ns, uint64(time.Second)), uint64(time.Second)) }
+
+// ceil divides and rounds up.
+func ceil(a, b uint64) uint64 { return a/b + min(a%b, 1) }
 
 // add and mul saturate at the maximum of a Duration.
 

@@ -22,22 +22,14 @@ type counts struct {
 func newWindow(length time.Duration) window { return window{part: max(length/parts, 1)} }
 
 func (w *window) advance(now time.Time) {
-	if w.begin.IsZero() {
-		w.begin = now
-		return
+	switch by := now.Sub(w.begin) / w.part; {
+	case w.begin.IsZero(), by >= parts:
+		w.begin, w.counts = now, [parts]counts{}
+	case by > 0:
+		copy(w.counts[by:], w.counts[:])
+		clear(w.counts[:by])
+		w.begin = w.begin.Add(by * w.part)
 	}
-	by := now.Sub(w.begin) / w.part
-	if by <= 0 {
-		return
-	}
-	if by >= parts {
-		w.counts = [parts]counts{}
-		w.begin = now
-		return
-	}
-	copy(w.counts[by:], w.counts[:])
-	clear(w.counts[:by])
-	w.begin = w.begin.Add(by * w.part)
 }
 
 func (w *window) add(now time.Time, c counts) (sum counts) {

@@ -130,10 +130,16 @@ func (e *editor) elements(begin json.Delim, of func(key string) *shape) {
 // the last one counts.
 func kindOf(b []byte) string {
 	var kind string
-	_, _, _ = editJSON(b, &shape{fields: map[string]*shape{
-		"kind": {text: func(s string) (string, bool) { kind = s; return s, false }},
-	}})
+	_, _, _ = editJSON(b, &shape{fields: map[string]*shape{"kind": {text: note(&kind)}}})
 	return kind
+}
+
+// note returns a function that stores a text and does not change it.
+func note(to *string) func(string) (string, bool) {
+	return func(s string) (string, bool) {
+		*to = s
+		return s, false
+	}
 }
 
 // jsonPatch swaps names in the operations of a JSON patch that set or test the name of the
@@ -151,9 +157,7 @@ func (n names) jsonPatch(b []byte) ([]byte, bool, error) {
 	values := make([]*shape, len(ops))
 	for i, op := range ops {
 		var path string
-		_, _, _ = editJSON(op, &shape{fields: map[string]*shape{
-			"path": {text: func(s string) (string, bool) { path = s; return s, false }},
-		}})
+		_, _, _ = editJSON(op, &shape{fields: map[string]*shape{"path": {text: note(&path)}}})
 		switch path {
 		case "":
 			values[i] = n.object()

@@ -97,10 +97,7 @@ func editProto(b []byte, pick func(kind string) message) ([]byte, bool, error) {
 		return nil, false, errProto
 	}
 	kind := ""
-	_, _, err := message{unknownTypeMeta: message{typeMetaKind: text(func(s string) (string, bool) {
-		kind = s
-		return s, false
-	})}.edit}.edit(raw)
+	_, _, err := message{unknownTypeMeta: message{typeMetaKind: text(note(&kind))}.edit}.edit(raw)
 	if err != nil {
 		return nil, false, err
 	}

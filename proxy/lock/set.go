@@ -41,11 +41,6 @@ func (s Set) Named(namespace, name string) *Lock {
 }
 
 // In returns the locks of a namespace.
-func (s Set) In(namespace string) (out Set) {
-	for _, l := range s {
-		if l.Namespace() == namespace {
-			out = append(out, l)
-		}
-	}
-	return out
+func (s Set) In(namespace string) Set {
+	return slices.DeleteFunc(slices.Clone(s), func(l *Lock) bool { return l.Namespace() != namespace })
 }

@@ -73,9 +73,7 @@ func (l *Lock) nextJSON(in *bufio.Reader) ([]byte, error) {
 func (l *Lock) eventJSON(event []byte) ([]byte, error) {
 	kind := ""
 	_, _, err := editJSON(event, &shape{fields: map[string]*shape{
-		"object": {fields: map[string]*shape{
-			"kind": {text: func(s string) (string, bool) { kind = s; return s, false }},
-		}},
+		"object": {fields: map[string]*shape{"kind": {text: note(&kind)}}},
 	}})
 	if err != nil {
 		return nil, err

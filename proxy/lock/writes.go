@@ -29,7 +29,9 @@ type Writes struct {
 }
 
 // NewWrites returns empty Writes.
-func NewWrites() *Writes { return &Writes{changed: make(chan struct{}, 1)} }
+func NewWrites() *Writes {
+	return &Writes{known: map[types.NamespacedName]*written{}, changed: make(chan struct{}, 1)}
+}
 
 // Changed gets a token when a Lease was written.
 func (w *Writes) Changed() <-chan struct{} { return w.changed }
@@ -45,9 +47,6 @@ func (w *Writes) Note(l *Lock, named Set, resource string, h Held) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	maps.DeleteFunc(w.known, func(name types.NamespacedName, _ *written) bool { return named.Named(name.Namespace, name.Name) == nil })
-	if w.known == nil {
-		w.known = map[types.NamespacedName]*written{}
-	}
 	record := w.known[l.key()]
 	if record == nil {
 		record = &written{}

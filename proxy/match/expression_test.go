@@ -1,6 +1,7 @@
 package match
 
 import (
+	"regexp"
 	"runtime"
 	"testing"
 	"time"
@@ -14,11 +15,18 @@ import (
 func TestExpressionsAreShared(t *testing.T) {
 	const expression = "shared-[a-y]{100}"
 	match := &meshv1.HttpMatch{Host: &meshv1.TextMatch{Kind: &meshv1.TextMatch_Regexp{Regexp: expression}}}
+	inUse := func() *regexp.Regexp {
+		expressions.Lock()
+		defer expressions.Unlock()
+		return expressions.by[expression].Value()
+	}
 	one, err := NewURL(match)
 	require.NoError(t, err)
+	first := inUse()
+	require.NotNil(t, first)
 	other, err := NewURL(match)
 	require.NoError(t, err)
-	require.Same(t, one.host.regexp, other.host.regexp)
+	require.Same(t, first, inUse())
 	runtime.KeepAlive(one)
 	runtime.KeepAlive(other)
 

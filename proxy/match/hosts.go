@@ -33,7 +33,7 @@ func NewHosts(urls []*URL) *Hosts {
 		h.all = append(h.all, int32(i))
 	}
 	h.plain = len(urls) <= few && !slices.ContainsFunc(urls, func(u *URL) bool {
-		return u.host != nil && u.host.kind == expression
+		return u.host != nil && u.host.expression
 	})
 	return h
 }

@@ -2,7 +2,6 @@ package match
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -64,16 +63,8 @@ func (u *URL) Deep() bool {
 }
 
 // Wildcards returns the number of conditions that match anything, as for Resource.
-func (u *URL) Wildcards() (n int) {
-	for _, any := range []bool{
-		u.scheme == "", u.host == nil || u.host.kind != exact, u.port == 0,
-		u.path == nil || u.path.kind != exact, u.methods.all(),
-	} {
-		if any {
-			n++
-		}
-	}
-	return n
+func (u *URL) Wildcards() int {
+	return trues(u.scheme == "", u.host == nil || !u.host.exact, u.port == 0, u.path == nil || !u.path.exact, u.methods.all())
 }
 
 // Match reports whether r matches, or Unseen if that is not known.
@@ -99,19 +90,10 @@ func (u *URL) Match(r *HTTP) Verdict {
 // match.
 func (u *URL) HostIs(host string) bool { return u.host == nil || u.host.match(host) }
 
-type kind int
-
-const (
-	exact kind = iota
-	prefix
-	suffix
-	expression
-)
-
+// text is a compiled TextMatch: exact, a regular expression, or else a prefix or a suffix.
 type text struct {
-	kind   kind
-	value  string
-	regexp *regexp.Regexp
+	exact, expression bool
+	match             func(string) bool
 }
 
 func newText(m *meshv1.TextMatch) (*text, error) {
@@ -119,32 +101,20 @@ func newText(m *meshv1.TextMatch) (*text, error) {
 	case nil:
 		return nil, nil
 	case *meshv1.TextMatch_Exact:
-		return &text{exact, k.Exact, nil}, nil
+		return &text{exact: true, match: func(s string) bool { return s == k.Exact }}, nil
 	case *meshv1.TextMatch_Prefix:
-		return &text{prefix, k.Prefix, nil}, nil
+		return &text{match: func(s string) bool { return strings.HasPrefix(s, k.Prefix) }}, nil
 	case *meshv1.TextMatch_Suffix:
-		return &text{suffix, k.Suffix, nil}, nil
+		return &text{match: func(s string) bool { return strings.HasSuffix(s, k.Suffix) }}, nil
 	case *meshv1.TextMatch_Regexp:
 		re, err := expressionOf(k.Regexp)
 		if err != nil {
 			return nil, err
 		}
-		return &text{expression, "", re}, nil
+		return &text{expression: true, match: re.MatchString}, nil
 	default:
 		return nil, fmt.Errorf("unknown match %T", k)
 	}
-}
-
-func (t *text) match(s string) bool {
-	switch t.kind {
-	case exact:
-		return s == t.value
-	case prefix:
-		return strings.HasPrefix(s, t.value)
-	case suffix:
-		return strings.HasSuffix(s, t.value)
-	}
-	return t.regexp.MatchString(s)
 }
 
 // Patterns are exact strings, or prefixes followed by "*".

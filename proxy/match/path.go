@@ -1,6 +1,7 @@
 package match
 
 import (
+	"slices"
 	"strings"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -22,14 +23,6 @@ func NewPath(m *meshv1.PathMatch) *Path {
 func (p *Path) Match(verb, path string) bool { return p.verbs.has(verb) && p.paths.Match(path) }
 
 // Wildcards returns the number of conditions that match anything, as for Resource.
-func (p *Path) Wildcards() (n int) {
-	if p.verbs.all() {
-		n++
-	}
-	for _, pattern := range p.paths {
-		if strings.HasSuffix(pattern, "*") {
-			return n + 1
-		}
-	}
-	return n
+func (p *Path) Wildcards() int {
+	return trues(p.verbs.all(), slices.ContainsFunc(p.paths, func(pattern string) bool { return strings.HasSuffix(pattern, "*") }))
 }

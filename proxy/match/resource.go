@@ -19,24 +19,17 @@ func (k Kind) GroupResource() schema.GroupResource {
 	return schema.GroupResource{Group: k.Group, Resource: k.Resource}
 }
 
+var (
+	writes   = []string{"create", "update", "patch", "delete", "deletecollection"}
+	connects = []string{"exec", "attach", "portforward", "proxy"}
+)
+
 // Writes reports whether a request changes something, by its verb.
-func (k Kind) Writes() bool {
-	switch k.Verb {
-	case "create", "update", "patch", "delete", "deletecollection":
-		return true
-	}
-	return false
-}
+func (k Kind) Writes() bool { return slices.Contains(writes, k.Verb) }
 
 // Connects reports whether a request opens a connection into a pod or a service, by any
 // verb.
-func (k Kind) Connects() bool {
-	switch k.Subresource {
-	case "exec", "attach", "portforward", "proxy":
-		return k.Group == ""
-	}
-	return false
-}
+func (k Kind) Connects() bool { return k.Group == "" && slices.Contains(connects, k.Subresource) }
 
 // Storable reports whether parts of a path are short enough to be stored: the names of
 // objects and resources are not longer.
@@ -102,15 +95,19 @@ func NewResource(m *meshv1.ResourceMatch) (*Resource, error) {
 		}
 		out.resources = append(out.resources, resource{name, sub})
 	}
-	for _, any := range []bool{out.groups.all(), out.verbs.all(), out.namespaces.all(), out.names.all(), len(out.resources) == 0} {
-		if any {
-			out.wildcards += 2
+	part := slices.ContainsFunc(out.resources, func(r resource) bool { return r.name == "*" || r.subresource == "*" })
+	out.wildcards = 2*trues(out.groups.all(), out.verbs.all(), out.namespaces.all(), out.names.all(), len(out.resources) == 0) + trues(part)
+	return out, nil
+}
+
+// trues returns how many conditions are true.
+func trues(conditions ...bool) (n int) {
+	for _, is := range conditions {
+		if is {
+			n++
 		}
 	}
-	if slices.ContainsFunc(out.resources, func(r resource) bool { return r.name == "*" || r.subresource == "*" }) {
-		out.wildcards++
-	}
-	return out, nil
+	return n
 }
 
 // Wildcards returns how unspecific the match is: 2 for each condition that matches
@@ -123,28 +120,17 @@ func (m *Resource) Of(k Kind) bool {
 }
 
 func (m *Resource) resource(k Kind) bool {
-	if len(m.resources) == 0 {
-		return true
-	}
-	return slices.ContainsFunc(m.resources, func(r resource) bool {
+	return len(m.resources) == 0 || slices.ContainsFunc(m.resources, func(r resource) bool {
 		return (r.name == "*" || r.name == k.Resource) && (r.subresource == k.Subresource || r.subresource == "*" && k.Subresource != "")
 	})
 }
 
 // Match reports whether a request matches. Of must be true for the kind of the request.
 func (m *Resource) Match(o *Object) bool {
-	if o.Lock && (m.names.all() || !m.names.has(o.Name)) {
+	if o.Lock && m.names.all() || !m.namespaces.has(o.Namespace) || !m.names.has(o.Name) {
 		return false
 	}
-	if !m.namespaces.has(o.Namespace) || !m.names.has(o.Name) {
-		return false
-	}
-	for _, h := range m.headers {
-		if !slices.Contains(o.values(h.name), h.value) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(m.headers, func(h header) bool { return !slices.Contains(o.values(h.name), h.value) })
 }
 
 // set is a sorted set of accepted values. Nil accepts all.
@@ -189,10 +175,5 @@ func NewHeaders(matches []*meshv1.HeaderMatch) (out Headers, err error) {
 
 // Match reports whether the request has all headers.
 func (h Headers) Match(of map[string][]string) bool {
-	for _, m := range h {
-		if !slices.Contains(of[m.name], m.value) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(h, func(m header) bool { return !slices.Contains(of[m.name], m.value) })
 }

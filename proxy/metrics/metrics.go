@@ -47,6 +47,7 @@ func NewNode(r prometheus.Registerer) (*Node, error) {
 	m := &Node{Panics: prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "ctrlmesh_panics_total", Help: "Requests that failed with 500 because of a bug of the proxy.",
 	})}
+	m.Workloads.used, m.Limits.used, m.Faults.used = map[workloadID]*Workload{}, map[Rule]*ruleCounts{}, map[Rule]*ruleCounts{}
 	m.added = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "ctrlmesh_added_latency_seconds",
 		Help:    "Time that the proxy added to a request: from reading its head to sending it to the apiserver, and from reading the head of the response to writing it.",

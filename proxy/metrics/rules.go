@@ -2,10 +2,8 @@ package metrics
 
 import (
 	"iter"
-	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -13,27 +11,17 @@ import (
 // Counters caches the counters of one vector that differ in one label, so that counting
 // takes no lock that pods share.
 type Counters[K comparable] struct {
-	known atomic.Pointer[map[K]prometheus.Counter] // immutable: there are few
+	known sync.Map // K -> prometheus.Counter
 }
 
 // Of returns the counter of a label, and finds it once; nil if find returns nil.
 func (c *Counters[K]) Of(label K, find func(K) prometheus.Counter) prometheus.Counter {
-	known := c.known.Load()
-	if known != nil {
-		if counter, ok := (*known)[label]; ok {
-			return counter
-		}
+	if known, ok := c.known.Load(label); ok {
+		return known.(prometheus.Counter)
 	}
 	counter := find(label)
-	for counter != nil {
-		next := map[K]prometheus.Counter{}
-		if known != nil {
-			next = maps.Clone(*known)
-		}
-		if next[label] = counter; c.known.CompareAndSwap(known, &next) {
-			break
-		}
-		known = c.known.Load()
+	if counter != nil {
+		c.known.Store(label, counter)
 	}
 	return counter
 }
@@ -94,9 +82,6 @@ func (t Tallies) Count(source, rule, what string) { t[ruleName{source, rule}].co
 func (m *Rules) Acquire(all iter.Seq[Rule]) Tallies {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.used == nil {
-		m.used = map[Rule]*ruleCounts{}
-	}
 	out := Tallies{}
 	for s := range all {
 		c := m.used[s]

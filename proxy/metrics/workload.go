@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"strings"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -48,9 +49,6 @@ func (ws *Workloads) Acquire(namespace, workload, shard string) *Workload {
 	id := workloadID{namespace, workload, shard}
 	w := ws.used[id]
 	if w == nil {
-		if ws.used == nil {
-			ws.used = map[workloadID]*Workload{}
-		}
 		w = &Workload{id: id}
 		ws.used[id] = w
 	}
@@ -137,8 +135,9 @@ func (w *Workload) Egressed(m *Node, protocol, verdict string) {
 
 // Resource returns the label of a resource.
 func (w *Workload) Resource(resource string) string {
-	if !plausible(resource) {
-		return other
+	const characters = "abcdefghijklmnopqrstuvwxyz0123456789-."
+	if len(resource) > 63 || strings.Trim(resource, characters) != "" {
+		return other // no resource has such a name
 	}
 	names := &w.resources
 	names.mu.Lock()
@@ -153,13 +152,4 @@ func (w *Workload) Resource(resource string) string {
 	}
 	names.known[resource] = true
 	return resource
-}
-
-func plausible(resource string) bool {
-	for i := range len(resource) {
-		if c := resource[i]; (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' && c != '.' {
-			return false
-		}
-	}
-	return len(resource) <= 63
 }

@@ -3,6 +3,7 @@ package pipeline
 import (
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 
 	"golang.org/x/net/http/httpguts"
@@ -72,7 +73,7 @@ func Parameters(raw string) url.Values {
 
 // fromQuery does what NewRequestInfo does with the query of a list.
 func fromQuery(info *apirequest.RequestInfo, query url.Values) {
-	if values := query["watch"]; len(values) > 0 && values[0] != "0" && !strings.EqualFold(values[0], "false") {
+	if IsTrue(query["watch"]) {
 		info.Verb = "watch"
 	}
 	if values := query["fieldSelector"]; len(values) > 0 {
@@ -82,6 +83,11 @@ func fromQuery(info *apirequest.RequestInfo, query url.Values) {
 			}
 		}
 	}
+}
+
+// IsTrue reads a boolean parameter as the apiserver does.
+func IsTrue(values []string) bool {
+	return len(values) > 0 && values[0] != "0" && !strings.EqualFold(values[0], "false")
 }
 
 func (r *Request) checkPath(info *apirequest.RequestInfo) *apierrors.StatusError {
@@ -107,17 +113,11 @@ func (r *Request) checkPath(info *apirequest.RequestInfo) *apierrors.StatusError
 	return nil
 }
 
-// Upgrades is the list of subresources that speak SPDY or websocket.
+var upgraded = []string{"pods/exec", "pods/attach", "pods/portforward", "pods/proxy", "services/proxy", "nodes/proxy"}
+
+// Upgrades reports whether a subresource speaks SPDY or websocket.
 func Upgrades(key match.Kind) bool {
-	if key.Group != "" {
-		return false
-	}
-	switch key.Resource + "/" + key.Subresource {
-	case "pods/exec", "pods/attach", "pods/portforward",
-		"pods/proxy", "services/proxy", "nodes/proxy":
-		return true
-	}
-	return false
+	return key.Group == "" && slices.Contains(upgraded, key.Resource+"/"+key.Subresource)
 }
 
 func isProxy(info *apirequest.RequestInfo) bool {
@@ -127,10 +127,5 @@ func isProxy(info *apirequest.RequestInfo) bool {
 
 // clean reports whether s can stand in a request line or a Host header.
 func clean(s string) bool {
-	for i := range len(s) {
-		if c := s[i]; c <= ' ' || c >= 0x7f {
-			return false
-		}
-	}
-	return true
+	return !strings.ContainsFunc(s, func(c rune) bool { return c <= ' ' || c >= 0x7f })
 }

@@ -168,14 +168,9 @@ var hopByHop = []string{
 
 // DropHopByHop removes the fields that concern only the client's connection.
 func (o *Outgoing) DropHopByHop() {
-	if perConnection(o.Header) {
+	if slices.ContainsFunc(hopByHop, func(name string) bool { _, has := o.Header[name]; return has }) {
 		DropHopByHop(o.own())
 	}
-}
-
-// perConnection reports whether there are fields that concern one connection only.
-func perConnection(h Header) bool {
-	return slices.ContainsFunc(hopByHop, func(name string) bool { _, has := h[name]; return has })
 }
 
 // DropHopByHop removes the fields that concern one connection only.

@@ -60,9 +60,7 @@ func Set(raw, key, value string) (string, error) {
 // each calls f with the decoded key, the raw value and the raw pair of every
 // parameter, and checks that values decode too.
 func each(raw string, f func(key, rawValue, part string) error) error {
-	for raw != "" {
-		var part string
-		part, raw, _ = strings.Cut(raw, "&")
+	for part := range strings.SplitSeq(raw, "&") {
 		if part == "" {
 			continue
 		}
@@ -71,10 +69,10 @@ func each(raw string, f func(key, rawValue, part string) error) error {
 		}
 		k, v, _ := strings.Cut(part, "=")
 		key, err := url.QueryUnescape(k)
-		if err != nil {
-			return fmt.Errorf("malformed query: %w", err)
+		if err == nil {
+			_, err = url.QueryUnescape(v)
 		}
-		if _, err := url.QueryUnescape(v); err != nil {
+		if err != nil {
 			return fmt.Errorf("malformed query: %w", err)
 		}
 		if err := f(key, v, part); err != nil {

@@ -61,12 +61,6 @@ func (h *Histories) Len() int {
 	return len(h.known)
 }
 
-// Freeze blocks Forget until it is released. It is for tests.
-func (h *Histories) Freeze() (release func()) {
-	h.mu.Lock()
-	return h.mu.Unlock
-}
-
 // History records when which resource versions of a resource were seen, oldest first.
 type History struct {
 	mu     sync.Mutex

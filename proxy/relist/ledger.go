@@ -79,7 +79,10 @@ type Ledger struct {
 
 // NewLedger returns an empty Ledger.
 func NewLedger() *Ledger {
-	return &Ledger{Bounds: Bounds{Resources: 512, Debts: 1 << 14, Gaps: 1 << 10}}
+	return &Ledger{
+		Bounds:    Bounds{Resources: 512, Debts: 1 << 14, Gaps: 1 << 10},
+		resources: map[schema.GroupResource]*resource{},
+	}
 }
 
 type resource struct {
@@ -210,9 +213,6 @@ func (l *Ledger) debt(s *resource, v View, owed int) *debt {
 	d := s.debts[v]
 	if d == nil && l.debts < l.Bounds.Debts {
 		d = &debt{owed: owed}
-		if s.debts == nil {
-			s.debts = map[View]*debt{}
-		}
 		s.debts[v] = d
 		l.debts++
 	}
@@ -232,7 +232,7 @@ func (l *Ledger) Enter(under Policy, res schema.GroupResource, v View, end conte
 	}
 	state := l.resources[res]
 	if state == nil {
-		state = &resource{open: map[*watch]struct{}{}}
+		state = &resource{open: map[*watch]struct{}{}, debts: map[View]*debt{}}
 		if res == overflow || l.before == nil || l.before.Affects(under, res) {
 			state.changed = l.changed
 		}
@@ -241,9 +241,6 @@ func (l *Ledger) Enter(under Policy, res schema.GroupResource, v View, end conte
 			if state.changed.Before(l.began) {
 				state.changed = l.began
 			}
-		}
-		if l.resources == nil {
-			l.resources = map[schema.GroupResource]*resource{}
 		}
 		l.resources[res] = state
 	}

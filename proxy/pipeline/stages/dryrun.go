@@ -1,6 +1,8 @@
 package stages
 
 import (
+	"slices"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/protobuf/proto"
 
@@ -47,15 +49,11 @@ func (p *Policy) dryRunStages(key match.Kind) (out pipeline.Stages) {
 	if len(would.Locks) > 0 && key.Subresource == "" && lock.Kind(key.Group, key.Resource) {
 		out = append(out, &dryLockStage{would.Locks, newDryRun(p, key, wouldRename)})
 	}
-	if s := newElectionStage(p, key); s != nil {
-		out = append(out, s)
-	}
+	out.Add(newElectionStage(p, key))
 	if e := would.Exemption(key); e != nil && !e.InBody { // the body is not awaited
 		out.Add(exemptStage{e})
 	}
-	if s := newDryNarrowStage(would, key, newDryRun(p, key, wouldNarrow)); s != nil {
-		out = append(out, s)
-	}
+	out.Add(newDryNarrowStage(would, key, newDryRun(p, key, wouldNarrow)))
 	if s := newFenceStage(would, key); s != nil && !s.Observe {
 		refused := newDryRun(p, key, wouldRefuse)
 		s.Observe, s.dryRun, s.unknown = true, &refused, metrics.Discard
@@ -89,12 +87,10 @@ func (s *dryLockStage) concerned(x *pipeline.State) bool {
 	if !whole {
 		return false
 	}
-	for _, l := range candidates {
-		if out, err := l.Request(x.Out.Header.Get("Content-Type"), body); err == nil && out.Lock {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(candidates, func(l *lock.Lock) bool {
+		out, err := l.Request(x.Out.Header.Get("Content-Type"), body)
+		return err == nil && out.Lock
+	})
 }
 
 // dryNarrowStage counts lists, watches and deletecollections that would be narrowed.
@@ -105,7 +101,7 @@ type dryNarrowStage struct {
 	dryRun
 }
 
-func newDryNarrowStage(p *Policy, key match.Kind, d dryRun) *dryNarrowStage {
+func newDryNarrowStage(p *Policy, key match.Kind, d dryRun) pipeline.Stage {
 	s := &dryNarrowStage{dryRun: d}
 	switch key.Verb {
 	case "list", "watch":

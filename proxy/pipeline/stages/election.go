@@ -140,14 +140,11 @@ type rootCAStage struct {
 
 // newRootCAStage returns nil where a request writes no ConfigMap.
 func newRootCAStage(p *Policy, key match.Kind) pipeline.Stage {
-	if key.Group != "" || key.Resource != "configmaps" || key.Subresource != "" {
+	written := slices.Contains([]string{"create", "update", "patch"}, key.Verb)
+	if key.Group != "" || key.Resource != "configmaps" || key.Subresource != "" || !written {
 		return nil
 	}
-	switch key.Verb {
-	case "create", "update", "patch":
-		return rootCAStage{p.env.Leaf}
-	}
-	return nil
+	return rootCAStage{p.env.Leaf}
 }
 
 func (s rootCAStage) Apply(x *pipeline.State) *pipeline.Outcome {

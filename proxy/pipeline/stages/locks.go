@@ -3,6 +3,7 @@ package stages
 import (
 	"errors"
 	"net/http"
+	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
@@ -32,15 +33,9 @@ func newLockStage(p *Policy, key match.Kind) *lockStage {
 
 // urgent reports whether a request is about a lock, by its head.
 func (s *lockStage) urgent(info *apirequest.RequestInfo) bool {
-	if info.Verb == "watch" {
-		return false
-	}
-	for _, l := range s.locks {
-		if l.Named(info.Namespace, info.Name) || info.Verb == "create" && info.Namespace == l.Namespace() {
-			return true
-		}
-	}
-	return false
+	return info.Verb != "watch" && slices.ContainsFunc(s.locks, func(l *lock.Lock) bool {
+		return l.Named(info.Namespace, info.Name) || info.Verb == "create" && info.Namespace == l.Namespace()
+	})
 }
 
 func (s *lockStage) Apply(x *pipeline.State) *pipeline.Outcome {
@@ -89,10 +84,7 @@ func (s *lockStage) create(x *pipeline.State) *pipeline.Outcome {
 
 // collection handles a list, watch or deletecollection whose field selector names a lock.
 func (s *lockStage) collection(x *pipeline.State) *pipeline.Outcome {
-	for _, l := range s.locks {
-		if l.Namespace() != x.Req.Info.Namespace {
-			continue
-		}
+	for _, l := range s.locks.In(x.Req.Info.Namespace) {
 		edited, byName, err := l.Query(x.Out.Query)
 		if err != nil {
 			return pipeline.Refusal(status.BadRequest("%v", err))

@@ -101,12 +101,6 @@ type narrowStage struct {
 	methods       *isolation.Methods
 }
 
-// Bytes that a filter keeps before it calls filter.Options.Hold.
-const (
-	watchFilterWeight = 8 << 10
-	listFilterWeight  = 64 << 10
-)
-
 // newNarrowStage returns the stage for a list or watch, nil where scopes narrow nothing.
 func newNarrowStage(p *Policy, res schema.GroupResource, watch bool) pipeline.Stage {
 	n := p.Narrowing(res)
@@ -116,9 +110,9 @@ func newNarrowStage(p *Policy, res schema.GroupResource, watch bool) pipeline.St
 	count := func(result string) prometheus.Counter {
 		return p.Metrics.Counter(p.env.Metrics.Filtered, p.Metrics.Resource(res.Resource), result)
 	}
-	s := &narrowStage{Narrowing: n, resource: res, watch: watch, weight: listFilterWeight, kept: count("kept"), dropped: count("dropped"), methods: &p.env.Methods}
+	s := &narrowStage{Narrowing: n, resource: res, watch: watch, weight: filter.ListBuffer, kept: count("kept"), dropped: count("dropped"), methods: &p.env.Methods}
 	if watch {
-		s.weight = watchFilterWeight
+		s.weight = filter.WatchBuffer
 	}
 	return s
 }

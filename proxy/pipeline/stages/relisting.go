@@ -37,7 +37,7 @@ func (s *relistStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	if x.Ticket = s.policy.env.Ledger.Enter(s.policy, s.resource, viewOf(x, q), end); x.Ticket == nil {
 		return pipeline.Restart
 	}
-	initial := s.watch && truthy(q["sendInitialEvents"])
+	initial := s.watch && pipeline.IsTrue(q["sendInitialEvents"])
 	if initial {
 		x.Initial = &pipeline.InitialEvents{}
 	}
@@ -73,11 +73,6 @@ func (s *relistStage) resume(x *pipeline.State, version string) *apierrors.Statu
 		return expired("faults may have kept events of %s from watches of an earlier proxy, which is gone: list again", resource)
 	}
 	return expired("what shard %q sees of %s has changed since resource version %s: list again", s.policy.Shard, resource, version)
-}
-
-// truthy parses a boolean parameter as the apiserver does.
-func truthy(values []string) bool {
-	return len(values) > 0 && values[0] != "0" && !strings.EqualFold(values[0], "false")
 }
 
 // transform returns the kind into which an Accept header requests objects to be converted.

@@ -79,7 +79,7 @@ func newTraffic(e *Env, m *meshv1.Traffic) (out traffic, err error) {
 // hosts that the rules would have seen are refused.
 func unknown(m *meshv1.Traffic, problem error) traffic {
 	if m.GetEgress() == nil {
-		return traffic{Source: m, Problem: fmt.Errorf("none are in force, for it is not known which were before: %w", problem)}
+		return traffic{Source: m, Problem: fmt.Errorf("no rules are in force, because the rules in force before are unknown: %w", problem)}
 	}
 	return traffic{Source: m, Egress: egress.Refuse(), Problem: fmt.Errorf("it is not known which were in force before, and connections to other hosts are refused: %w", problem)}
 }

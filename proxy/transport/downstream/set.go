@@ -1,39 +1,24 @@
 package downstream
 
-import (
-	"maps"
-	"slices"
-	"sync"
-)
+import "sync"
 
 // Set is a set that is safe for concurrent use. Its zero value is empty.
-type Set[T comparable] struct {
-	mu  sync.Mutex
-	all map[T]struct{}
-}
+type Set[T comparable] struct{ all sync.Map }
 
 // Add adds an element.
-func (s *Set[T]) Add(one T) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.all == nil {
-		s.all = map[T]struct{}{}
-	}
-	s.all[one] = struct{}{}
-}
+func (s *Set[T]) Add(one T) { s.all.Store(one, nil) }
 
 // Remove removes an element, and reports whether it was in the set.
 func (s *Set[T]) Remove(one T) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	_, had := s.all[one]
-	delete(s.all, one)
+	_, had := s.all.LoadAndDelete(one)
 	return had
 }
 
-// List returns the elements in no order.
-func (s *Set[T]) List() []T {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Collect(maps.Keys(s.all))
+// List returns the elements in no order. It contains those that were added before the call
+// and are not removed during it.
+func (s *Set[T]) List() (all []T) {
+	for one := range s.all.Range {
+		all = append(all, one.(T))
+	}
+	return all
 }

@@ -1,8 +1,11 @@
 package upstream
 
 import (
+	"errors"
 	"net"
 	"syscall"
+
+	"github.com/ctrlmesh/ctrlmesh/internal/descriptor"
 )
 
 // alive reports whether an idle HTTP/1.1 connection seems open: there is nothing to read,
@@ -12,16 +15,10 @@ func alive(c net.Conn) bool {
 	if !ok {
 		return true
 	}
-	raw, err := sc.SyscallConn()
-	if err != nil {
-		return false
-	}
-	quiet := false
-	err = raw.Read(func(fd uintptr) bool {
+	err := descriptor.Control(sc, func(fd int) error {
 		var b [1]byte
-		_, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
-		quiet = err == syscall.EAGAIN || err == syscall.EWOULDBLOCK
-		return true
+		_, _, err := syscall.Recvfrom(fd, b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+		return err
 	})
-	return err == nil && quiet
+	return errors.Is(err, syscall.EAGAIN) // the same number as EWOULDBLOCK
 }
