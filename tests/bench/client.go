@@ -13,6 +13,8 @@ import (
 	"time"
 
 	utilnet "k8s.io/apimachinery/pkg/util/net"
+
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 // client is one HTTP/2 connection, configured like client-go's.
@@ -103,8 +105,5 @@ func (c *client) do(ctx context.Context, r request) (int64, error) {
 	}
 	defer func() { _ = resp.Body.Close() }()
 	n, err := io.Copy(io.Discard, resp.Body)
-	if err != nil {
-		return n, fmt.Errorf("reading the answer to %s: %w", r.path, err)
-	}
-	return n, nil
+	return n, failure.Wrap(err, "reading the answer to %s", r.path)
 }

@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
 )
@@ -41,10 +42,7 @@ func (d *demo) clearOperator(ctx context.Context) error {
 }
 
 func (d *demo) clearLocks(ctx context.Context) error {
-	if err := d.DeleteAllOf(ctx, &coordinationv1.Lease{}, client.InNamespace(operator)); err != nil {
-		return fmt.Errorf("deleting locks: %w", err)
-	}
-	return nil
+	return failure.Wrap(d.DeleteAllOf(ctx, &coordinationv1.Lease{}, client.InNamespace(operator)), "deleting locks")
 }
 
 func (d *demo) clearShards(ctx context.Context) error {

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
@@ -56,8 +57,5 @@ func (w *World) LeadingManager(ctx context.Context) (*corev1.Pod, error) {
 	}
 	name, _, _ := strings.Cut(*lease.Spec.HolderIdentity, "_")
 	pod := &corev1.Pod{}
-	if err := w.Get(ctx, client.ObjectKey{Namespace: kube.SystemNamespace, Name: name}, pod); err != nil {
-		return nil, fmt.Errorf("finding the leader: %w", err)
-	}
-	return pod, nil
+	return pod, failure.Wrap(w.Get(ctx, client.ObjectKey{Namespace: kube.SystemNamespace, Name: name}, pod), "finding the leader")
 }

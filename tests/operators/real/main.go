@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 	"github.com/ctrlmesh/ctrlmesh/tests/operators/real/trial"
 )
@@ -113,10 +114,7 @@ func writePage(c *kube.Cluster, file string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(file, []byte(trial.Page(latest)), 0o644); err != nil {
-		return fmt.Errorf("writing the page: %w", err)
-	}
-	return nil
+	return failure.Wrap(os.WriteFile(file, []byte(trial.Page(latest)), 0o644), "writing the page")
 }
 
 // choose returns the named operators of the catalogue, all if none is named.

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
@@ -48,10 +49,7 @@ func (t *trial) steps(ctx context.Context, c *churn, result *Result) error {
 	}
 	c.enter(phaseRemoval)
 	t.say("  removed from the mesh")
-	if err := t.unadopt(ctx, c); err != nil {
-		return fmt.Errorf("removal: %w", err)
-	}
-	return nil
+	return failure.Wrap(t.unadopt(ctx, c), "removal")
 }
 
 // adopt applies the root, labels the pod template and waits until the shards work.
@@ -102,10 +100,7 @@ func (t *trial) newRoot(size int32) *meshv1alpha1.ShardingConfig {
 
 func (t *trial) root(ctx context.Context) (*meshv1alpha1.ShardingConfig, error) {
 	root := &meshv1alpha1.ShardingConfig{}
-	if err := t.Get(ctx, client.ObjectKey{Namespace: t.home, Name: rootName}, root); err != nil {
-		return nil, fmt.Errorf("reading the root: %w", err)
-	}
-	return root, nil
+	return root, failure.Wrap(t.Get(ctx, client.ObjectKey{Namespace: t.home, Name: rootName}, root), "reading the root")
 }
 
 func (t *trial) changeRoot(ctx context.Context, edit func(*meshv1alpha1.RootConfig)) error {
@@ -117,10 +112,7 @@ func (t *trial) changeRoot(ctx context.Context, edit func(*meshv1alpha1.RootConf
 		edit(root.Spec.Root)
 		return t.Update(ctx, root)
 	})
-	if err != nil {
-		return fmt.Errorf("changing the root: %w", err)
-	}
-	return nil
+	return failure.Wrap(err, "changing the root")
 }
 
 // rescale changes the number of shards and of pods, and waits until the shards work.
