@@ -15,6 +15,7 @@ import (
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/audit"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
 const (
@@ -217,7 +218,7 @@ func (f *Fleet) Leaks(ctx context.Context, requests []audit.Request, kills []tim
 
 // LeaksOf returns how many requests the members sent since a mark, and those that no
 // agent passed.
-func (f *Fleet) LeaksOf(ctx context.Context, members []*Member, since harness.Mark, kills []time.Time) (int, []audit.Request, error) {
+func (f *Fleet) LeaksOf(ctx context.Context, members []*Member, since kube.Mark, kills []time.Time) (int, []audit.Request, error) {
 	requests, err := f.PodRequests(since, IDs(members)...)
 	if err != nil {
 		return 0, nil, err

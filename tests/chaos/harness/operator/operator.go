@@ -21,6 +21,7 @@ import (
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
 )
 
@@ -49,7 +50,7 @@ type Operator struct {
 	Writer            *Writer
 	APIServerRestarts []time.Time
 
-	began harness.Mark
+	began kube.Mark
 }
 
 // NewRoot returns the root of the operator, from a spec that says how it is divided.
