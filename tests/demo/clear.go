@@ -22,12 +22,7 @@ import (
 // deleted first, while it is still sharded, and the locks after the shards, because the mesh
 // keeps them until then.
 func (d *demo) clear(ctx context.Context) error {
-	for _, f := range []func(context.Context) error{d.clearOperator, d.clearShards, d.clearLocks, d.clearObjects} {
-		if err := f(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
+	return kube.InOrder(ctx, d.clearOperator, d.clearShards, d.clearLocks, d.clearObjects)
 }
 
 func (d *demo) clearOperator(ctx context.Context) error {
@@ -37,7 +32,7 @@ func (d *demo) clearOperator(ctx context.Context) error {
 	}
 	return kube.Until(ctx, "the operator to be deleted", func(ctx context.Context) error {
 		var pods corev1.PodList
-		return empty(&pods, d.List(ctx, &pods, client.InNamespace(operator), client.MatchingLabels{"app": workload}))
+		return kube.Empty(&pods, d.List(ctx, &pods, client.InNamespace(operator), client.MatchingLabels{"app": workload}))
 	})
 }
 
@@ -55,7 +50,7 @@ func (d *demo) clearShards(ctx context.Context) error {
 	}
 	return kube.Until(ctx, "the ShardingConfigs to be deleted", func(ctx context.Context) error {
 		var configs meshv1alpha1.ShardingConfigList
-		return empty(&configs, d.List(ctx, &configs, client.InNamespace(operator), ours))
+		return kube.Empty(&configs, d.List(ctx, &configs, client.InNamespace(operator), ours))
 	})
 }
 
@@ -71,14 +66,6 @@ func (d *demo) clearObjects(ctx context.Context) error {
 	}
 	return kube.Until(ctx, "the objects to be deleted", func(ctx context.Context) error {
 		tallies, err := d.tallies(ctx)
-		return empty(&tallyv1.TallyList{Items: tallies}, err)
+		return kube.Empty(&tallyv1.TallyList{Items: tallies}, err)
 	})
-}
-
-// empty returns an error unless a list, read with err, is empty.
-func empty(list client.ObjectList, err error) error {
-	if err == nil && meta.LenList(list) > 0 {
-		err = fmt.Errorf("%d are left", meta.LenList(list))
-	}
-	return err
 }

@@ -17,7 +17,7 @@ import (
 // WithoutManager stops all managers, and returns a function that restores them. The caller must
 // call it unless it is nil, even with an error.
 func (w *World) WithoutManager(ctx context.Context) (restore func() error, err error) {
-	m := Manager()
+	m := kube.Manager()
 	if err := w.Get(ctx, client.ObjectKeyFromObject(m), m); err != nil {
 		return nil, fmt.Errorf("reading the manager: %w", err)
 	}
@@ -32,20 +32,14 @@ func (w *World) WithoutManager(ctx context.Context) (restore func() error, err e
 		if err := scale(ctx, before); err != nil {
 			return fmt.Errorf("bringing the manager back: %w", err)
 		}
-		return w.Until(ctx, "the manager's return", func(ctx context.Context) error { return w.RolledOut(ctx, Manager()) })
+		return w.Until(ctx, "the manager's return", func(ctx context.Context) error { return w.RolledOut(ctx, kube.Manager()) })
 	}
 	if err := scale(ctx, 0); err != nil {
 		return restore, fmt.Errorf("taking the manager away: %w", err)
 	}
 	return restore, w.Until(ctx, "the managers' end", func(ctx context.Context) error {
 		var pods corev1.PodList
-		if err := w.List(ctx, &pods, client.InNamespace(kube.SystemNamespace), client.MatchingLabels{"app.kubernetes.io/name": kube.ManagerName}); err != nil {
-			return err
-		}
-		if n := len(pods.Items); n > 0 {
-			return fmt.Errorf("%d are there", n)
-		}
-		return nil
+		return kube.Empty(&pods, w.List(ctx, &pods, client.InNamespace(kube.SystemNamespace), client.MatchingLabels{"app.kubernetes.io/name": kube.ManagerName}))
 	})
 }
 

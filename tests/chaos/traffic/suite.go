@@ -35,10 +35,7 @@ func New(w *harness.World, r *harness.Result) harness.Suite {
 
 // replaceAgents replaces the agents, after it has counted the panics of the old ones.
 func (s *suite) replaceAgents(ctx context.Context) error {
-	if err := s.countPanics(ctx); err != nil {
-		return err
-	}
-	if err := s.RestartAgents(ctx); err != nil {
+	if err := kube.InOrder(ctx, s.countPanics, s.RestartAgents); err != nil {
 		return err
 	}
 	s.counts.takeovers++

@@ -10,10 +10,8 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/signal"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/internal/failure"
@@ -28,15 +26,7 @@ func main() {
 	page := flag.String("page", "", "write the last result of each operator as a page of the documentation into this file")
 	flag.Parse()
 
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	ok, err := run(ctx, options{*only, *shards, *page, *build})
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "operators:", err)
-	}
-	if err != nil || !ok {
-		os.Exit(1)
-	}
+	kube.Main("operators", func(ctx context.Context) (bool, error) { return run(ctx, options{*only, *shards, *page, *build}) })
 }
 
 type options struct {

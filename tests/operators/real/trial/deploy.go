@@ -68,10 +68,8 @@ func (t *trial) deploy(ctx context.Context) error {
 		},
 		t.workload(t.replicasOutside()),
 	}
-	for _, obj := range objects {
-		if err := t.Create(ctx, obj); err != nil {
-			return fmt.Errorf("deploying the operator: %w", err)
-		}
+	if err := t.CreateAll(ctx, objects...); err != nil {
+		return fmt.Errorf("deploying the operator: %w", err)
 	}
 	return t.until(ctx, "the operator to run", t.rolledOut)
 }

@@ -64,10 +64,7 @@ func (t *trial) adopt(ctx context.Context, c *churn, result *Result) error {
 	if err := t.scale(ctx, t.plan.Sizes[0]); err != nil {
 		return err
 	}
-	if err := t.settled(ctx); err != nil {
-		return err
-	}
-	if err := c.reconciled(ctx); err != nil {
+	if err := kube.InOrder(ctx, t.settled, c.reconciled); err != nil {
 		return err
 	}
 	root, err := t.root(ctx)
@@ -123,10 +120,7 @@ func (t *trial) rescale(ctx context.Context, c *churn, size int32) error {
 	if err := t.scale(ctx, size); err != nil {
 		return err
 	}
-	if err := t.settled(ctx); err != nil {
-		return err
-	}
-	if err := c.reconciled(ctx); err != nil {
+	if err := kube.InOrder(ctx, t.settled, c.reconciled); err != nil {
 		return err
 	}
 	_ = kube.Sleep(ctx, t.plan.Churn)
@@ -224,10 +218,7 @@ func (t *trial) unadopt(ctx context.Context, c *churn) error {
 	if err := t.label(ctx, false); err != nil {
 		return err
 	}
-	if err := t.removeRoot(ctx); err != nil {
-		return err
-	}
-	if err := c.reconciled(ctx); err != nil {
+	if err := kube.InOrder(ctx, t.removeRoot, c.reconciled); err != nil {
 		return err
 	}
 	_ = kube.Sleep(ctx, t.plan.Churn)
