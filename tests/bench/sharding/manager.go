@@ -17,6 +17,7 @@ import (
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+	"github.com/ctrlmesh/ctrlmesh/tests/stats"
 )
 
 const (
@@ -39,7 +40,7 @@ type crowd struct {
 // evenly a root divides them. The shards are first cut when there are few, and then balanced
 // when some of the namespaces have many more.
 func (b *bench) manager(ctx context.Context) ([]string, error) {
-	before := load()
+	before := stats.Load()
 	namespaces, err := b.makeNamespaces(ctx, "tenant-%04d", tenants)
 	if err != nil {
 		return nil, err

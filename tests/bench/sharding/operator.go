@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
+	"github.com/ctrlmesh/ctrlmesh/tests/stats"
 )
 
 const (
@@ -79,7 +80,7 @@ func (b *bench) operator(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	before := load()
+	before := stats.Load()
 	for round := range b.rounds {
 		slices.Reverse(results[1:]) // so that no setting always has its turn after another
 		for _, r := range results {

@@ -134,19 +134,8 @@ func (t *trial) settled(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		s := root.Status.Root
-		switch {
-		case root.Status.ObservedGeneration < root.Generation || s == nil:
-			return errors.New("the manager has not seen the root")
-		case s.Handover != "Settled":
-			return fmt.Errorf("%s: %s", s.Handover, readyMessage(root))
-		case len(s.Shards) != int(root.Spec.Root.Auto.ShardingSize):
-			return fmt.Errorf("there are %d shards of %d", len(s.Shards), root.Spec.Root.Auto.ShardingSize)
-		}
-		for _, shard := range s.Shards {
-			if shard.ReadyMembers == 0 || shard.ReadyMembers < shard.Members {
-				return fmt.Errorf("%s has %d members, %d ready: %s", shard.Name, shard.Members, shard.ReadyMembers, readyMessage(root))
-			}
+		if err := kube.Settled(root, int(root.Spec.Root.Auto.ShardingSize)); err != nil {
+			return err
 		}
 		return t.rolledOut(ctx)
 	})
@@ -206,7 +195,7 @@ func (t *trial) unadopt(ctx context.Context, c *churn) error {
 		if s := root.Status.Root; s != nil {
 			for _, shard := range s.Shards {
 				if len(shard.Held) > 0 {
-					return fmt.Errorf("%s holds %v: %s", shard.Name, shard.Held, readyMessage(root))
+					return fmt.Errorf("%s holds %v: %s", shard.Name, shard.Held, kube.ReadyMessage(root))
 				}
 			}
 		}
@@ -234,7 +223,7 @@ func (t *trial) removeRoot(ctx context.Context) error {
 	return t.until(ctx, "the end of the root", func(ctx context.Context) error {
 		err := t.Get(ctx, client.ObjectKeyFromObject(root), root)
 		if err == nil {
-			return fmt.Errorf("it is left: %s", readyMessage(root))
+			return fmt.Errorf("it is left: %s", kube.ReadyMessage(root))
 		}
 		return client.IgnoreNotFound(err)
 	})
@@ -246,15 +235,6 @@ func reportsReady(root *meshv1alpha1.ShardingConfig, since time.Duration) bool {
 	ready := meta.FindStatusCondition(root.Status.Conditions, meshv1alpha1.ConditionReady)
 	return ready != nil && ready.Status == metav1.ConditionTrue && time.Since(ready.LastTransitionTime.Time) >= since &&
 		!meta.IsStatusConditionTrue(root.Status.Conditions, meshv1alpha1.ConditionLeaderMissing)
-}
-
-// readyMessage returns what the status says, in a line.
-func readyMessage(root *meshv1alpha1.ShardingConfig) string {
-	ready := meta.FindStatusCondition(root.Status.Conditions, meshv1alpha1.ConditionReady)
-	if ready == nil {
-		return "no Ready condition"
-	}
-	return ready.Reason + ": " + ready.Message
 }
 
 func describeShards(root *meshv1alpha1.ShardingConfig) string {

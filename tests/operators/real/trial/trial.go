@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/audit"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
@@ -168,15 +169,9 @@ func (t *trial) judgeAudit(result *Result) error {
 
 // judged reports whether a request is a write of a divided object in the adopted namespaces.
 func (t *trial) judged(r audit.Request) bool {
-	if !r.Writes() || !slices.Contains(tenantsOf(adoptedSet), r.Namespace) {
-		return false
-	}
-	for _, g := range t.Divided {
-		if slices.Contains(g.APIGroups, r.Group) && slices.Contains(g.Resources, r.Resource) {
-			return true
-		}
-	}
-	return false
+	return r.Writes() && slices.Contains(tenantsOf(adoptedSet), r.Namespace) && slices.ContainsFunc(t.Divided, func(g meshv1alpha1.ResourceGroup) bool {
+		return slices.Contains(g.APIGroups, r.Group) && slices.Contains(g.Resources, r.Resource)
+	})
 }
 
 // remove deletes all objects of the trial. The operator is deleted last: objects may have its
