@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -156,23 +157,13 @@ func (f *Fleet) WaitInformers(ctx context.Context) error {
 }
 
 // Under returns the members under a failure policy.
-func (f *Fleet) Under(policy string) (out []*Member) {
-	for _, m := range f.Members {
-		if m.Policy == policy {
-			out = append(out, m)
-		}
-	}
-	return out
+func (f *Fleet) Under(policy string) []*Member {
+	return slices.DeleteFunc(slices.Clone(f.Members), func(m *Member) bool { return m.Policy != policy })
 }
 
 // On returns the members on a node.
-func (f *Fleet) On(node string) (out []*Member) {
-	for _, m := range f.Members {
-		if m.Spec.NodeName == node {
-			out = append(out, m)
-		}
-	}
-	return out
+func (f *Fleet) On(node string) []*Member {
+	return slices.DeleteFunc(slices.Clone(f.Members), func(m *Member) bool { return m.Spec.NodeName != node })
 }
 
 // IDs returns the members' names as namespace/name.
