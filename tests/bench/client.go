@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -50,10 +51,7 @@ type request struct {
 
 // send returns the answer's head, or an error unless its status is a success.
 func (c *client) send(ctx context.Context, r request) (*http.Response, error) {
-	method, body := r.method, io.Reader(nil)
-	if method == "" {
-		method = http.MethodGet
-	}
+	method, body := cmp.Or(r.method, http.MethodGet), io.Reader(nil)
 	if r.body != nil {
 		body = bytes.NewReader(r.body)
 	}

@@ -12,6 +12,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -109,10 +110,8 @@ func (s *site) adopt(ctx context.Context, round int) error {
 		if err != nil {
 			return err
 		}
-		for _, c := range root.Status.Conditions {
-			if c.Type == meshv1alpha1.ConditionReady && c.Status != metav1.ConditionTrue {
-				return fmt.Errorf("%s: %s", c.Reason, c.Message)
-			}
+		if c := meta.FindStatusCondition(root.Status.Conditions, meshv1alpha1.ConditionReady); c != nil && c.Status != metav1.ConditionTrue {
+			return errors.New(kube.ReadyMessage(root))
 		}
 		return s.Settled(ctx)
 	})

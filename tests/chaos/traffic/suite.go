@@ -22,7 +22,7 @@ type suite struct {
 
 // New returns the traffic suite.
 func New(w *harness.World, r *harness.Result) harness.Suite {
-	s := &suite{Operators: operator.New(w, r)}
+	s := &suite{Operators: operator.New(w, r), counts: counts{limited: map[string]int{}, panics: map[types.UID]int{}}}
 	return harness.Suite{
 		Name: "traffic",
 		Parts: []harness.Part{
@@ -44,9 +44,6 @@ func (s *suite) replaceAgents(ctx context.Context) error {
 
 // countPanics counts the panics of the agents that run, and the exits of their containers.
 func (s *suite) countPanics(ctx context.Context) error {
-	if s.counts.panics == nil {
-		s.counts.panics = map[types.UID]int{}
-	}
 	for _, node := range s.Nodes {
 		agent, err := s.AgentPod(ctx, node)
 		if err != nil {
