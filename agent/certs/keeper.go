@@ -21,6 +21,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 // SignFunc signs the public key of a PKCS #10 request (DER) and returns a DER
@@ -164,10 +166,7 @@ func newRequest() (*ecdsa.PrivateKey, []byte, error) {
 		return nil, nil, fmt.Errorf("creating a key: %w", err)
 	}
 	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
-	if err != nil {
-		return nil, nil, fmt.Errorf("creating a certificate request: %w", err)
-	}
-	return key, csr, nil
+	return key, csr, failure.Wrap(err, "creating a certificate request")
 }
 
 // renewal returns when to renew a certificate: at two thirds of its lifetime.

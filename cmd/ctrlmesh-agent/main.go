@@ -15,6 +15,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/agent"
 	"github.com/ctrlmesh/ctrlmesh/agent/telemetry"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/internal/program"
 )
 
@@ -59,8 +60,5 @@ func newClient() (kubernetes.Interface, error) {
 	config.UserAgent = "ctrlmesh-agent/" + program.Version()
 	config.ContentType = "application/vnd.kubernetes.protobuf"
 	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("making the apiserver client: %w", err)
-	}
-	return client, nil
+	return client, failure.Wrap(err, "making the apiserver client")
 }

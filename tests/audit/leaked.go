@@ -11,13 +11,7 @@ func Leaked(requests []Request, lines []Access) []Request {
 	for _, l := range lines {
 		known[l.ID] = true
 	}
-	var out []Request
-	for _, r := range requests {
-		if !known[r.ID] {
-			out = append(out, r)
-		}
-	}
-	return out
+	return slices.DeleteFunc(slices.Clone(requests), func(r Request) bool { return known[r.ID] })
 }
 
 // A request may lack a line if it was received up to inHand before its agent was killed, and

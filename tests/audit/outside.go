@@ -14,12 +14,8 @@ import (
 func Outside(states []State, writes []Request) []Foreign {
 	var out []Foreign
 	for _, w := range writes {
-		end := w.Ended
-		if end.IsZero() {
-			end = w.Received
-		}
 		for _, p := range ownedTimes(states, w.Namespace) {
-			if end.After(p.from) && (p.to.IsZero() || w.Received.Before(p.to)) {
+			if w.End().After(p.from) && (p.to.IsZero() || w.Received.Before(p.to)) {
 				out = append(out, Foreign{Request: w, Shard: "(outside)", Owner: p.shard})
 				break
 			}

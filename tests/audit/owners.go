@@ -89,11 +89,7 @@ type times struct {
 type period struct{ from, to time.Time }
 
 func (p period) covers(w Request) bool {
-	end := w.Ended
-	if end.IsZero() {
-		end = w.Received
-	}
-	return !w.Received.Before(p.from) && (p.to.IsZero() || !end.After(p.to))
+	return !w.Received.Before(p.from) && (p.to.IsZero() || !w.End().After(p.to))
 }
 
 // of returns the periods in which a shard owned the namespace.

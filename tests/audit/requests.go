@@ -35,6 +35,15 @@ func (r Request) String() string {
 	return fmt.Sprintf("%s %s %s %d %s %s %s", r.Received.UTC().Format(time.RFC3339Nano), r.Verb, r.URI, r.Code, r.User, r.Pod, r.ID)
 }
 
+// End returns when the request ended. Without an end, because the apiserver was killed, it
+// returns the request's beginning.
+func (r Request) End() time.Time {
+	if r.Ended.IsZero() {
+		return r.Received
+	}
+	return r.Ended
+}
+
 // Fills reports whether the request is for all existing objects: an informer sends it at its
 // start, and again only if its resourceVersion is too old.
 func (r Request) Fills() bool {
@@ -154,10 +163,6 @@ func (c Callers) have(r Request) bool {
 // mayHave reports whether a line may be of one of the callers. Most lines of a log are not,
 // and need no decoding.
 func (c Callers) mayHave(line []byte) bool {
-	for _, user := range c.Users {
-		if bytes.Contains(line, []byte(user)) {
-			return true
-		}
-	}
-	return len(c.Pods) > 0 && bytes.Contains(line, []byte(podClaim))
+	return slices.ContainsFunc(c.Users, func(user string) bool { return bytes.Contains(line, []byte(user)) }) ||
+		len(c.Pods) > 0 && bytes.Contains(line, []byte(podClaim))
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -13,6 +14,8 @@ import (
 	"time"
 
 	utilnet "k8s.io/apimachinery/pkg/util/net"
+
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 // client is one HTTP/2 connection, configured like client-go's.
@@ -48,10 +51,7 @@ type request struct {
 
 // send returns the answer's head, or an error unless its status is a success.
 func (c *client) send(ctx context.Context, r request) (*http.Response, error) {
-	method, body := r.method, io.Reader(nil)
-	if method == "" {
-		method = http.MethodGet
-	}
+	method, body := cmp.Or(r.method, http.MethodGet), io.Reader(nil)
 	if r.body != nil {
 		body = bytes.NewReader(r.body)
 	}
@@ -103,8 +103,5 @@ func (c *client) do(ctx context.Context, r request) (int64, error) {
 	}
 	defer func() { _ = resp.Body.Close() }()
 	n, err := io.Copy(io.Discard, resp.Body)
-	if err != nil {
-		return n, fmt.Errorf("reading the answer to %s: %w", r.path, err)
-	}
-	return n, nil
+	return n, failure.Wrap(err, "reading the answer to %s", r.path)
 }

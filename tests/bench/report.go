@@ -3,9 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
 	"runtime"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -70,10 +68,4 @@ func machine() string {
 	var u unix.Utsname
 	_ = unix.Uname(&u)
 	return fmt.Sprintf("%d cores, Linux %s, %s", runtime.NumCPU(), unix.ByteSliceToString(u.Release[:]), runtime.Version())
-}
-
-// load returns the load averages over one, five and fifteen minutes.
-func load() string {
-	b, _ := os.ReadFile("/proc/loadavg")
-	return strings.Join(strings.Fields(string(b))[:3], " ")
 }

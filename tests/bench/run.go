@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/stats"
 )
 
 // running are the proxies that were started.
@@ -96,7 +98,7 @@ func warm(ctx context.Context, s *subject, namespace string) error {
 // measure lets the subjects take turns, each round in another order. The results
 // are by row and subject, one sample for each round. It prints the machine and its load.
 func measure(ctx context.Context, rounds int, rows []row, subjects []*subject) (map[string]map[string][]sample, error) {
-	before := load()
+	before := stats.Load()
 	results := map[string]map[string][]sample{}
 	for _, r := range rows {
 		results[r.name] = map[string][]sample{}
@@ -115,7 +117,7 @@ func measure(ctx context.Context, rounds int, rows []row, subjects []*subject) (
 		fmt.Fprintf(os.Stderr, "\rround %d of %d ", round+1, rounds)
 	}
 	fmt.Fprintln(os.Stderr)
-	fmt.Printf("%s; load before: %s; after: %s\n", machine(), before, load())
+	fmt.Printf("%s; load before: %s; after: %s\n", machine(), before, stats.Load())
 	return results, nil
 }
 

@@ -13,7 +13,8 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
+	"github.com/ctrlmesh/ctrlmesh/tests/stats"
 )
 
 // subject is a proxy between the client and the apiserver, or none.
@@ -105,13 +106,8 @@ func (s *subject) cpu() (time.Duration, error) {
 	if s.pid == 0 {
 		return 0, nil
 	}
-	// The process's CPU clock, see clock_getcpuclockid(3): it has nanoseconds, where
-	// /proc/PID/stat counts ticks of 10 ms.
-	var t unix.Timespec
-	if err := unix.ClockGettime(int32(^s.pid<<3|2), &t); err != nil {
-		return 0, fmt.Errorf("%s: CPU time: %w", s.name, err)
-	}
-	return time.Duration(t.Nano()), nil
+	used, err := stats.ProcessorTime(s.pid)
+	return used, failure.Wrap(err, "%s: CPU time", s.name)
 }
 
 // rss returns the proxy's resident memory in bytes.

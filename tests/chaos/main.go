@@ -16,8 +16,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/capture"
@@ -25,6 +23,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/sharding"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/traffic"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
 var suites = map[string]func(*harness.World, *harness.Result) harness.Suite{
@@ -45,15 +44,7 @@ func main() {
 	only := flag.String("only", "", "run these parts alone, by their names with commas between")
 	flag.Parse()
 
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	ok, err := run(ctx, *suite, *only)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "chaos:", err)
-	}
-	if err != nil || !ok {
-		os.Exit(1)
-	}
+	kube.Main("chaos", func(ctx context.Context) (bool, error) { return run(ctx, *suite, *only) })
 }
 
 // run reports whether all counts are as they must be. An error means that no count could

@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
 )
@@ -21,12 +22,7 @@ import (
 // deleted first, while it is still sharded, and the locks after the shards, because the mesh
 // keeps them until then.
 func (d *demo) clear(ctx context.Context) error {
-	for _, f := range []func(context.Context) error{d.clearOperator, d.clearShards, d.clearLocks, d.clearObjects} {
-		if err := f(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
+	return kube.InOrder(ctx, d.clearOperator, d.clearShards, d.clearLocks, d.clearObjects)
 }
 
 func (d *demo) clearOperator(ctx context.Context) error {
@@ -36,15 +32,12 @@ func (d *demo) clearOperator(ctx context.Context) error {
 	}
 	return kube.Until(ctx, "the operator to be deleted", func(ctx context.Context) error {
 		var pods corev1.PodList
-		return empty(&pods, d.List(ctx, &pods, client.InNamespace(operator), client.MatchingLabels{"app": workload}))
+		return kube.Empty(&pods, d.List(ctx, &pods, client.InNamespace(operator), client.MatchingLabels{"app": workload}))
 	})
 }
 
 func (d *demo) clearLocks(ctx context.Context) error {
-	if err := d.DeleteAllOf(ctx, &coordinationv1.Lease{}, client.InNamespace(operator)); err != nil {
-		return fmt.Errorf("deleting locks: %w", err)
-	}
-	return nil
+	return failure.Wrap(d.DeleteAllOf(ctx, &coordinationv1.Lease{}, client.InNamespace(operator)), "deleting locks")
 }
 
 func (d *demo) clearShards(ctx context.Context) error {
@@ -57,7 +50,7 @@ func (d *demo) clearShards(ctx context.Context) error {
 	}
 	return kube.Until(ctx, "the ShardingConfigs to be deleted", func(ctx context.Context) error {
 		var configs meshv1alpha1.ShardingConfigList
-		return empty(&configs, d.List(ctx, &configs, client.InNamespace(operator), ours))
+		return kube.Empty(&configs, d.List(ctx, &configs, client.InNamespace(operator), ours))
 	})
 }
 
@@ -73,14 +66,6 @@ func (d *demo) clearObjects(ctx context.Context) error {
 	}
 	return kube.Until(ctx, "the objects to be deleted", func(ctx context.Context) error {
 		tallies, err := d.tallies(ctx)
-		return empty(&tallyv1.TallyList{Items: tallies}, err)
+		return kube.Empty(&tallyv1.TallyList{Items: tallies}, err)
 	})
-}
-
-// empty returns an error unless a list, read with err, is empty.
-func empty(list client.ObjectList, err error) error {
-	if err == nil && meta.LenList(list) > 0 {
-		err = fmt.Errorf("%d are left", meta.LenList(list))
-	}
-	return err
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -79,11 +80,5 @@ func (d *demo) tallies(ctx context.Context) ([]tallyv1.Tally, error) {
 	if err := d.List(ctx, &all); err != nil {
 		return nil, fmt.Errorf("listing objects: %w", err)
 	}
-	var out []tallyv1.Tally
-	for _, t := range all.Items {
-		if mine[t.Namespace] {
-			out = append(out, t)
-		}
-	}
-	return out, nil
+	return slices.DeleteFunc(all.Items, func(t tallyv1.Tally) bool { return !mine[t.Namespace] }), nil
 }

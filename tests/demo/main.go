@@ -15,8 +15,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
@@ -31,15 +29,7 @@ func main() {
 	flag.DurationVar(&d.timeout, "timeout", 4*time.Minute, "how long to wait for the operator at most")
 	flag.Parse()
 
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	ok, err := d.run(ctx)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "demo:", err)
-	}
-	if err != nil || !ok {
-		os.Exit(1)
-	}
+	kube.Main("demo", d.run)
 }
 
 type demo struct {

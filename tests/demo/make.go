@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
 )
 
@@ -57,10 +58,7 @@ func (d *demo) makeObjects(ctx context.Context, names []string, first, end int) 
 				Namespace: names[i%len(names)],
 				Name:      fmt.Sprintf("t-%02d", i/len(names)),
 			}, Spec: tallyv1.TallySpec{Say: "hello"}}
-			if err := d.Create(ctx, t); err != nil {
-				return fmt.Errorf("creating Tally %s/%s: %w", t.Namespace, t.Name, err)
-			}
-			return nil
+			return failure.Wrap(d.Create(ctx, t), "creating Tally %s/%s", t.Namespace, t.Name)
 		})
 	}
 	return g.Wait()
@@ -96,29 +94,20 @@ func (d *demo) makeRoot(ctx context.Context) error {
 			},
 		},
 	}
-	if err := d.Create(ctx, c); err != nil {
-		return fmt.Errorf("creating ShardingConfig %s: %w", c.Name, err)
-	}
-	return nil
+	return failure.Wrap(d.Create(ctx, c), "creating ShardingConfig %s", c.Name)
 }
 
 // label sets the label of the mesh on the pod template, which starts a rolling update.
 func (d *demo) label(ctx context.Context) error {
 	set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: operator, Name: workload}}
 	patch := fmt.Appendf(nil, `{"spec": {"template": {"metadata": {"labels": {%q: "true"}}}}}`, meshv1alpha1.EnableProxyLabel)
-	if err := d.Patch(ctx, set, client.RawPatch(types.MergePatchType, patch)); err != nil {
-		return fmt.Errorf("labelling the operator: %w", err)
-	}
-	return nil
+	return failure.Wrap(d.Patch(ctx, set, client.RawPatch(types.MergePatchType, patch)), "labelling the operator")
 }
 
 // change changes the spec of an object, which must then be reconciled again.
 func (d *demo) change(ctx context.Context, t *tallyv1.Tally, say string) error {
 	patch := fmt.Appendf(nil, `{"spec": {"say": %q}}`, say)
-	if err := d.Patch(ctx, t, client.RawPatch(types.MergePatchType, patch)); err != nil {
-		return fmt.Errorf("changing Tally %s/%s: %w", t.Namespace, t.Name, err)
-	}
-	return nil
+	return failure.Wrap(d.Patch(ctx, t, client.RawPatch(types.MergePatchType, patch)), "changing Tally %s/%s", t.Namespace, t.Name)
 }
 
 // churn changes one object after the other until the context ends, and counts the changes.

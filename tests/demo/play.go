@@ -77,7 +77,7 @@ func (d *demo) play(ctx context.Context) (at played, err error) {
 func (d *demo) prepare(ctx context.Context, names []string) error {
 	if d.sharded {
 		d.say("waiting for ctrlmesh to be ready")
-		if err := d.meshReady(ctx); err != nil {
+		if err := kube.Until(ctx, "ctrlmesh", d.MeshReady); err != nil {
 			return err
 		}
 	}
@@ -149,17 +149,6 @@ func (d *demo) observed() func(context.Context) error {
 		}
 		return nil
 	}
-}
-
-func (d *demo) meshReady(ctx context.Context) error {
-	manager := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: kube.SystemNamespace, Name: kube.ManagerName}}
-	agent := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: kube.SystemNamespace, Name: kube.AgentName}}
-	for _, w := range []client.Object{manager, agent} {
-		if err := kube.Until(ctx, "ctrlmesh", func(ctx context.Context) error { return d.RolledOut(ctx, w) }); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // led returns an error until each shard has a leader. It checks the root first.

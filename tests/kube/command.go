@@ -13,6 +13,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/remotecommand"
+
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 // Exec runs a command in a container of a pod; the container's name may be empty if there is
@@ -66,10 +68,7 @@ func (c *Cluster) executor(o *corev1.PodExecOptions, namespace, pod string) (rem
 		Namespace(namespace).Resource("pods").Name(pod).SubResource("exec").
 		VersionedParams(o, clientgoscheme.ParameterCodec).URL()
 	executor, err := remotecommand.NewWebSocketExecutor(c.Config, "GET", url.String())
-	if err != nil {
-		return nil, fmt.Errorf("preparing exec in %s/%s: %w", namespace, pod, err)
-	}
-	return executor, nil
+	return executor, failure.Wrap(err, "preparing exec in %s/%s", namespace, pod)
 }
 
 // NodeExec runs a command on a node of the tests' cluster.

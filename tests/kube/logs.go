@@ -54,19 +54,6 @@ func (c *Cluster) PodLogs(ctx context.Context, namespace, name string) (string, 
 	return out.String(), nil
 }
 
-// AuditLog opens the apiserver's audit log.
-func (c *Cluster) AuditLog() string { return filepath.Join(c.Root, ".run", "audit.log") }
-
-// Requests returns the callers' requests that the apiserver has recorded so far.
-func (c *Cluster) Requests(of audit.Callers) ([]audit.Request, error) {
-	f, err := os.Open(c.AuditLog())
-	if err != nil {
-		return nil, fmt.Errorf("reading the audit log: %w", err)
-	}
-	defer func() { _ = f.Close() }()
-	return audit.Requests(f, of)
-}
-
 // AccessLines returns the access lines of all agents.
 func (c *Cluster) AccessLines() ([]audit.Access, error) {
 	var out []audit.Access

@@ -2,10 +2,13 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -57,4 +60,28 @@ func Restarts(pod *corev1.Pod) (n int32) {
 		n += c.RestartCount
 	}
 	return n
+}
+
+// MeshReady returns an error unless managers and agents are rolled out.
+func (c *Cluster) MeshReady(ctx context.Context) error {
+	for _, workload := range []client.Object{Manager(), Agents()} {
+		err := c.RolledOut(ctx, workload)
+		if apierrors.IsNotFound(err) {
+			return Never(errors.New("ctrlmesh is not installed (make install)"))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Manager returns the Deployment of the manager, with its name alone.
+func Manager() *appsv1.Deployment {
+	return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: SystemNamespace, Name: ManagerName}}
+}
+
+// Agents returns the DaemonSet of the agents, with its name alone.
+func Agents() *appsv1.DaemonSet {
+	return &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: SystemNamespace, Name: AgentName}}
 }

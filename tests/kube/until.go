@@ -59,3 +59,27 @@ func (e neverError) Unwrap() error { return e.error }
 
 // Never marks an error that is permanent.
 func Never(err error) error { return neverError{err} }
+
+// Every calls f at a steady rate until ctx ends, with the number of the call.
+func Every(ctx context.Context, period time.Duration, f func(context.Context, int)) {
+	tick := time.NewTicker(period)
+	defer tick.Stop()
+	for i := 0; ; i++ {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			f(ctx, i)
+		}
+	}
+}
+
+// InOrder takes steps one after the other, up to the first that fails.
+func InOrder(ctx context.Context, steps ...func(context.Context) error) error {
+	for _, step := range steps {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}

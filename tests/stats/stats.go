@@ -1,4 +1,4 @@
-// Package stats summarizes what tests and benchmarks measure.
+// Package stats measures processes, and summarizes what tests and benchmarks measure.
 package stats
 
 import (

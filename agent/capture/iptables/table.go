@@ -168,12 +168,8 @@ func (t Table) mayExist(table string) bool {
 	request.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_TABLE, nl.ZeroTerminated(table)))
 	request.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_NAME, nl.ZeroTerminated(Chain)))
 	_, err := request.Execute(unix.NETLINK_NETFILTER, 0)
-	for _, absent := range []error{unix.ENOENT, unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EINVAL} {
-		if errors.Is(err, absent) {
-			return false
-		}
-	}
-	return true
+	absent := []error{unix.ENOENT, unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EINVAL}
+	return !slices.ContainsFunc(absent, func(is error) bool { return errors.Is(err, is) })
 }
 
 // Lead returns where our chain redirects to.

@@ -14,7 +14,6 @@ import (
 	"strings"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -201,9 +200,8 @@ func (f *full) roll(ctx context.Context, look func()) error {
 	if _, err := f.cluster.Kubectl(ctx, "-n", kube.SystemNamespace, "rollout", "restart", "daemonset/"+kube.AgentName); err != nil {
 		return err
 	}
-	agents := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: kube.SystemNamespace, Name: kube.AgentName}}
 	return kube.Until(ctx, "the agent's roll-out", func(ctx context.Context) error {
 		look()
-		return f.cluster.RolledOut(ctx, agents)
+		return f.cluster.RolledOut(ctx, kube.Agents())
 	})
 }

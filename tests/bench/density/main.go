@@ -4,10 +4,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
@@ -23,19 +20,11 @@ const (
 const patience = 15 * time.Minute
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
 	pods := flag.Int("pods", 110, "how many pods")
 	node := flag.String("node", "node1", "where")
 	modes := flag.String("modes", "ebpf,iptables", "ways of capture")
 	flag.Parse()
-	held, err := run(ctx, *pods, *node, strings.Split(*modes, ","))
-	if err != nil {
-		fmt.Fprintf(os.Stderr, "density: %v\n", err)
-	}
-	if err != nil || !held {
-		os.Exit(1)
-	}
+	kube.Main("density", func(ctx context.Context) (bool, error) { return run(ctx, *pods, *node, strings.Split(*modes, ",")) })
 }
 
 func run(ctx context.Context, pods int, node string, modes []string) (held bool, err error) {

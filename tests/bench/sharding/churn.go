@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
 	"github.com/ctrlmesh/ctrlmesh/tests/stats"
 )
@@ -119,10 +120,7 @@ func (c *churn) run(ctx context.Context, rate float64, lasts time.Duration) (lat
 		group.Go(func() error {
 			t := &tallyv1.Tally{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}}
 			patch := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"say":"`+say(sent)+`"}}`))
-			if err := c.client.Patch(sending, t, patch); err != nil {
-				return fmt.Errorf("changing %s: %w", key, err)
-			}
-			return nil
+			return failure.Wrap(c.client.Patch(sending, t, patch), "changing %s", key)
 		})
 	}
 	if err := group.Wait(); err != nil {

@@ -6,11 +6,9 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
@@ -21,10 +19,6 @@ import (
 const longest = 40 * time.Minute
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	ctx, cancel := context.WithTimeout(ctx, longest)
-	defer cancel()
 	var o options
 	flag.StringVar(&o.parts, "parts", "operator,throughput,manager", "what to measure; throughput only beside operator")
 	o.shards = []int32{1, 2, 3, 5}
@@ -37,16 +31,15 @@ func main() {
 	flag.IntVar(&o.few, "few", 10_000, "divided objects at first")
 	flag.IntVar(&o.many, "many", 100_000, "and in the end")
 	flag.Parse()
-	missed, err := run(ctx, o)
-	if err != nil {
-		fmt.Fprintf(os.Stderr, "sharding: %v\n", err)
-	}
-	if len(missed) > 0 {
-		fmt.Fprintf(os.Stderr, "sharding: over the limit: %s\n", strings.Join(missed, "; "))
-	}
-	if err != nil || len(missed) > 0 {
-		os.Exit(1)
-	}
+	kube.Main("sharding", func(ctx context.Context) (bool, error) {
+		ctx, cancel := context.WithTimeout(ctx, longest)
+		defer cancel()
+		missed, err := run(ctx, o)
+		if len(missed) > 0 {
+			fmt.Fprintf(os.Stderr, "sharding: over the limit: %s\n", strings.Join(missed, "; "))
+		}
+		return len(missed) == 0, err
+	})
 }
 
 type options struct {

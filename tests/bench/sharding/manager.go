@@ -17,6 +17,7 @@ import (
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+	"github.com/ctrlmesh/ctrlmesh/tests/stats"
 )
 
 const (
@@ -39,7 +40,7 @@ type crowd struct {
 // evenly a root divides them. The shards are first cut when there are few, and then balanced
 // when some of the namespaces have many more.
 func (b *bench) manager(ctx context.Context) ([]string, error) {
-	before := load()
+	before := stats.Load()
 	namespaces, err := b.makeNamespaces(ctx, "tenant-%04d", tenants)
 	if err != nil {
 		return nil, err
@@ -86,7 +87,7 @@ func (b *bench) fill(ctx context.Context, namespaces []string, n int) (made int6
 					return nil
 				}
 				count.Add(1)
-				return b.create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, GenerateName: "c-"}})
+				return b.CreateAll(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, GenerateName: "c-"}})
 			})
 		}
 	}
@@ -113,13 +114,13 @@ func (b *bench) divide(ctx context.Context) error {
 				Name: "idle", Image: "localhost/pause:1", ImagePullPolicy: corev1.PullNever}}},
 		},
 	}}
-	if err := b.create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: tenantHome}}, root); err != nil {
+	if err := b.CreateAll(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: tenantHome}}, root); err != nil {
 		return err
 	}
 	if err := b.observed(ctx, tenantHome); err != nil {
 		return err
 	}
-	return b.create(ctx, set)
+	return b.CreateAll(ctx, set)
 }
 
 // restartManager restarts all replicas.
@@ -129,7 +130,7 @@ func (b *bench) restartManager(ctx context.Context) error {
 		return err
 	}
 	return until(ctx, "the manager's roll-out", func(ctx context.Context) error {
-		return b.RolledOut(ctx, &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: kube.SystemNamespace, Name: kube.ManagerName}})
+		return b.RolledOut(ctx, kube.Manager())
 	})
 }
 

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
+	"github.com/ctrlmesh/ctrlmesh/tests/stats"
 )
 
 const (
@@ -80,7 +80,7 @@ func (b *bench) operator(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	before := load()
+	before := stats.Load()
 	for round := range b.rounds {
 		slices.Reverse(results[1:]) // so that no setting always has its turn after another
 		for _, r := range results {
@@ -208,7 +208,7 @@ func (b *bench) makeNamespaces(ctx context.Context, format string, n int) (names
 	for i := range n {
 		name := fmt.Sprintf(format, i)
 		names = append(names, name)
-		group.Go(func() error { return b.create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}) })
+		group.Go(func() error { return b.CreateAll(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}) })
 	}
 	return names, group.Wait()
 }
@@ -220,21 +220,11 @@ func (b *bench) makeTallies(ctx context.Context, namespaces []string) error {
 	for i, ns := range namespaces {
 		for range b.each {
 			group.Go(func() error {
-				return b.create(ctx, &tallyv1.Tally{ObjectMeta: metav1.ObjectMeta{
+				return b.CreateAll(ctx, &tallyv1.Tally{ObjectMeta: metav1.ObjectMeta{
 					Namespace: ns, GenerateName: "t-", Labels: map[string]string{partLabel: strconv.Itoa(i % byHand)},
 					Annotations: map[string]string{"bench.ctrlmesh.io/padding": text}}})
 			})
 		}
 	}
 	return group.Wait()
-}
-
-// create creates objects.
-func (b *bench) create(ctx context.Context, objects ...client.Object) error {
-	for _, obj := range objects {
-		if err := b.Create(ctx, obj); err != nil {
-			return fmt.Errorf("making %T %s: %w", obj, client.ObjectKeyFromObject(obj), err)
-		}
-	}
-	return nil
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -34,7 +33,7 @@ func (l *limits) within(what string, value, limit float64) string {
 func (b *bench) report(results []*result, before string) []string {
 	var missed limits
 	off, hand, one := results[0], results[1], results[2]
-	fmt.Printf("\nload before: %s; after: %s\n", before, load())
+	fmt.Printf("\nload before: %s; after: %s\n", before, stats.Load())
 
 	fmt.Printf("\n| operator, %.0f changes/s | reconciles | p50 ms | p99 ms | CPU ms/reconcile: operator | agents | manager | together | of %s | of off the mesh | limit | apiserver | idle, CPU ms/s |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|--:|--:|\n", b.rate, one)
 	for _, r := range results {
@@ -108,7 +107,7 @@ func (r *result) costBeside(other *result) float64 {
 
 func reportManager(few, many crowd, before string) []string {
 	var missed limits
-	fmt.Printf("\nload before: %s; after: %s\n", before, load())
+	fmt.Printf("\nload before: %s; after: %s\n", before, stats.Load())
 	fmt.Printf("\n| %d namespaces, %d shards | manager's heap MB | of it with few | limit | skew when counted | after balancing | limit |\n|---|--:|--:|---|--:|--:|---|\n", tenants, tenantShards)
 	for _, c := range []crowd{few, many} {
 		memory := ""
@@ -122,9 +121,3 @@ func reportManager(few, many crowd, before string) []string {
 }
 
 func ms(d time.Duration) float64 { return d.Seconds() * 1e3 }
-
-// load returns the load averages over one, five and fifteen minutes.
-func load() string {
-	b, _ := os.ReadFile("/proc/loadavg")
-	return strings.Join(strings.Fields(string(b))[:3], " ")
-}

@@ -17,6 +17,7 @@ import (
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
 )
 
@@ -92,7 +93,7 @@ func (s *setting) make(ctx context.Context) error {
 			},
 		}})
 	}
-	if err := s.create(ctx, objects...); err != nil || s.shards == 0 {
+	if err := s.CreateAll(ctx, objects...); err != nil || s.shards == 0 {
 		return err
 	}
 	return s.observed(ctx, home.Namespace)
@@ -148,13 +149,7 @@ func (s *setting) stop(ctx context.Context) error {
 	}
 	return until(ctx, s.String()+" to end", func(ctx context.Context) error {
 		var pods corev1.PodList
-		if err := s.List(ctx, &pods, client.InNamespace(s.namespace())); err != nil {
-			return err
-		}
-		if n := len(pods.Items); n > 0 {
-			return fmt.Errorf("there are %d pods", n)
-		}
-		return nil
+		return kube.Empty(&pods, s.List(ctx, &pods, client.InNamespace(s.namespace())))
 	})
 }
 

@@ -13,11 +13,12 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+	"github.com/ctrlmesh/ctrlmesh/tests/stats"
 )
 
 var (
@@ -122,11 +123,8 @@ func ofUnit(root, name string) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	var t unix.Timespec // of the process's CPU clock; see clock_getcpuclockid(3)
-	if err := unix.ClockGettime(int32(^pid<<3|2), &t); err != nil {
-		return 0, fmt.Errorf("processor time of %s: %w", name, err)
-	}
-	return time.Duration(t.Nano()), nil
+	used, err := stats.ProcessorTime(pid)
+	return used, failure.Wrap(err, "processor time of %s", name)
 }
 
 // Metrics of Go's collector.

@@ -12,6 +12,7 @@ import (
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/capture/fleet"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
@@ -145,10 +146,7 @@ func (s *suite) checkServices(ctx context.Context, victim *fleet.Member) error {
 	attempt := func(what string, do func(context.Context) error) error {
 		each, cancel := context.WithTimeout(context.WithoutCancel(ctx), within)
 		defer cancel()
-		if err := do(each); err != nil {
-			return fmt.Errorf("%s under attack: %w", what, err)
-		}
-		return nil
+		return failure.Wrap(do(each), "%s under attack", what)
 	}
 	for ctx.Err() == nil {
 		err := errors.Join(

@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/capture/fleet"
-	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 	"github.com/ctrlmesh/ctrlmesh/tests/stats"
 )
@@ -62,7 +61,7 @@ func (s *suite) kills(ctx context.Context) error {
 
 // judgeClosed counts what members under Closed got from outside their shard, and which of their
 // requests bypassed the mesh.
-func (s *suite) judgeClosed(ctx context.Context, begun harness.Mark, killed []time.Time) error {
+func (s *suite) judgeClosed(ctx context.Context, begun kube.Mark, killed []time.Time) error {
 	members := s.fleet.Under(fleet.Closed)
 	unsharded, err := s.fleet.Count("unsharded", members, begun.At, time.Now(), func(m *fleet.Member, r fleet.Request) bool {
 		return r.Direct() || r.Beyond(m.Owns)

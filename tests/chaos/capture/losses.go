@@ -109,13 +109,13 @@ func (s *suite) losses(ctx context.Context) error {
 // lose removes a redirection. It returns how long it took until the agent had counted the loss
 // and its repair and the members used the mesh again.
 func (s *suite) lose(ctx context.Context, kind loss, node string) (time.Duration, error) {
-	lost, err := s.Metric(ctx, node, lossesMetric)
-	if err != nil {
-		return 0, err
-	}
-	repaired, err := s.Metric(ctx, node, repairedMetric)
-	if err != nil {
-		return 0, err
+	before := map[string]float64{}
+	for _, name := range []string{lossesMetric, repairedMetric} {
+		n, err := s.Metric(ctx, node, name)
+		if err != nil {
+			return 0, err
+		}
+		before[name] = n
 	}
 	if err := kind.remove(ctx, s, node); err != nil {
 		return 0, err
@@ -123,13 +123,13 @@ func (s *suite) lose(ctx context.Context, kind loss, node string) (time.Duration
 	removed := time.Now()
 	inTime, cancel := context.WithDeadline(ctx, removed.Add(maxRepair))
 	defer cancel()
-	err = kube.Until(inTime, "repair", func(ctx context.Context) error {
-		for name, before := range map[string]float64{lossesMetric: lost, repairedMetric: repaired} {
+	err := kube.Until(inTime, "repair", func(ctx context.Context) error {
+		for name, n := range before {
 			now, err := s.Metric(ctx, node, name)
 			if err != nil {
 				return err
 			}
-			if now <= before {
+			if now <= n {
 				return fmt.Errorf("%s is still %v", name, now)
 			}
 		}

@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/capture/fleet"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
 )
@@ -48,10 +49,7 @@ func (s *suite) starts(ctx context.Context) error {
 		}
 	}
 	// The other parts need the processors.
-	if err := s.Delete(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: home}}); err != nil {
-		return fmt.Errorf("removing the burners: %w", err)
-	}
-	return nil
+	return failure.Wrap(s.Delete(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: home}}), "removing the burners")
 }
 
 // startKeepers starts a pod that stays, in each mode: the status names pods that exit only for

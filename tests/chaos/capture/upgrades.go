@@ -6,15 +6,13 @@ import (
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/capture/fleet"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
 // upgrades replaces the agents again and again. Clients must not notice: no request fails and
 // no informer relists.
 func (s *suite) upgrades(ctx context.Context) error {
-	if err := s.startFleet(ctx); err != nil {
-		return err
-	}
-	if err := s.fleet.WaitInformers(ctx); err != nil {
+	if err := kube.InOrder(ctx, s.startFleet, s.fleet.WaitInformers); err != nil {
 		return err
 	}
 	for i := range wantUpgrades {
@@ -32,11 +30,8 @@ func (s *suite) upgrade(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := s.RestartAgents(ctx); err != nil {
-		return err
-	}
 	// Requests in flight when the last old agent exited count, too.
-	if err := s.fleet.WaitWorking(ctx); err != nil {
+	if err := kube.InOrder(ctx, s.RestartAgents, s.fleet.WaitWorking); err != nil {
 		return err
 	}
 	over := time.Now()

@@ -10,13 +10,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
 // WithoutManager stops all managers, and returns a function that restores them. The caller must
 // call it unless it is nil, even with an error.
 func (w *World) WithoutManager(ctx context.Context) (restore func() error, err error) {
-	m := Manager()
+	m := kube.Manager()
 	if err := w.Get(ctx, client.ObjectKeyFromObject(m), m); err != nil {
 		return nil, fmt.Errorf("reading the manager: %w", err)
 	}
@@ -31,20 +32,14 @@ func (w *World) WithoutManager(ctx context.Context) (restore func() error, err e
 		if err := scale(ctx, before); err != nil {
 			return fmt.Errorf("bringing the manager back: %w", err)
 		}
-		return w.Until(ctx, "the manager's return", func(ctx context.Context) error { return w.RolledOut(ctx, Manager()) })
+		return w.Until(ctx, "the manager's return", func(ctx context.Context) error { return w.RolledOut(ctx, kube.Manager()) })
 	}
 	if err := scale(ctx, 0); err != nil {
 		return restore, fmt.Errorf("taking the manager away: %w", err)
 	}
 	return restore, w.Until(ctx, "the managers' end", func(ctx context.Context) error {
 		var pods corev1.PodList
-		if err := w.List(ctx, &pods, client.InNamespace(kube.SystemNamespace), client.MatchingLabels{"app.kubernetes.io/name": kube.ManagerName}); err != nil {
-			return err
-		}
-		if n := len(pods.Items); n > 0 {
-			return fmt.Errorf("%d are there", n)
-		}
-		return nil
+		return kube.Empty(&pods, w.List(ctx, &pods, client.InNamespace(kube.SystemNamespace), client.MatchingLabels{"app.kubernetes.io/name": kube.ManagerName}))
 	})
 }
 
@@ -56,8 +51,5 @@ func (w *World) LeadingManager(ctx context.Context) (*corev1.Pod, error) {
 	}
 	name, _, _ := strings.Cut(*lease.Spec.HolderIdentity, "_")
 	pod := &corev1.Pod{}
-	if err := w.Get(ctx, client.ObjectKey{Namespace: kube.SystemNamespace, Name: name}, pod); err != nil {
-		return nil, fmt.Errorf("finding the leader: %w", err)
-	}
-	return pod, nil
+	return pod, failure.Wrap(w.Get(ctx, client.ObjectKey{Namespace: kube.SystemNamespace, Name: name}, pod), "finding the leader")
 }

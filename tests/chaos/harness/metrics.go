@@ -9,6 +9,8 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 // Scrape reads the metrics of the agent on a node.
@@ -23,10 +25,7 @@ func (w *World) Scrape(ctx context.Context, node string) (map[string]*dto.Metric
 	}
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(bytes.NewReader(body))
-	if err != nil {
-		return nil, fmt.Errorf("reading the metrics of %s: %w", agent.Name, err)
-	}
-	return families, nil
+	return families, failure.Wrap(err, "reading the metrics of %s", agent.Name)
 }
 
 // Metric returns the sum of all series of a metric of the agent on a node.

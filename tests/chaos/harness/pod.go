@@ -63,16 +63,6 @@ func (w *World) OwnedBy(ctx context.Context, namespace string) ([]metav1.OwnerRe
 	return []metav1.OwnerReference{{APIVersion: "v1", Kind: "Namespace", Name: ns.Name, UID: ns.UID}}, nil
 }
 
-// CreateAll creates objects in order. It stops at the first error.
-func (w *World) CreateAll(ctx context.Context, objects ...client.Object) error {
-	for _, obj := range objects {
-		if err := w.Create(ctx, obj); err != nil {
-			return fmt.Errorf("making %T %s/%s: %w", obj, obj.GetNamespace(), obj.GetName(), err)
-		}
-	}
-	return nil
-}
-
 // NewPod returns a member of the configuration of the given name, captured in a mode.
 func NewPod(home, name, config, mode, node string, command ...string) *corev1.Pod {
 	return &corev1.Pod{

@@ -9,9 +9,7 @@ import (
 	"sync"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
@@ -72,20 +70,6 @@ func (w *World) Connect(ctx context.Context) (err error) {
 	return nil
 }
 
-// MeshReady returns an error unless managers and agents are rolled out.
-func (w *World) MeshReady(ctx context.Context) error {
-	for _, workload := range []client.Object{Manager(), agents()} {
-		err := w.RolledOut(ctx, workload)
-		if client.IgnoreNotFound(err) == nil && err != nil {
-			return kube.Never(errors.New("ctrlmesh is not installed (make install)"))
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // Close stops reading logs and deletes the namespaces of the run. It does not wait for the
 // deletion.
 func (w *World) Close() {
@@ -104,13 +88,7 @@ func (w *World) sweep(ctx context.Context) error {
 	}
 	return kube.Until(ctx, "the end of what an earlier run left", func(ctx context.Context) error {
 		var left corev1.NamespaceList
-		if err := w.List(ctx, &left, Labels); err != nil {
-			return err
-		}
-		if n := len(left.Items); n > 0 {
-			return fmt.Errorf("%d namespaces", n)
-		}
-		return nil
+		return kube.Empty(&left, w.List(ctx, &left, Labels))
 	})
 }
 
@@ -152,14 +130,4 @@ func (w *World) UntilObject(ctx context.Context, what string, obj client.Object,
 		}
 		return cond()
 	})
-}
-
-// Manager returns the Deployment of the manager, with its name alone.
-func Manager() *appsv1.Deployment {
-	return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: kube.SystemNamespace, Name: kube.ManagerName}}
-}
-
-// agents returns the DaemonSet of the agents, with its name alone.
-func agents() *appsv1.DaemonSet {
-	return &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: kube.SystemNamespace, Name: kube.AgentName}}
 }

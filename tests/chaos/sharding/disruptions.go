@@ -3,13 +3,13 @@ package sharding
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness/operator"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
@@ -54,10 +54,7 @@ func deletePod(ctx context.Context, o *shardedOperator, random *rand.Rand) error
 		return err
 	}
 	o.counts.kills++
-	if err := o.Delete(ctx, pod); client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("deleting %s: %w", pod.Name, err)
-	}
-	return nil
+	return failure.Wrap(client.IgnoreNotFound(o.Delete(ctx, pod)), "deleting %s", pod.Name)
 }
 
 // killAgent kills the agent of a node and waits until another runs.

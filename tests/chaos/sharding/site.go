@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -83,7 +85,7 @@ func (s *site) rounds(ctx context.Context) error {
 // rollout is paused for a while.
 func (s *site) adopt(ctx context.Context, round int) error {
 	root := s.NewRoot(operator.NewSpec(2, meshv1alpha1.OnChangeRelist))
-	create := func() error {
+	create := func(ctx context.Context) error {
 		return s.Until(ctx, "the root to be made", func(ctx context.Context) error {
 			root.ResourceVersion = ""
 			err := s.Create(ctx, root)
@@ -96,24 +98,20 @@ func (s *site) adopt(ctx context.Context, round int) error {
 			return nil
 		})
 	}
-	steps := []func() error{create, func() error { return s.roll(ctx, true, round%5 == 4) }}
+	steps := []func(context.Context) error{create, func(ctx context.Context) error { return s.roll(ctx, true, round%5 == 4) }}
 	if round%2 == 1 {
-		steps[0], steps[1] = steps[1], steps[0]
+		slices.Reverse(steps)
 	}
-	for _, step := range steps {
-		if err := step(); err != nil {
-			return err
-		}
+	if err := kube.InOrder(ctx, steps...); err != nil {
+		return err
 	}
 	return kube.UntilWithin(ctx, adoptionSettles, "the operator to be adopted", func(ctx context.Context) error {
 		root, err := s.ShardingConfig(ctx)
 		if err != nil {
 			return err
 		}
-		for _, c := range root.Status.Conditions {
-			if c.Type == meshv1alpha1.ConditionReady && c.Status != metav1.ConditionTrue {
-				return fmt.Errorf("%s: %s", c.Reason, c.Message)
-			}
+		if c := meta.FindStatusCondition(root.Status.Conditions, meshv1alpha1.ConditionReady); c != nil && c.Status != metav1.ConditionTrue {
+			return errors.New(kube.ReadyMessage(root))
 		}
 		return s.Settled(ctx)
 	})
@@ -150,24 +148,14 @@ func (s *site) template(ctx context.Context, labelled bool, partition int) error
 // mesh. Every third time it deletes the root at once.
 func (s *site) remove(ctx context.Context, round int) error {
 	if round%3 == 2 {
-		if err := s.deleteRoot(ctx); err != nil {
-			return err
-		}
-		if err := s.template(ctx, false, 0); err != nil {
-			return err
-		}
-		return s.leadsOutside(ctx)
+		unlabel := func(ctx context.Context) error { return s.template(ctx, false, 0) }
+		return kube.InOrder(ctx, s.deleteRoot, unlabel, s.leadsOutside)
 	}
-	if err := s.Change(ctx, func(c *meshv1alpha1.ShardingConfigSpec) { c.Root.Disable = new(true) }); err != nil {
-		return err
+	disable := func(ctx context.Context) error {
+		return s.Change(ctx, func(c *meshv1alpha1.ShardingConfigSpec) { c.Root.Disable = new(true) })
 	}
-	if err := s.roll(ctx, false, round%5 == 3); err != nil {
-		return err
-	}
-	if err := s.leadsOutside(ctx); err != nil {
-		return err
-	}
-	return s.deleteRoot(ctx)
+	unlabel := func(ctx context.Context) error { return s.roll(ctx, false, round%5 == 3) }
+	return kube.InOrder(ctx, disable, unlabel, s.leadsOutside, s.deleteRoot)
 }
 
 func (s *site) deleteRoot(ctx context.Context) error {

@@ -164,16 +164,10 @@ func (o *egressTest) waitVisits(ctx context.Context, host, what string, is func(
 // judge counts by what the hosts and the pod have logged.
 func (o *egressTest) judge() error {
 	c := &o.counts
-	asked, err := o.asks.read()
-	if err != nil {
-		return err
-	}
-	came, err := o.denied.read()
-	if err != nil {
-		return err
-	}
-	served, err := o.allowed.read()
-	if err != nil {
+	asked, askedErr := o.asks.read()
+	came, cameErr := o.denied.read()
+	served, servedErr := o.allowed.read()
+	if err := errors.Join(askedErr, cameErr, servedErr); err != nil {
 		return err
 	}
 	if len(came) == 0 || len(served) == 0 {

@@ -43,13 +43,11 @@ func (s *suite) faults(ctx context.Context) error {
 			return err
 		}
 		asAtStart := func(ctx context.Context) error { return s.checkUsage(ctx, start) }
-		for _, step := range []func(context.Context) error{
+		err = kube.InOrder(ctx,
 			o.injectEach, o.waitRecovered, asAtStart,
-			o.allTogether, o.waitConverged, o.waitRecovered, // the writer has ended, and is no client of the agents
-		} {
-			if err := step(ctx); err != nil {
-				return err
-			}
+			o.allTogether, o.waitConverged, o.waitRecovered) // the writer has ended, and is no client of the agents
+		if err != nil {
+			return err
 		}
 		return errors.Join(s.checkUsage(ctx, start), s.countPanics(ctx))
 	})

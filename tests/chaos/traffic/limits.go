@@ -76,9 +76,6 @@ func (o *faultTest) waitRefusals(ctx context.Context, enough int) error {
 		}
 		return nil
 	})
-	if o.suite.counts.limited == nil {
-		o.suite.counts.limited = map[string]int{}
-	}
 	for name, n := range by {
 		o.suite.counts.limited[name] += n
 	}

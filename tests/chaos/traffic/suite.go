@@ -22,7 +22,7 @@ type suite struct {
 
 // New returns the traffic suite.
 func New(w *harness.World, r *harness.Result) harness.Suite {
-	s := &suite{Operators: operator.New(w, r)}
+	s := &suite{Operators: operator.New(w, r), counts: counts{limited: map[string]int{}, panics: map[types.UID]int{}}}
 	return harness.Suite{
 		Name: "traffic",
 		Parts: []harness.Part{
@@ -35,10 +35,7 @@ func New(w *harness.World, r *harness.Result) harness.Suite {
 
 // replaceAgents replaces the agents, after it has counted the panics of the old ones.
 func (s *suite) replaceAgents(ctx context.Context) error {
-	if err := s.countPanics(ctx); err != nil {
-		return err
-	}
-	if err := s.RestartAgents(ctx); err != nil {
+	if err := kube.InOrder(ctx, s.countPanics, s.RestartAgents); err != nil {
 		return err
 	}
 	s.counts.takeovers++
@@ -47,9 +44,6 @@ func (s *suite) replaceAgents(ctx context.Context) error {
 
 // countPanics counts the panics of the agents that run, and the exits of their containers.
 func (s *suite) countPanics(ctx context.Context) error {
-	if s.counts.panics == nil {
-		s.counts.panics = map[types.UID]int{}
-	}
 	for _, node := range s.Nodes {
 		agent, err := s.AgentPod(ctx, node)
 		if err != nil {

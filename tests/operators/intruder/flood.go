@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/url"
 	"os"
 	"strings"
 	"sync"
@@ -79,12 +80,7 @@ func repeat(ctx context.Context, attack func(ctx context.Context, worker int, ke
 
 // connections opens connections and sends nothing.
 func connections(ctx context.Context, keep func(io.Closer)) error {
-	conn, err := (&net.Dialer{Timeout: patience}).DialContext(ctx, "tcp", apiserver())
-	if err != nil {
-		return err
-	}
-	keep(conn)
-	return nil
+	return idle(ctx, &url.URL{Host: apiserver()}, keep)
 }
 
 // garbage sends random bytes instead of TLS.

@@ -10,12 +10,11 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/signal"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 	"github.com/ctrlmesh/ctrlmesh/tests/operators/real/trial"
 )
@@ -27,15 +26,7 @@ func main() {
 	page := flag.String("page", "", "write the last result of each operator as a page of the documentation into this file")
 	flag.Parse()
 
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	ok, err := run(ctx, options{*only, *shards, *page, *build})
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "operators:", err)
-	}
-	if err != nil || !ok {
-		os.Exit(1)
-	}
+	kube.Main("operators", func(ctx context.Context) (bool, error) { return run(ctx, options{*only, *shards, *page, *build}) })
 }
 
 type options struct {
@@ -113,10 +104,7 @@ func writePage(c *kube.Cluster, file string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(file, []byte(trial.Page(latest)), 0o644); err != nil {
-		return fmt.Errorf("writing the page: %w", err)
-	}
-	return nil
+	return failure.Wrap(os.WriteFile(file, []byte(trial.Page(latest)), 0o644), "writing the page")
 }
 
 // choose returns the named operators of the catalogue, all if none is named.

@@ -62,9 +62,6 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 
 // record updates the status, and reports whether it changed.
 func (r *reconciler) record(tally *v1.Tally) bool {
-	news := tally.Record(r.pod)
-	if r.refresh > 0 && tally.Refresh(time.Now(), r.refresh) {
-		news = true
-	}
-	return news
+	recorded := tally.Record(r.pod)
+	return r.refresh > 0 && tally.Refresh(time.Now(), r.refresh) || recorded
 }

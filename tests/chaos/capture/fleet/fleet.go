@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/audit"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
 const (
@@ -155,23 +157,13 @@ func (f *Fleet) WaitInformers(ctx context.Context) error {
 }
 
 // Under returns the members under a failure policy.
-func (f *Fleet) Under(policy string) (out []*Member) {
-	for _, m := range f.Members {
-		if m.Policy == policy {
-			out = append(out, m)
-		}
-	}
-	return out
+func (f *Fleet) Under(policy string) []*Member {
+	return slices.DeleteFunc(slices.Clone(f.Members), func(m *Member) bool { return m.Policy != policy })
 }
 
 // On returns the members on a node.
-func (f *Fleet) On(node string) (out []*Member) {
-	for _, m := range f.Members {
-		if m.Spec.NodeName == node {
-			out = append(out, m)
-		}
-	}
-	return out
+func (f *Fleet) On(node string) []*Member {
+	return slices.DeleteFunc(slices.Clone(f.Members), func(m *Member) bool { return m.Spec.NodeName != node })
 }
 
 // IDs returns the members' names as namespace/name.
@@ -217,7 +209,7 @@ func (f *Fleet) Leaks(ctx context.Context, requests []audit.Request, kills []tim
 
 // LeaksOf returns how many requests the members sent since a mark, and those that no
 // agent passed.
-func (f *Fleet) LeaksOf(ctx context.Context, members []*Member, since harness.Mark, kills []time.Time) (int, []audit.Request, error) {
+func (f *Fleet) LeaksOf(ctx context.Context, members []*Member, since kube.Mark, kills []time.Time) (int, []audit.Request, error) {
 	requests, err := f.PodRequests(since, IDs(members)...)
 	if err != nil {
 		return 0, nil, err

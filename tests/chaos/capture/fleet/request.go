@@ -88,12 +88,7 @@ func parsePulse(text []byte) (requests []Request, events []event) {
 
 // Between returns the requests that began in [from, to), in the order in which they ended.
 func Between(all []Request, from, to time.Time) []Request {
-	var out []Request
-	for _, r := range all {
-		if !r.Start.Before(from) && r.Start.Before(to) {
-			out = append(out, r)
-		}
-	}
+	out := slices.DeleteFunc(slices.Clone(all), func(r Request) bool { return r.Start.Before(from) || !r.Start.Before(to) })
 	slices.SortStableFunc(out, func(a, b Request) int { return a.End().Compare(b.End()) })
 	return out
 }

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -52,10 +53,7 @@ func (f *Fleet) CapturedModes(ctx context.Context, home, config string) (map[str
 	}
 	out := map[string]string{}
 	for _, m := range c.Status.Pods {
-		out[m.Name] = m.Capture
-		if m.Capture == "" {
-			out[m.Name] = m.Message
-		}
+		out[m.Name] = cmp.Or(m.Capture, m.Message)
 	}
 	return out, nil
 }

@@ -14,8 +14,5 @@ type Counts struct {
 // addHandovers counts handovers of a part, by how long each took.
 func (c *Counts) addHandovers(part string, took []time.Duration) {
 	c.Handovers += len(took)
-	if c.Took == nil {
-		c.Took = map[string][]time.Duration{}
-	}
 	c.Took[part] = append(c.Took[part], took...)
 }

@@ -16,21 +16,8 @@ import (
 // Evidence returns what the audit log has of the operator: the states of its shards, and all
 // its writes.
 func (o *Operator) Evidence() ([]audit.State, []audit.Request, error) {
-	f, err := o.AuditSince(o.began)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer func() { _ = f.Close() }()
-	states, err := audit.States(f, types.NamespacedName{Namespace: o.Home, Name: Name}, o.began.At)
-	if err != nil {
-		return nil, nil, err
-	}
-	g, err := o.AuditSince(o.began)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer func() { _ = g.Close() }()
-	requests, err := audit.Requests(g, audit.Callers{Users: []string{audit.ServiceAccount(o.Home, harness.ProbeAccount)}, Since: o.began.At})
+	root := types.NamespacedName{Namespace: o.Home, Name: Name}
+	states, requests, err := o.World.Evidence(o.began, root, harness.ProbeAccount)
 	return states, slices.DeleteFunc(requests, func(r audit.Request) bool {
 		return !r.Writes() || r.Group != tallyv1.GroupVersion.Group
 	}), err

@@ -19,7 +19,9 @@ import (
 	"sigs.k8s.io/yaml"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
 )
 
@@ -48,7 +50,7 @@ type Operator struct {
 	Writer            *Writer
 	APIServerRestarts []time.Time
 
-	began harness.Mark
+	began kube.Mark
 }
 
 // NewRoot returns the root of the operator, from a spec that says how it is divided.
@@ -110,10 +112,7 @@ func (o *Operator) allowWeighing(ctx context.Context) error {
 // ShardingConfig returns the root of the operator.
 func (o *Operator) ShardingConfig(ctx context.Context) (*meshv1alpha1.ShardingConfig, error) {
 	root := &meshv1alpha1.ShardingConfig{}
-	if err := o.Get(ctx, client.ObjectKey{Namespace: o.Home, Name: Name}, root); err != nil {
-		return nil, fmt.Errorf("reading the root: %w", err)
-	}
-	return root, nil
+	return root, failure.Wrap(o.Get(ctx, client.ObjectKey{Namespace: o.Home, Name: Name}, root), "reading the root")
 }
 
 // Change edits the root, and scales the operator to the pods that the root needs. It retries
@@ -139,10 +138,9 @@ func (o *Operator) Change(ctx context.Context, edit func(*meshv1alpha1.ShardingC
 // Pods returns the pods of the operator that are not being deleted.
 func (o *Operator) Pods(ctx context.Context) ([]corev1.Pod, error) {
 	var list corev1.PodList
-	if err := o.List(ctx, &list, client.InNamespace(o.Home), client.MatchingLabels{"app": Name}); err != nil {
-		return nil, fmt.Errorf("listing the operator's pods: %w", err)
-	}
-	return slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil }), nil
+	err := o.List(ctx, &list, client.InNamespace(o.Home), client.MatchingLabels{"app": Name})
+	alive := slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil })
+	return alive, failure.Wrap(err, "listing the operator's pods")
 }
 
 // Remove removes the operator and its root, and waits until both are deleted. The removal of a

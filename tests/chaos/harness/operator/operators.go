@@ -5,6 +5,7 @@ package operator
 import (
 	"context"
 	"errors"
+	"time"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
@@ -20,7 +21,7 @@ type Operators struct {
 
 // New returns what runs operators over the default tenants.
 func New(w *harness.World, r *harness.Result) *Operators {
-	return &Operators{World: w, Result: r, Tenants: &Tenants{World: w}, Counts: &Counts{}}
+	return &Operators{World: w, Result: r, Tenants: &Tenants{World: w}, Counts: &Counts{Took: map[string][]time.Duration{}}}
 }
 
 // Run runs the operator under a root with the given spec while do changes or breaks

@@ -52,32 +52,13 @@ func (o *Operator) Settled(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s := root.Status.Root
-	switch {
-	case root.Status.ObservedGeneration != root.Generation || s == nil:
-		return errors.New("the manager has not seen the root")
-	case s.Handover != "Settled":
-		return fmt.Errorf("%s: %s", s.Handover, handovers(s))
-	case len(s.Shards) != shardsOf(root.Spec.Root):
-		return fmt.Errorf("there are %d shards of %d", len(s.Shards), shardsOf(root.Spec.Root))
+	if err := kube.Settled(root, shardsOf(root.Spec.Root)); err != nil {
+		return err
 	}
-	for _, shard := range s.Shards {
-		if shard.ReadyMembers == 0 || shard.ReadyMembers < shard.Members {
-			return fmt.Errorf("%s has %d members, %d ready", shard.Name, shard.Members, shard.ReadyMembers)
-		}
-	}
-	if orphans, err := o.unowned(s); err != nil || len(orphans) > 0 {
+	if orphans, err := o.unowned(root.Status.Root); err != nil || len(orphans) > 0 {
 		return errors.Join(err, fmt.Errorf("no shard owns %d tenants", len(orphans)))
 	}
 	return o.RolledOut(ctx, o.StatefulSet())
-}
-
-// handovers describes the current handovers.
-func handovers(s *meshv1alpha1.RootStatus) (out []string) {
-	for _, h := range s.Handovers {
-		out = append(out, fmt.Sprintf("%s to %s %s, waits for %v", h.From, h.To, h.Phase, h.WaitsFor))
-	}
-	return out
 }
 
 // TenantsByShard returns the tenants that each shard owns.
@@ -103,16 +84,11 @@ func (o *Operator) unowned(s *meshv1alpha1.RootStatus) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	var owned, out []string
+	var owned []string
 	for _, shard := range s.Shards {
 		if shard.ReadyMembers > 0 {
 			owned = append(owned, tenants[shard.Name]...)
 		}
 	}
-	for _, t := range o.Tenants.Names {
-		if !slices.Contains(owned, t) {
-			out = append(out, t)
-		}
-	}
-	return out, nil
+	return slices.DeleteFunc(slices.Clone(o.Tenants.Names), func(t string) bool { return slices.Contains(owned, t) }), nil
 }

@@ -42,25 +42,11 @@ func (o *Operator) StartWriter() {
 	ctx, cancel := context.WithCancel(context.Background())
 	w := &Writer{Tenants: o.Tenants, home: o.Home, MaxWait: defaultMaxWait, waits: newWaits(), lastRead: time.Now()}
 	var loops sync.WaitGroup
-	loops.Go(func() { every(ctx, writeEvery, w.change) })
-	loops.Go(func() { every(ctx, readEvery, w.read) })
-	loops.Go(func() { every(ctx, backlogEvery, w.readBacklog) })
+	loops.Go(func() { kube.Every(ctx, writeEvery, w.change) })
+	loops.Go(func() { kube.Every(ctx, readEvery, w.read) })
+	loops.Go(func() { kube.Every(ctx, backlogEvery, w.readBacklog) })
 	w.Stop = func() { cancel(); loops.Wait() }
 	o.Writer = w
-}
-
-// every calls f at a steady rate until ctx ends, with the number of the call.
-func every(ctx context.Context, d time.Duration, f func(context.Context, int)) {
-	tick := time.NewTicker(d)
-	defer tick.Stop()
-	for i := 0; ; i++ {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			f(ctx, i)
-		}
-	}
 }
 
 // change changes the next object. It does nothing while the apiserver is unavailable.

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
@@ -43,10 +44,7 @@ func Build(ctx context.Context, c *kube.Cluster, o *Operator) (*Built, error) {
 	if err := runScript(ctx, filepath.Join(scripts, "image.sh"), b.image, archive, program+"="+o.Command[0]); err != nil {
 		return nil, fmt.Errorf("packing %s: %w", o.Name, err)
 	}
-	if err := runScript(ctx, filepath.Join(scripts, "load.sh"), archive); err != nil {
-		return nil, fmt.Errorf("loading the image of %s: %w", o.Name, err)
-	}
-	return b, nil
+	return b, failure.Wrap(runScript(ctx, filepath.Join(scripts, "load.sh"), archive), "loading the image of %s", o.Name)
 }
 
 // program returns the path of the compiled program, and sets the version and the module.

@@ -1,6 +1,7 @@
 package trial
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -62,22 +63,9 @@ func (t *trial) startChurn(ctx context.Context, set, phase string) *churn {
 		trial: t, tenants: tenantsOf(set), stop: stop, phase: phase,
 		passing: map[string][]string{}, silent: map[string]bool{},
 	}
-	c.running.Go(func() { every(ctx, changeEvery, c.step) })
-	c.running.Go(func() { every(ctx, observeEvery, func(ctx context.Context, _ int) { c.observe(ctx) }) })
+	c.running.Go(func() { kube.Every(ctx, changeEvery, c.step) })
+	c.running.Go(func() { kube.Every(ctx, observeEvery, func(ctx context.Context, _ int) { c.observe(ctx) }) })
 	return c
-}
-
-func every(ctx context.Context, period time.Duration, do func(context.Context, int)) {
-	ticker := time.NewTicker(period)
-	defer ticker.Stop()
-	for i := 0; ; i++ {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-			do(ctx, i)
-		}
-	}
 }
 
 // enter names the phase of the changes from now on.
@@ -290,20 +278,13 @@ func (c *churn) reconciled(ctx context.Context) error {
 			}
 		}
 		if len(waiting) > 0 {
-			return fmt.Errorf("waiting in %v (last error of a change: %w)", waiting, orNone(c.failed))
+			return fmt.Errorf("waiting in %v (last error of a change: %w)", waiting, cmp.Or(c.failed, errNone))
 		}
 		return nil
 	})
 }
 
 var errNone = errors.New("none")
-
-func orNone(err error) error {
-	if err == nil {
-		return errNone
-	}
-	return err
-}
 
 // finish ends the changes, brings all objects into their final state, and returns the changes
 // that the operator has not acted on.

@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 const (
@@ -67,10 +68,8 @@ func (t *trial) deploy(ctx context.Context) error {
 		},
 		t.workload(t.replicasOutside()),
 	}
-	for _, obj := range objects {
-		if err := t.Create(ctx, obj); err != nil {
-			return fmt.Errorf("deploying the operator: %w", err)
-		}
+	if err := t.CreateAll(ctx, objects...); err != nil {
+		return fmt.Errorf("deploying the operator: %w", err)
 	}
 	return t.until(ctx, "the operator to run", t.rolledOut)
 }
@@ -180,19 +179,15 @@ func (t *trial) scale(ctx context.Context, replicas int32) error {
 	scale := &autoscalingv1.Scale{
 		ObjectMeta: metav1.ObjectMeta{Namespace: t.home, Name: t.Name}, Spec: autoscalingv1.ScaleSpec{Replicas: replicas},
 	}
-	if err := t.SubResource("scale").Update(ctx, t.named(), client.WithSubResourceBody(scale)); err != nil {
-		return fmt.Errorf("scaling the operator: %w", err)
-	}
-	return nil
+	return failure.Wrap(t.SubResource("scale").Update(ctx, t.named(), client.WithSubResourceBody(scale)), "scaling the operator")
 }
 
 // pods returns the operator's pods that are not terminating.
 func (t *trial) pods(ctx context.Context) ([]corev1.Pod, error) {
 	var list corev1.PodList
-	if err := t.List(ctx, &list, client.InNamespace(t.home), client.MatchingLabels{appLabel: t.Name}); err != nil {
-		return nil, fmt.Errorf("listing the operator's pods: %w", err)
-	}
-	return slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil }), nil
+	err := t.List(ctx, &list, client.InNamespace(t.home), client.MatchingLabels{appLabel: t.Name})
+	alive := slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil })
+	return alive, failure.Wrap(err, "listing the operator's pods")
 }
 
 // applyCRDs applies the definitions of the operator's module unchanged.
@@ -220,10 +215,7 @@ func (t *trial) applyCRD(ctx context.Context, file string) error {
 		return fmt.Errorf("reading the operator's definitions: %w", err)
 	}
 	text = templated.ReplaceAll(text, nil)
-	if err := t.Apply(ctx, text); err != nil {
-		return fmt.Errorf("applying %s: %w", filepath.Base(file), err)
-	}
-	return nil
+	return failure.Wrap(t.Apply(ctx, text), "applying %s", filepath.Base(file))
 }
 
 // applyIn applies a manifest of the operator in a namespace.

@@ -58,7 +58,7 @@ func afterRemoval(states []audit.State, w audit.Request) bool {
 // inForce reports whether the i-th state was in force at any time of a write. Between two states
 // both may be.
 func inForce(states []audit.State, i int, w audit.Request) bool {
-	if states[i].Ended.After(ended(w)) {
+	if states[i].Ended.After(w.End()) {
 		return false
 	}
 	return i+1 == len(states) || !states[i+1].Received.Before(w.Received)
@@ -72,13 +72,6 @@ func ownedDuring(states []audit.State, w audit.Request) string {
 		}
 	}
 	return ""
-}
-
-func ended(w audit.Request) time.Time {
-	if w.Ended.IsZero() {
-		return w.Received
-	}
-	return w.Ended
 }
 
 // interleaved adds the writes of a key by two pods at once, or in turns that are too short for a
@@ -102,7 +95,7 @@ func (v verdict) interleaved(writes []audit.Request) verdict {
 			if again && previous != w.PodUID && w.Received.Sub(at) < turnaround {
 				v.twoOwners = append(v.twoOwners, fmt.Sprintf("two pods by turns in %s: %s", namespace, w))
 			}
-			if end := ended(w); end.After(at) {
+			if end := w.End(); end.After(at) {
 				last[w.PodUID] = end
 			}
 			previous = w.PodUID

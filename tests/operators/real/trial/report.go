@@ -1,6 +1,7 @@
 package trial
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -22,7 +23,7 @@ of a leader, and removed again. The audit log shows who wrote what. The end stat
 `)
 	for _, r := range results {
 		fmt.Fprintf(&out, "| %s | %s | %s | %s | %s | %s | %s | %d | %d | %d | %d | %v | %d | %s |\n",
-			r.Operator, r.Version, r.Key, orDash(r.Method), sizes(r.Sizes), r.Locks, orDash(r.Shared), r.Writes, r.TwoOwners, r.Unreconciled,
+			r.Operator, r.Version, r.Key, cmp.Or(r.Method, "-"), sizes(r.Sizes), r.Locks, cmp.Or(r.Shared, "-"), r.Writes, r.TwoOwners, r.Unreconciled,
 			r.SilentStops, time.Duration(r.AdoptionGapP99)*time.Millisecond, r.Differences, r.outcome())
 	}
 	out.WriteString(`
@@ -55,11 +56,4 @@ func (r *Result) outcome() string {
 
 func sizes(list []int32) string {
 	return strings.Trim(strings.ReplaceAll(fmt.Sprint(list), " ", ", "), "[]")
-}
-
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
 }

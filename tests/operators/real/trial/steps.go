@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
@@ -48,10 +49,7 @@ func (t *trial) steps(ctx context.Context, c *churn, result *Result) error {
 	}
 	c.enter(phaseRemoval)
 	t.say("  removed from the mesh")
-	if err := t.unadopt(ctx, c); err != nil {
-		return fmt.Errorf("removal: %w", err)
-	}
-	return nil
+	return failure.Wrap(t.unadopt(ctx, c), "removal")
 }
 
 // adopt applies the root, labels the pod template and waits until the shards work.
@@ -66,10 +64,7 @@ func (t *trial) adopt(ctx context.Context, c *churn, result *Result) error {
 	if err := t.scale(ctx, t.plan.Sizes[0]); err != nil {
 		return err
 	}
-	if err := t.settled(ctx); err != nil {
-		return err
-	}
-	if err := c.reconciled(ctx); err != nil {
+	if err := kube.InOrder(ctx, t.settled, c.reconciled); err != nil {
 		return err
 	}
 	root, err := t.root(ctx)
@@ -102,10 +97,7 @@ func (t *trial) newRoot(size int32) *meshv1alpha1.ShardingConfig {
 
 func (t *trial) root(ctx context.Context) (*meshv1alpha1.ShardingConfig, error) {
 	root := &meshv1alpha1.ShardingConfig{}
-	if err := t.Get(ctx, client.ObjectKey{Namespace: t.home, Name: rootName}, root); err != nil {
-		return nil, fmt.Errorf("reading the root: %w", err)
-	}
-	return root, nil
+	return root, failure.Wrap(t.Get(ctx, client.ObjectKey{Namespace: t.home, Name: rootName}, root), "reading the root")
 }
 
 func (t *trial) changeRoot(ctx context.Context, edit func(*meshv1alpha1.RootConfig)) error {
@@ -117,10 +109,7 @@ func (t *trial) changeRoot(ctx context.Context, edit func(*meshv1alpha1.RootConf
 		edit(root.Spec.Root)
 		return t.Update(ctx, root)
 	})
-	if err != nil {
-		return fmt.Errorf("changing the root: %w", err)
-	}
-	return nil
+	return failure.Wrap(err, "changing the root")
 }
 
 // rescale changes the number of shards and of pods, and waits until the shards work.
@@ -131,10 +120,7 @@ func (t *trial) rescale(ctx context.Context, c *churn, size int32) error {
 	if err := t.scale(ctx, size); err != nil {
 		return err
 	}
-	if err := t.settled(ctx); err != nil {
-		return err
-	}
-	if err := c.reconciled(ctx); err != nil {
+	if err := kube.InOrder(ctx, t.settled, c.reconciled); err != nil {
 		return err
 	}
 	_ = kube.Sleep(ctx, t.plan.Churn)
@@ -148,19 +134,8 @@ func (t *trial) settled(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		s := root.Status.Root
-		switch {
-		case root.Status.ObservedGeneration < root.Generation || s == nil:
-			return errors.New("the manager has not seen the root")
-		case s.Handover != "Settled":
-			return fmt.Errorf("%s: %s", s.Handover, readyMessage(root))
-		case len(s.Shards) != int(root.Spec.Root.Auto.ShardingSize):
-			return fmt.Errorf("there are %d shards of %d", len(s.Shards), root.Spec.Root.Auto.ShardingSize)
-		}
-		for _, shard := range s.Shards {
-			if shard.ReadyMembers == 0 || shard.ReadyMembers < shard.Members {
-				return fmt.Errorf("%s has %d members, %d ready: %s", shard.Name, shard.Members, shard.ReadyMembers, readyMessage(root))
-			}
+		if err := kube.Settled(root, int(root.Spec.Root.Auto.ShardingSize)); err != nil {
+			return err
 		}
 		return t.rolledOut(ctx)
 	})
@@ -220,7 +195,7 @@ func (t *trial) unadopt(ctx context.Context, c *churn) error {
 		if s := root.Status.Root; s != nil {
 			for _, shard := range s.Shards {
 				if len(shard.Held) > 0 {
-					return fmt.Errorf("%s holds %v: %s", shard.Name, shard.Held, readyMessage(root))
+					return fmt.Errorf("%s holds %v: %s", shard.Name, shard.Held, kube.ReadyMessage(root))
 				}
 			}
 		}
@@ -232,10 +207,7 @@ func (t *trial) unadopt(ctx context.Context, c *churn) error {
 	if err := t.label(ctx, false); err != nil {
 		return err
 	}
-	if err := t.removeRoot(ctx); err != nil {
-		return err
-	}
-	if err := c.reconciled(ctx); err != nil {
+	if err := kube.InOrder(ctx, t.removeRoot, c.reconciled); err != nil {
 		return err
 	}
 	_ = kube.Sleep(ctx, t.plan.Churn)
@@ -251,7 +223,7 @@ func (t *trial) removeRoot(ctx context.Context) error {
 	return t.until(ctx, "the end of the root", func(ctx context.Context) error {
 		err := t.Get(ctx, client.ObjectKeyFromObject(root), root)
 		if err == nil {
-			return fmt.Errorf("it is left: %s", readyMessage(root))
+			return fmt.Errorf("it is left: %s", kube.ReadyMessage(root))
 		}
 		return client.IgnoreNotFound(err)
 	})
@@ -263,15 +235,6 @@ func reportsReady(root *meshv1alpha1.ShardingConfig, since time.Duration) bool {
 	ready := meta.FindStatusCondition(root.Status.Conditions, meshv1alpha1.ConditionReady)
 	return ready != nil && ready.Status == metav1.ConditionTrue && time.Since(ready.LastTransitionTime.Time) >= since &&
 		!meta.IsStatusConditionTrue(root.Status.Conditions, meshv1alpha1.ConditionLeaderMissing)
-}
-
-// readyMessage returns what the status says, in a line.
-func readyMessage(root *meshv1alpha1.ShardingConfig) string {
-	ready := meta.FindStatusCondition(root.Status.Conditions, meshv1alpha1.ConditionReady)
-	if ready == nil {
-		return "no Ready condition"
-	}
-	return ready.Reason + ": " + ready.Message
 }
 
 func describeShards(root *meshv1alpha1.ShardingConfig) string {

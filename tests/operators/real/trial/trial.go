@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/audit"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
@@ -39,28 +39,26 @@ const patience = 3 * time.Minute
 type trial struct {
 	*kube.Cluster
 	*Built
-	plan   Plan
-	home   string
-	begun  time.Time
-	offset int64 // of the audit log
+	plan  Plan
+	home  string
+	begun kube.Mark
 }
 
 // Run tries an operator. An error means that the trial could not be completed; the result then
 // says as much as is known.
 func Run(ctx context.Context, c *kube.Cluster, b *Built, plan Plan) (result *Result, err error) {
-	t := &trial{Cluster: c, Built: b, plan: plan, home: "operators-" + b.Name, begun: time.Now()}
+	start := time.Now()
+	t := &trial{Cluster: c, Built: b, plan: plan, home: "operators-" + b.Name}
 	result = newResult(b, plan)
 	defer func() {
-		result.Took = time.Since(t.begun)
+		result.Took = time.Since(start)
 		if err != nil {
 			result.Problem = err.Error()
 		}
 	}()
-	info, err := os.Stat(c.AuditLog())
-	if err != nil {
-		return result, fmt.Errorf("reading the audit log: %w", err)
+	if t.begun, err = c.Mark(); err != nil {
+		return result, err
 	}
-	t.offset = info.Size()
 	restore, err := withoutControllers(ctx, c, b.Controllers)
 	if err != nil {
 		return result, err
@@ -154,16 +152,7 @@ func (t *trial) compare(ctx context.Context, reference []endState, result *Resul
 // judgeAudit judges the writes in the audit log.
 func (t *trial) judgeAudit(result *Result) error {
 	root := types.NamespacedName{Namespace: t.home, Name: rootName}
-	var states []audit.State
-	err := t.readAudit(func(f *os.File) (err error) { states, err = audit.States(f, root, t.begun); return err })
-	if err != nil {
-		return err
-	}
-	var requests []audit.Request
-	err = t.readAudit(func(f *os.File) (err error) {
-		requests, err = audit.Requests(f, audit.Callers{Users: []string{audit.ServiceAccount(t.home, account)}, Since: t.begun})
-		return err
-	})
+	states, requests, err := t.Evidence(t.begun, root, account)
 	if err != nil {
 		return err
 	}
@@ -178,30 +167,11 @@ func (t *trial) judgeAudit(result *Result) error {
 	return nil
 }
 
-// readAudit opens the audit log at the beginning of the trial.
-func (t *trial) readAudit(read func(*os.File) error) error {
-	f, err := os.Open(t.AuditLog())
-	if err != nil {
-		return fmt.Errorf("reading the audit log: %w", err)
-	}
-	defer func() { _ = f.Close() }()
-	if _, err := f.Seek(t.offset, 0); err != nil {
-		return fmt.Errorf("reading the audit log: %w", err)
-	}
-	return read(f)
-}
-
 // judged reports whether a request is a write of a divided object in the adopted namespaces.
 func (t *trial) judged(r audit.Request) bool {
-	if !r.Writes() || !slices.Contains(tenantsOf(adoptedSet), r.Namespace) {
-		return false
-	}
-	for _, g := range t.Divided {
-		if slices.Contains(g.APIGroups, r.Group) && slices.Contains(g.Resources, r.Resource) {
-			return true
-		}
-	}
-	return false
+	return r.Writes() && slices.Contains(tenantsOf(adoptedSet), r.Namespace) && slices.ContainsFunc(t.Divided, func(g meshv1alpha1.ResourceGroup) bool {
+		return slices.Contains(g.APIGroups, r.Group) && slices.Contains(g.Resources, r.Resource)
+	})
 }
 
 // remove deletes all objects of the trial. The operator is deleted last: objects may have its

@@ -67,52 +67,34 @@ func main() {
 		flag.Usage()
 		os.Exit(2)
 	}
-	if err := pack(*out, *ref, config, tree, flag.Args()); err != nil {
+	pack(*out, *ref, config, tree, flag.Args())
+}
+
+func check(err error) {
+	if err != nil {
 		log.Fatal(err)
 	}
 }
 
-func pack(out, ref string, config v1.Config, tree files, sources []string) error {
-	tag, err := name.NewTag(ref)
-	if err != nil {
-		return err
-	}
+func must[T any](v T, err error) T {
+	check(err)
+	return v
+}
+
+func pack(out, ref string, config v1.Config, tree files, sources []string) {
+	tag := must(name.NewTag(ref))
 	for _, source := range sources {
-		if err := tree.addSource(source); err != nil {
-			return err
-		}
-	}
-	content, err := tree.layer()
-	if err != nil {
-		return err
+		check(tree.addSource(source))
 	}
 	// Not compressed: the image is only copied on this machine.
-	image, err := mutate.AppendLayers(empty.Image, static.NewLayer(content, types.DockerUncompressedLayer))
-	if err != nil {
-		return err
-	}
-	file, err := image.ConfigFile()
-	if err != nil {
-		return err
-	}
-	file = file.DeepCopy()
+	image := must(mutate.AppendLayers(empty.Image, static.NewLayer(must(tree.layer()), types.DockerUncompressedLayer)))
+	file := must(image.ConfigFile()).DeepCopy()
 	file.OS, file.Architecture, file.Config = "linux", runtime.GOARCH, config
-	if image, err = mutate.ConfigFile(image, file); err != nil {
-		return err
-	}
-	digest, err := image.Digest()
-	if err != nil {
-		return err
-	}
+	image = must(mutate.ConfigFile(image, file))
 	// Renamed into place, so that no process loads half an image.
-	if err := tarball.WriteToFile(out+".new", tag, image); err != nil {
-		return err
-	}
-	if err := os.Rename(out+".new", out); err != nil {
-		return err
-	}
-	fmt.Println(ref, digest)
-	return nil
+	check(tarball.WriteToFile(out+".new", tag, image))
+	check(os.Rename(out+".new", out))
+	fmt.Println(ref, must(image.Digest()))
 }
 
 func (f files) addSource(source string) error {
