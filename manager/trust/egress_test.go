@@ -2,8 +2,8 @@ package trust
 
 import (
 	"bytes"
-	"crypto/tls"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"maps"
 	"net"

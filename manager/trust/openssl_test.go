@@ -2,8 +2,8 @@ package trust
 
 import (
 	"crypto"
-	"crypto/tls"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"net"
 	"os"
