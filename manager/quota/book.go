@@ -7,7 +7,6 @@ import (
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -95,8 +94,12 @@ func (g *group) change() { g.changed, g.breaker.known = true, false }
 func (b *Book) Lacks(c *v1alpha1.CircuitBreaker) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.breakers[client.ObjectKeyFromObject(c)] == nil && (len(c.Status.Shares) > 0 ||
+	return b.breakers[nameOf(c)] == nil && (len(c.Status.Shares) > 0 ||
 		slices.ContainsFunc(c.Spec.RateLimitings, func(l v1alpha1.Limiting) bool { return l.Scope == v1alpha1.LimitScopeWorkload }))
+}
+
+func nameOf(c *v1alpha1.CircuitBreaker) types.NamespacedName {
+	return types.NamespacedName{Namespace: c.Namespace, Name: c.Name}
 }
 
 // Open adds a CircuitBreaker with the shares that its status records. The status must not
@@ -319,7 +322,7 @@ func (br *breaker) enter(p *pod, at place, policy compile.Policy) *member {
 func (b *Book) Record(c *v1alpha1.CircuitBreaker) (record []v1alpha1.RuleShares, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	br := b.breakers[client.ObjectKeyFromObject(c)]
+	br := b.breakers[nameOf(c)]
 	if br == nil {
 		return c.Status.Shares, true
 	}
