@@ -62,9 +62,11 @@ restore)
   parts="kube-apiserver kube-controller-manager kube-scheduler"
   for part in $parts etcd; do stop "$part"; done
   rm -rf "$RUN/etcd"; mv "$RUN/etcd.new" "$RUN/etcd"
-  for part in etcd $parts; do start_component "$part"; done
+  for part in etcd kube-apiserver; do start_component "$part"; done
   ready=(kubectl get --raw=/readyz --request-timeout=2s)
-  waitfor 60 "${ready[@]}" || die "the apiserver is not ready" ;;
+  waitfor 60 "${ready[@]}" || die "the apiserver is not ready"
+  # They exit if the apiserver is not ready within 10 s, and nothing would start them again.
+  for part in kube-controller-manager kube-scheduler; do start_component "$part"; done ;;
 list) for unit in netns $CONTROL_PLANE $(running_nodes); do ! alive "$unit" || echo "$unit"; done ;;
 *) usage ;;
 esac
