@@ -37,8 +37,8 @@ func cacheOptions(namespace string) cache.Options {
 			&v1alpha1.ShardingConfig{}:                        {},
 			&v1alpha1.CircuitBreaker{}:                        {},
 			&v1alpha1.FaultInjection{}:                        {},
-			controllers.MetadataOf(controllers.NamespaceKind): {Transform: slimMetadata},
-			controllers.MetadataOf(controllers.NodeKind):      {Transform: slimMetadata},
+			controllers.MetadataOf(controllers.NamespaceKind): {Transform: slimNamespace},
+			controllers.MetadataOf(controllers.NodeKind):      {Transform: slimNode},
 		},
 	}
 }
@@ -67,18 +67,24 @@ func slimPod(o any) (any, error) {
 	return slim, nil
 }
 
-// slimMetadata keeps that an object exists, and whether it is a namespace
-// that forbids faults.
-func slimMetadata(o any) (any, error) {
-	m, ok := o.(*metav1.PartialObjectMetadata)
-	if !ok {
-		return o, nil
+// slimNamespace keeps that a namespace exists, and its labels.
+func slimNamespace(o any) (any, error) {
+	if m, ok := o.(*metav1.PartialObjectMetadata); ok {
+		return slimMetadata(m, m.Labels), nil
 	}
-	slim := &metav1.PartialObjectMetadata{TypeMeta: m.TypeMeta, ObjectMeta: metav1.ObjectMeta{
-		Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion,
+	return o, nil
+}
+
+// slimNode keeps that a node exists.
+func slimNode(o any) (any, error) {
+	if m, ok := o.(*metav1.PartialObjectMetadata); ok {
+		return slimMetadata(m, nil), nil
+	}
+	return o, nil
+}
+
+func slimMetadata(m *metav1.PartialObjectMetadata, labels map[string]string) *metav1.PartialObjectMetadata {
+	return &metav1.PartialObjectMetadata{TypeMeta: m.TypeMeta, ObjectMeta: metav1.ObjectMeta{
+		Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion, Labels: labels,
 	}}
-	if v, ok := m.Labels[v1alpha1.NoFaultsLabel]; ok {
-		slim.Labels = map[string]string{v1alpha1.NoFaultsLabel: v}
-	}
-	return slim, nil
 }

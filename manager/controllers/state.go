@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -74,6 +75,8 @@ type Listed struct {
 	Pods       []*corev1.Pod
 	Configs    []*v1alpha1.ShardingConfig
 	Namespaces []string // sorted
+	// Unresolved are the roots, by uid, whose selectors of namespaces cannot be followed.
+	Unresolved map[types.UID]error
 	Rules      compile.Rules
 }
 

@@ -41,7 +41,7 @@ func First(root *v1alpha1.RootConfig, w Weights) map[string]sharding.Scope {
 	if len(names) == 0 {
 		return nil
 	}
-	l := newLine(w, canary(root), len(names))
+	l := newLine(w, takenBy(root), len(names))
 	return scopes(root, l.runs(names, l.cut(len(names), l.lightest(len(names)), l.evenly(len(names))), nil))
 }
 
@@ -59,7 +59,7 @@ func Next(root *v1alpha1.RootConfig, last map[string]sharding.Scope, w Weights) 
 	case len(was) == len(names) && !gone(root, names, last):
 		return scopes(root, was)
 	}
-	l := newLine(w, canary(root), len(names))
+	l := newLine(w, takenBy(root), len(names))
 	order, wishes := l.join(was, names, last)
 	wish := func(i, before int) int {
 		return min(max(l.evenly(len(order))(i, before), wishes[i].low), wishes[i].high)
@@ -87,7 +87,7 @@ func Balance(root *v1alpha1.RootConfig, last map[string]sharding.Scope, w Weight
 	if n < 2 {
 		return next, ""
 	}
-	l := newLine(w, canary(root), n)
+	l := newLine(w, takenBy(root), n)
 	if !l.weighed {
 		return next, ""
 	}
@@ -166,26 +166,31 @@ func Skew(held map[string]sharding.Scope, root *v1alpha1.RootConfig, w Weights) 
 	return float64(slices.Max(weights)) * float64(len(names)) / float64(total)
 }
 
-// normals are the names of a root's shards but for the canary.
+// normals returns the names of the shards that divide the keys without a pinned shard.
 func normals(root *v1alpha1.RootConfig) []string {
-	shards := collect.Filter(Shards(root), func(s Shard) bool { return !s.Canary })
+	shards := collect.Filter(Shards(root), func(s Shard) bool { return !s.Pinned })
 	return collect.Map(shards, func(s Shard) string { return s.Name })
 }
 
-// gone reports whether some automatic shard held keys last and is no more.
+// gone reports whether a shard that owned keys last, and was not pinned, no longer exists.
 func gone(root *v1alpha1.RootConfig, names []string, last map[string]sharding.Scope) bool {
+	owns, _ := pinned(root)
 	return collect.Any(last, func(name string, s sharding.Scope) bool {
-		return name != canaryName(root) && !s.Empty() && !slices.Contains(names, name)
+		_, is := owns[name]
+		return !is && name != canaryName(root) && !s.Empty() && !slices.Contains(names, name)
 	})
 }
 
-// scopes are what runs, and the canary, hold.
+// Repinned reports whether the pinned shards of a root own other keys than they were to own
+// last, as after a namespace got other labels.
+func Repinned(root *v1alpha1.RootConfig, last map[string]sharding.Scope) bool {
+	scopes, _ := pinned(root)
+	return collect.Any(scopes, func(name string, s sharding.Scope) bool { return !s.Equal(last[name]) })
+}
+
+// scopes returns what the pinned shards and the runs of the others own.
 func scopes(root *v1alpha1.RootConfig, runs []run) map[string]sharding.Scope {
-	taken := canary(root)
-	out := map[string]sharding.Scope{}
-	if shards := Shards(root); len(shards) > 0 && shards[0].Canary {
-		out[shards[0].Name] = taken
-	}
+	out, taken := pinned(root)
 	for i, r := range runs {
 		whole := sharding.Range{First: r.first, Last: sharding.Whole.Last}
 		if i+1 < len(runs) {

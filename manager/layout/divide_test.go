@@ -255,7 +255,7 @@ func rounds(t require.TestingT, root *v1alpha1.RootConfig, last map[string]shard
 		}
 		key := float64(heaviest) / float64(total)
 		require.LessOrEqual(t, share, float64(n-1)*max(step/float64(n), key)+1e-9, "one round moved too much: %s", what)
-		l := newLine(w, canary(root), n)
+		l := newLine(w, takenBy(root), n)
 		bearable := max(Skew(last, root, w)*float64(l.total())/float64(n)+float64(heaviest), float64(l.even(n)))
 		require.LessOrEqual(t, Skew(next, root, w)*float64(l.total())/float64(n), bearable+1e-3, "one round made it worse: %s", what)
 		last = next
@@ -425,7 +425,7 @@ func TestAlwaysWhole(t *testing.T) {
 				}
 				if n := len(normals(root)); total > 0 && len(keys) >= n {
 					require.Len(t, busy(root, last, keys), n, "a shard has no key")
-					least := float64(newLine(w, canary(root), n).lightest(n)) * float64(n) / float64(total)
+					least := float64(newLine(w, takenBy(root), n).lightest(n)) * float64(n) / float64(total)
 					require.LessOrEqual(t, Skew(last, root, w), max(Hysteresis, least*goal)+1e-9)
 				}
 			}
@@ -436,7 +436,7 @@ func TestAlwaysWhole(t *testing.T) {
 // free are the keys that are not the canary's.
 func free(root *v1alpha1.RootConfig, w Weights) (keys []string) {
 	for key := range w {
-		if !canary(root).Owns(key) {
+		if !takenBy(root).Owns(key) {
 			keys = append(keys, key)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/utils/ptr"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -27,21 +28,29 @@ const (
 
 // Shard is a shard of a root.
 type Shard struct {
-	// Name is `<prefix>-0-canary` or `<prefix>-<i>-normal`, i from 1.
-	Name   string
-	Canary bool
+	// Name is `<prefix>-0-canary` or `<prefix>-<i>-normal`, i from 1; of a root with subsets,
+	// `<prefix>-<subset>` or `<prefix>-default`.
+	Name string
+	// Pinned shards own the keys that the root names; the others divide the rest.
+	Pinned bool
 	// Replicas is the number of its pods; 0 for all remaining pods.
 	Replicas int
 }
 
-// Shards returns the shards of a root, the canary first. A disabled root has none.
+// Shards returns the shards of a root, pinned ones first. A disabled root has none.
 func Shards(root *v1alpha1.RootConfig) []Shard {
 	if ptr.Deref(root.Disable, false) {
 		return nil
 	}
 	var out []Shard
+	if len(root.Subsets) > 0 {
+		for _, s := range root.Subsets {
+			out = append(out, Shard{Name: subsetName(root, s.Name), Pinned: true})
+		}
+		return append(out, Shard{Name: subsetName(root, v1alpha1.DefaultSubset)})
+	}
 	if c := root.Canary; c != nil {
-		out = append(out, Shard{Name: canaryName(root), Canary: true, Replicas: int(ptr.Deref(c.Replicas, 1))})
+		out = append(out, Shard{Name: canaryName(root), Pinned: true, Replicas: int(ptr.Deref(c.Replicas, 1))})
 	}
 	n, replicas := 1, 0
 	if root.Auto != nil {
@@ -55,45 +64,97 @@ func Shards(root *v1alpha1.RootConfig) []Shard {
 
 func canaryName(root *v1alpha1.RootConfig) string { return root.Prefix + "-0-canary" }
 
-// Target returns the kind and name of the workload of a root.
-func Target(root *v1alpha1.RootConfig) (kind, name string) {
-	if root.TargetRef != nil {
-		return root.TargetRef.Kind, root.TargetRef.Name
+func subsetName(root *v1alpha1.RootConfig, subset string) string { return root.Prefix + "-" + subset }
+
+// Workload is a StatefulSet or Deployment in the namespace of a root.
+type Workload struct{ Kind, Name string }
+
+func (w Workload) String() string { return w.Kind + " " + w.Name }
+
+// Target returns the workload that a root names. It is the zero Workload if the root selects
+// its pods by label.
+func Target(root *v1alpha1.RootConfig) Workload {
+	switch {
+	case root.TargetRef != nil:
+		return Workload{root.TargetRef.Kind, root.TargetRef.Name}
+	case root.TargetSelector != nil:
+		return Workload{}
 	}
-	return StatefulSet, root.TargetStatefulSet
+	return Workload{StatefulSet, root.TargetStatefulSet}
 }
 
-// Selects reports whether a pod belongs to the root's workload, by its controller: the
-// StatefulSet, or a ReplicaSet of the Deployment. Admission uses it too.
+// Describe names the pods of a root for users.
+func Describe(root *v1alpha1.RootConfig) string {
+	if root.TargetSelector != nil {
+		return "selector " + metav1.FormatLabelSelector(root.TargetSelector)
+	}
+	return Target(root).String()
+}
+
+// Selects reports whether a pod belongs to the root: by its labels, or by its controller, which
+// is the StatefulSet or a ReplicaSet of the Deployment. Admission uses it too.
 func Selects(root *v1alpha1.RootConfig, pod metav1.Object) bool {
+	if root.TargetSelector != nil {
+		selector, err := metav1.LabelSelectorAsSelector(root.TargetSelector)
+		return err == nil && !selector.Empty() && selector.Matches(labels.Set(pod.GetLabels())) // Validate reports the error
+	}
+	workload, ok := WorkloadOf(pod)
+	return ok && workload == Target(root)
+}
+
+// WorkloadOf returns the workload that controls a pod. ok is false for pods of other kinds of
+// controllers, and of none.
+func WorkloadOf(pod metav1.Object) (w Workload, ok bool) {
 	owner := metav1.GetControllerOfNoCopy(pod)
 	if owner == nil || !strings.HasPrefix(owner.APIVersion, "apps/") {
-		return false
+		return Workload{}, false
 	}
-	kind, name := Target(root)
-	if kind == StatefulSet {
-		return owner.Kind == kind && owner.Name == name
+	if owner.Kind == StatefulSet {
+		return Workload{StatefulSet, owner.Name}, true
 	}
 	hash := pod.GetLabels()[templateHash]
-	return owner.Kind == "ReplicaSet" && hash != "" && owner.Name == name+"-"+hash
+	name, ok := strings.CutSuffix(owner.Name, "-"+hash)
+	return Workload{Deployment, name}, ok && hash != "" && owner.Kind == "ReplicaSet"
 }
 
 // templateHash is the label by which a Deployment distinguishes its ReplicaSets and their
 // pods.
 const templateHash = "pod-template-hash"
 
-// canary returns the scope of a root's canary; empty without a canary.
-func canary(root *v1alpha1.RootConfig) sharding.Scope {
-	if root.Canary == nil {
-		return sharding.Scope{}
+// pinned returns the scopes of the pinned shards of a root, which [Resolve] has completed, and
+// their union.
+func pinned(root *v1alpha1.RootConfig) (scopes map[string]sharding.Scope, taken sharding.Scope) {
+	scopes = map[string]sharding.Scope{}
+	if c := root.Canary; c != nil {
+		taken = sharding.Union(sharding.Keys(c.InNamespaces...), bucketsOf(c))
+		scopes[canaryName(root)] = taken
 	}
+	for _, s := range root.Subsets {
+		var names []string
+		for _, m := range s.Namespaces {
+			names = append(names, m.Names...)
+		}
+		own := sharding.Keys(names...).Minus(taken)
+		scopes[subsetName(root, s.Name)] = own
+		taken = sharding.Union(taken, own)
+	}
+	return scopes, taken
+}
+
+// takenBy returns the keys of all pinned shards of a root.
+func takenBy(root *v1alpha1.RootConfig) sharding.Scope {
+	_, taken := pinned(root)
+	return taken
+}
+
+func bucketsOf(c *v1alpha1.CanaryConfig) sharding.Scope {
 	var buckets []int
-	for _, b := range root.Canary.InShardHash {
+	for _, b := range c.InShardHash {
 		if n, err := strconv.Atoi(b); err == nil { // else Validate says so
 			buckets = append(buckets, n)
 		}
 	}
-	return sharding.Union(sharding.Keys(root.Canary.InNamespaces...), sharding.InBuckets(buckets...))
+	return sharding.InBuckets(buckets...)
 }
 
 // ordinal returns the ordinal of a pod in its StatefulSet. It reads the name, because the

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
@@ -14,7 +15,7 @@ import (
 
 // Place assigns shards to the pods that have none yet, and returns them by uid. Pods of a
 // StatefulSet are assigned by ordinal, from 0. Pods of a Deployment are assigned to the
-// first of the shards that lack most pods; scheduled and admitted pods come before others.
+// first of the shards that lack most pods, those of a root with subsets by label; scheduled and admitted pods come before others.
 // Pods that are terminating or have exited are omitted, and so are ordinals above those of
 // the last shard. Surplus pods of a Deployment are spread evenly over the shards.
 //
@@ -37,8 +38,10 @@ func Place(root *v1alpha1.RootConfig, pods []*corev1.Pod, assigned map[string]ha
 				p.outdated = append(p.outdated, string(pod.UID))
 			}
 		}
-	} else if kind, name := Target(root); kind == StatefulSet {
-		p.byOrdinal(name)
+	} else if target := Target(root); len(root.Subsets) > 0 {
+		p.byLabels(root)
+	} else if target.Kind == StatefulSet {
+		p.byOrdinal(target.Name)
 	} else {
 		p.byLack()
 	}
@@ -56,17 +59,35 @@ type placing struct {
 
 func (p *placing) byOrdinal(set string) {
 	for _, pod := range p.pods {
-		uid := string(pod.UID)
 		shard := ""
 		if n, ok := ordinal(set, pod.Name); ok {
 			shard, _ = ofOrdinal(p.shards, n)
 		}
-		switch member, ok := p.assigned[uid]; {
-		case ok && member.Shard != shard:
-			p.outdated = append(p.outdated, uid)
-		case !ok && shard != "":
-			p.placed[uid] = shard
+		p.place(pod, shard)
+	}
+}
+
+func (p *placing) byLabels(root *v1alpha1.RootConfig) {
+	for _, pod := range p.pods {
+		subset := v1alpha1.DefaultSubset
+		for _, s := range root.Subsets {
+			if labels.SelectorFromSet(s.PodLabels).Matches(labels.Set(pod.Labels)) {
+				subset = s.Name
+				break
+			}
 		}
+		p.place(pod, subsetName(root, subset))
+	}
+}
+
+// place assigns a pod to the only shard that it can belong to; none if shard is empty.
+func (p *placing) place(pod *corev1.Pod, shard string) {
+	uid := string(pod.UID)
+	switch member, ok := p.assigned[uid]; {
+	case ok && member.Shard != shard:
+		p.outdated = append(p.outdated, uid)
+	case !ok && shard != "":
+		p.placed[uid] = shard
 	}
 }
 

@@ -41,10 +41,10 @@ func TestShards(t *testing.T) {
 	root := withCanary(auto(2), []string{"a"})
 	root.Auto.EveryShardReplicas = 3
 	require.Equal(t, []Shard{
-		{Name: "op-0-canary", Canary: true, Replicas: 1}, {Name: "op-1-normal", Replicas: 3}, {Name: "op-2-normal", Replicas: 3},
+		{Name: "op-0-canary", Pinned: true, Replicas: 1}, {Name: "op-1-normal", Replicas: 3}, {Name: "op-2-normal", Replicas: 3},
 	}, Shards(root))
 	root.Auto = nil
-	require.Equal(t, []Shard{{Name: "op-0-canary", Canary: true, Replicas: 1}, {Name: "op-1-normal"}}, Shards(root))
+	require.Equal(t, []Shard{{Name: "op-0-canary", Pinned: true, Replicas: 1}, {Name: "op-1-normal"}}, Shards(root))
 }
 
 func TestSelects(t *testing.T) {

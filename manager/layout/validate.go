@@ -3,8 +3,11 @@ package layout
 import (
 	"fmt"
 	"math"
+	"regexp"
 	"strconv"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -22,11 +25,12 @@ func Validate(root *v1alpha1.RootConfig, path *field.Path) field.ErrorList {
 	for _, problem := range validation.IsDNS1123Subdomain(canaryName(root)) {
 		errs = append(errs, field.Invalid(path.Child("prefix"), root.Prefix, "shards would be named like "+canaryName(root)+": "+problem))
 	}
-	if _, name := Target(root); name == "" || root.TargetRef != nil && root.TargetStatefulSet != "" {
-		errs = append(errs, field.Required(path.Child("targetRef"), "name the operator's pods by one of targetRef and targetStatefulSet"))
-	}
-	if root.Canary == nil && root.Auto == nil {
-		errs = append(errs, field.Required(path.Child("auto"), "set auto, canary, or both"))
+	errs = append(errs, validateTarget(root, path)...)
+	switch {
+	case len(root.Subsets) > 0:
+		errs = append(errs, validateSubsets(root, path)...)
+	case root.Canary == nil && root.Auto == nil:
+		errs = append(errs, field.Required(path.Child("auto"), "set auto, canary, both, or subsets"))
 	}
 	if auto, path := root.Auto, path.Child("auto"); auto != nil {
 		if auto.ShardingSize < 1 || auto.ShardingSize > MaxShards {
@@ -50,6 +54,9 @@ func Validate(root *v1alpha1.RootConfig, path *field.Path) field.ErrorList {
 
 // validateByObject returns the errors of settings that key: Object does not allow.
 func validateByObject(root *v1alpha1.RootConfig, path *field.Path) (errs field.ErrorList) {
+	if len(root.Subsets) > 0 {
+		errs = append(errs, field.Forbidden(path.Child("subsets"), "objects are assigned by uid (key: Object), which leaves no namespaces to give to subsets: remove subsets, or choose key: Namespace"))
+	}
 	if root.Canary != nil {
 		errs = append(errs, field.Forbidden(path.Child("canary"), "objects are assigned by uid (key: Object), which leaves no namespaces to give to a canary: remove canary, or choose key: Namespace"))
 	}
@@ -61,13 +68,16 @@ func validateByObject(root *v1alpha1.RootConfig, path *field.Path) (errs field.E
 
 // validateRest returns the errors of a valid canary together with the remaining keys.
 func validateRest(root *v1alpha1.RootConfig, path *field.Path) (errs field.ErrorList) {
-	taken := canary(root)
+	taken := takenBy(root)
 	rest := sharding.All().Minus(taken)
 	if root.Auto != nil && rest.Empty() {
 		errs = append(errs, field.Invalid(path.Child("canary", "inShardHash"), root.Canary.InShardHash,
 			fmt.Sprintf("all %d buckets are the canary's, so that the shards of auto would own nothing: even namespace default would be the canary's. Leave out a bucket, or remove auto", sharding.Buckets)))
 	}
-	if root.Method == v1alpha1.MethodServerSide {
+	switch {
+	case root.Method == v1alpha1.MethodServerSide && root.Canary.InNamespaceSelector != nil:
+		errs = append(errs, manyRanges(path, "inNamespaceSelector"))
+	case root.Method == v1alpha1.MethodServerSide:
 		for _, s := range []sharding.Scope{taken, rest} {
 			if _, ok := s.ShardSelector("object.metadata.namespace"); !ok && !s.Empty() {
 				errs = append(errs, field.Forbidden(path.Child("method"), fmt.Sprintf("a shardSelector knows neither buckets nor more than %d ranges, which this canary needs: choose another method, or give the canary fewer namespaces and no buckets", sharding.MaxShardRanges)))
@@ -83,21 +93,12 @@ func validateCanary(c *v1alpha1.CanaryConfig, path *field.Path) field.ErrorList 
 	if c.Replicas == nil || *c.Replicas < 1 {
 		errs = append(errs, field.Required(path.Child("replicas"), "say how many pods the canary has, at least 1"))
 	}
-	if len(c.InNamespaces)+len(c.InShardHash) == 0 {
-		errs = append(errs, field.Required(path.Child("inNamespaces"), "list inNamespaces, inShardHash, or both: the canary would own nothing"))
+	if len(c.InNamespaces)+len(c.InShardHash) == 0 && c.InNamespaceSelector == nil {
+		errs = append(errs, field.Required(path.Child("inNamespaces"), "list inNamespaces, inNamespaceSelector, inShardHash, or several of them: the canary would own nothing"))
 	}
+	errs = append(errs, validateNames(c.InNamespaces, path.Child("inNamespaces"))...)
+	errs = append(errs, validateSelector(c.InNamespaceSelector, path.Child("inNamespaceSelector"))...)
 	seen := map[string]bool{}
-	for i, name := range c.InNamespaces {
-		path := path.Child("inNamespaces").Index(i)
-		if seen[name] {
-			errs = append(errs, field.Duplicate(path, name))
-		}
-		seen[name] = true
-		for _, problem := range validation.IsDNS1123Label(name) {
-			errs = append(errs, field.Invalid(path, name, problem))
-		}
-	}
-	clear(seen)
 	for i, text := range c.InShardHash {
 		path := path.Child("inShardHash").Index(i)
 		if seen[text] {
@@ -106,6 +107,93 @@ func validateCanary(c *v1alpha1.CanaryConfig, path *field.Path) field.ErrorList 
 		seen[text] = true
 		if b, err := strconv.Atoi(text); err != nil || b < 0 || b >= sharding.Buckets || text != strconv.Itoa(b) {
 			errs = append(errs, field.Invalid(path, text, fmt.Sprintf("a bucket is a number from 0 to %d", sharding.Buckets-1)))
+		}
+	}
+	return errs
+}
+
+// manyRanges refuses method ServerSide for scopes whose number of ranges depends on the cluster.
+func manyRanges(path *field.Path, by string) *field.Error {
+	return field.Forbidden(path.Child("method"), fmt.Sprintf("a shardSelector has at most %d ranges, and %s may need more: choose method Auto", sharding.MaxShardRanges, by))
+}
+
+// validateTarget returns the errors in how a root names its pods.
+func validateTarget(root *v1alpha1.RootConfig, path *field.Path) (errs field.ErrorList) {
+	named := 0
+	for _, set := range []bool{root.TargetRef != nil && root.TargetRef.Name != "", root.TargetStatefulSet != "", root.TargetSelector != nil} {
+		if set {
+			named++
+		}
+	}
+	if named != 1 {
+		errs = append(errs, field.Required(path.Child("targetRef"), "name the operator's pods by one of targetRef, targetSelector and targetStatefulSet"))
+	}
+	if s := root.TargetSelector; s != nil {
+		if len(s.MatchLabels)+len(s.MatchExpressions) == 0 {
+			errs = append(errs, field.Required(path.Child("targetSelector"), "an empty selector would take every pod of the namespace"))
+		}
+		errs = append(errs, validateSelector(s, path.Child("targetSelector"))...)
+		if len(root.Subsets) == 0 {
+			errs = append(errs, field.Forbidden(path.Child("targetSelector"), "auto and canary assign the pods of one workload: set targetRef, or subsets"))
+		}
+	}
+	return errs
+}
+
+func validateSubsets(root *v1alpha1.RootConfig, path *field.Path) (errs field.ErrorList) {
+	if root.Auto != nil || root.Canary != nil {
+		errs = append(errs, field.Forbidden(path.Child("subsets"), "subsets divide the namespaces by themselves: remove auto and canary"))
+	}
+	if root.Method == v1alpha1.MethodServerSide {
+		errs = append(errs, manyRanges(path, "subsets"))
+	}
+	seen := map[string]bool{v1alpha1.DefaultSubset: true}
+	for i, s := range root.Subsets {
+		path := path.Child("subsets").Index(i)
+		if seen[s.Name] {
+			errs = append(errs, field.Duplicate(path.Child("name"), s.Name))
+		}
+		seen[s.Name] = true
+		for _, problem := range validation.IsDNS1123Label(s.Name) {
+			errs = append(errs, field.Invalid(path.Child("name"), s.Name, problem))
+		}
+		if len(s.PodLabels) == 0 {
+			errs = append(errs, field.Required(path.Child("podLabels"), "name the labels of its pods: it would have all pods"))
+		}
+		errs = append(errs, validateSelector(&metav1.LabelSelector{MatchLabels: s.PodLabels}, path.Child("podLabels"))...)
+		if len(s.Namespaces) == 0 {
+			errs = append(errs, field.Required(path.Child("namespaces"), "match namespaces: the subset would own nothing"))
+		}
+		for j, m := range s.Namespaces {
+			errs = append(errs, validateMatch(m, path.Child("namespaces").Index(j))...)
+		}
+	}
+	return errs
+}
+
+func validateMatch(m v1alpha1.NamespaceMatch, path *field.Path) (errs field.ErrorList) {
+	if _, err := regexp.Compile(m.Pattern); err != nil {
+		errs = append(errs, field.Invalid(path.Child("pattern"), m.Pattern, err.Error()))
+	}
+	errs = append(errs, validateNames(m.Names, path.Child("names"))...)
+	return append(errs, validateSelector(m.Selector, path.Child("selector"))...)
+}
+
+func validateSelector(s *metav1.LabelSelector, path *field.Path) field.ErrorList {
+	return metav1validation.ValidateLabelSelector(s, metav1validation.LabelSelectorValidationOptions{}, path)
+}
+
+// validateNames returns the errors in a list of namespaces.
+func validateNames(names []string, path *field.Path) (errs field.ErrorList) {
+	seen := map[string]bool{}
+	for i, name := range names {
+		path := path.Index(i)
+		if seen[name] {
+			errs = append(errs, field.Duplicate(path, name))
+		}
+		seen[name] = true
+		for _, problem := range validation.IsDNS1123Label(name) {
+			errs = append(errs, field.Invalid(path, name, problem))
 		}
 	}
 	return errs

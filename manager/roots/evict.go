@@ -180,7 +180,7 @@ func (e *evictions) forgive(ctx context.Context, v view, now time.Time) error {
 		return nil
 	}
 	e.scaled = now
-	replicas, err := e.replicas(ctx, v.config)
+	replicas, err := e.replicas(ctx, v)
 	if err != nil {
 		return err
 	}
@@ -193,18 +193,32 @@ func (e *evictions) forgive(ctx context.Context, v view, now time.Time) error {
 	return nil
 }
 
-// replicas returns the desired number of pods of the workload; 0 if there is no workload.
-func (e *evictions) replicas(ctx context.Context, c *v1alpha1.ShardingConfig) (int, error) {
-	kind, name := layout.Target(c.Spec.Root)
-	meta := metav1.ObjectMeta{Namespace: c.Namespace, Name: name}
-	var workload client.Object = &appsv1.StatefulSet{ObjectMeta: meta}
-	if kind != layout.StatefulSet {
-		workload = &appsv1.Deployment{ObjectMeta: meta}
+// replicas returns the desired number of pods of all workloads of the root; workloads that do
+// not exist count as 0. If the root selects its pods by label, its workloads are those of the
+// pods that exist: the successor of a workload's only pod is then not waited for.
+func (e *evictions) replicas(ctx context.Context, v view) (n int, err error) {
+	workloads := map[layout.Workload]bool{}
+	if target := layout.Target(v.config.Spec.Root); target.Name != "" {
+		workloads[target] = true
+	} else {
+		for _, p := range v.pods {
+			if w, ok := layout.WorkloadOf(p); ok {
+				workloads[w] = true
+			}
+		}
 	}
-	scale := &autoscalingv1.Scale{}
-	err := e.client.SubResource("scale").Get(ctx, workload, scale)
-	if client.IgnoreNotFound(err) != nil {
-		return 0, fmt.Errorf("reading the scale of %s %s: %w", kind, name, err)
+	for w := range workloads {
+		meta := metav1.ObjectMeta{Namespace: v.config.Namespace, Name: w.Name}
+		var workload client.Object = &appsv1.StatefulSet{ObjectMeta: meta}
+		if w.Kind != layout.StatefulSet {
+			workload = &appsv1.Deployment{ObjectMeta: meta}
+		}
+		scale := &autoscalingv1.Scale{}
+		err := e.client.SubResource("scale").Get(ctx, workload, scale)
+		if client.IgnoreNotFound(err) != nil {
+			return 0, fmt.Errorf("reading the scale of %s: %w", w, err)
+		}
+		n += int(scale.Spec.Replicas)
 	}
-	return int(scale.Spec.Replicas), nil
+	return n, nil
 }

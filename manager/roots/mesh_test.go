@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
@@ -57,6 +58,7 @@ type mesh struct {
 	// idle pods contend for no lock.
 	idle        map[string]bool
 	removed     []push.Removed
+	labels      map[string]labels.Set // of namespaces
 	unconnected []string // nodes
 }
 
@@ -176,6 +178,7 @@ func (m *mesh) world() World {
 	for i := range configs.Items {
 		w.Configs = append(w.Configs, &configs.Items[i])
 	}
+	w.Unresolved = Resolve(w.Configs, m.labels)
 	for i := range pods.Items {
 		if compile.Labelled(&pods.Items[i]) { // no others are watched
 			w.Pods = append(w.Pods, &pods.Items[i])

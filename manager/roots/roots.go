@@ -42,6 +42,8 @@ type World struct {
 	Compiled compile.Result
 	// Namespaces are those that exist.
 	Namespaces []string
+	// Unresolved are the roots, by uid, whose selectors of namespaces cannot be followed, and why.
+	Unresolved map[types.UID]error
 	// Node reports whether a Node object exists.
 	Node func(name string) bool
 	// RequestTimeout is the apiserver's --request-timeout.

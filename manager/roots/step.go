@@ -195,6 +195,8 @@ func (rt *root) replan(v view, state handover.State, now time.Time) (ok bool) {
 		}
 		// Without last scopes, Next returns the first ones.
 		rt.plan = plan{generation: config.Generation, balancing: balancing{looked: now}, scopes: layout.Next(config.Spec.Root, last, weights)}
+	case layout.Repinned(config.Spec.Root, rt.scopes):
+		rt.scopes = layout.Next(config.Spec.Root, last, rt.Weigher.Weights(rt.uid))
 	case layout.Rebalance(config.Spec.Root) == v1alpha1.RebalanceOff:
 		rt.suggestion = ""
 	default:

@@ -49,6 +49,8 @@ func (r *Roots) look(config *v1alpha1.ShardingConfig, w World) view {
 	v := view{world: w, config: config, all: map[string]*corev1.Pod{}, observe: r.Observe, since: r.since, young: r.Young()}
 	if errs := layout.Validate(config.Spec.Root, field.NewPath("spec", "root")); len(errs) > 0 {
 		v.problem = errs.ToAggregate()
+	} else {
+		v.problem = w.Unresolved[config.UID]
 	}
 	for _, s := range w.Compiled.Shards {
 		if s.NamespacedName != client.ObjectKeyFromObject(config) {
@@ -322,8 +324,8 @@ func rejects(o push.Observation, policy compile.Policy) bool {
 // holder describes an identity: clients commonly make it of their pod's name, "_" and
 // a random text.
 func (v view) holder(identity string) string {
-	_, workload := layout.Target(v.config.Spec.Root)
-	if pod, _, _ := strings.Cut(identity, "_"); strings.HasPrefix(pod, workload+"-") {
+	workload := layout.Target(v.config.Spec.Root).Name
+	if pod, _, _ := strings.Cut(identity, "_"); workload != "" && strings.HasPrefix(pod, workload+"-") {
 		return fmt.Sprintf("%q (pod %s)", identity, pod)
 	}
 	return fmt.Sprintf("%q", identity)

@@ -27,13 +27,13 @@ type rootConditions struct {
 }
 
 func (w *workload) conditions(out *v1alpha1.ShardingConfigStatus) {
-	kind, name := layout.Target(w.Config.Spec.Root)
+	pods := layout.Describe(w.Config.Spec.Root)
 	r := rootConditions{
 		workload: w, out: out, word: out.Root.Handover, withdrawn: compile.Withdrawn(w.Config), leaderless: MissingLeaders(w.Leaders),
 		members: fmt.Sprintf("%d of %d members ready in %d shards", out.ReadyMembers, out.Members, out.Shards),
 		waits:   w.waits(out.Root),
-		few: fmt.Sprintf("%s %s lacks %d pods: shard %s has not as many as it is to have; scale the %s up, or the shards down",
-			kind, name, w.missing, strings.Join(clipped(w.lacking), ", "), kind),
+		few: fmt.Sprintf("%s lacks %d pods: shard %s has fewer than it needs; scale the workload up, or the shards down",
+			pods, w.missing, strings.Join(clipped(w.lacking), ", ")),
 	}
 	if w.Config.Spec.FailurePolicy == v1alpha1.FailOpen {
 		r.members += openWarning
@@ -56,9 +56,8 @@ func (r rootConditions) withoutShards() *condition {
 	case r.withdrawn:
 		return &condition{false, v1alpha1.ReasonDisabled, "spec.root.disable is set: the pods run unsharded"}
 	case len(r.Pods) == 0:
-		kind, name := layout.Target(r.Config.Spec.Root)
 		return &condition{false, v1alpha1.ReasonTargetNotFound,
-			fmt.Sprintf("no pod of %s %s in namespace %s has label %s: \"true\"; set it on the pod template", kind, name, r.Config.Namespace, v1alpha1.EnableProxyLabel)}
+			fmt.Sprintf("no pod of %s in namespace %s has label %s: \"true\"; set it on the pod template", layout.Describe(r.Config.Spec.Root), r.Config.Namespace, v1alpha1.EnableProxyLabel)}
 	}
 	return nil
 }
@@ -102,9 +101,8 @@ func (r rootConditions) underWay() *condition {
 // settled returns Ready of a root that is ready.
 func (r rootConditions) settled() condition {
 	if r.surplus > 0 {
-		kind, name := layout.Target(r.Config.Spec.Root)
 		return condition{true, v1alpha1.ReasonReplicasSurplus,
-			fmt.Sprintf("%s; %d more pods of %s %s are in no shard, in standby: raise spec.root.auto, or scale down", r.members, r.surplus, kind, name)}
+			fmt.Sprintf("%s; %d more pods of %s are in no shard, in standby: raise spec.root.auto, or scale down", r.members, r.surplus, layout.Describe(r.Config.Spec.Root))}
 	}
 	return condition{true, v1alpha1.ReasonSettled, r.members}
 }

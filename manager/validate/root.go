@@ -37,8 +37,7 @@ func updateRoot(old, c *v1alpha1.RootConfig, message string) field.ErrorList {
 	if old.Prefix != c.Prefix {
 		errs = append(errs, field.Forbidden(path.Child("prefix"), message))
 	}
-	wasKind, was := layout.Target(old)
-	if kind, name := layout.Target(c); kind != wasKind || name != was {
+	if layout.Target(old) != layout.Target(c) || !equality.Semantic.DeepEqual(old.TargetSelector, c.TargetSelector) {
 		errs = append(errs, field.Forbidden(path.Child("targetRef"), message))
 	}
 	if (old.Key == v1alpha1.KeyObject) != (c.Key == v1alpha1.KeyObject) {
@@ -56,9 +55,9 @@ func rooted(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig, pods [
 	for _, o := range others {
 		theirs, _ := members(&o)
 		if c.Spec.Root != nil && o.Spec.Root != nil {
-			kind, name := layout.Target(c.Spec.Root)
-			if k, n := layout.Target(o.Spec.Root); k == kind && n == name {
-				return fmt.Sprintf("spec.root: %s %s is divided by ShardingConfig %s already: delete that one, or name another workload", kind, name, o.Name)
+			target := layout.Target(c.Spec.Root)
+			if target.Name != "" && layout.Target(o.Spec.Root) == target {
+				return fmt.Sprintf("spec.root: %s is divided by ShardingConfig %s already: delete that one, or name another workload", target, o.Name)
 			}
 			if c.Spec.Root.Prefix == o.Spec.Root.Prefix {
 				return fmt.Sprintf("spec.root.prefix: the shards of ShardingConfig %s are named %s-... too: choose another prefix", o.Name, o.Spec.Root.Prefix)
@@ -71,7 +70,11 @@ func rooted(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig, pods [
 			return "metadata.name: " + msg + ": choose another name"
 		}
 		for _, p := range pods {
-			if !compile.Ended(&p) && (chosen(c, &p, theirs) || chosen(&o, &p, mine)) {
+			switch {
+			case compile.Ended(&p):
+			case c.Spec.Root != nil && o.Spec.Root != nil && layout.Selects(c.Spec.Root, &p) && layout.Selects(o.Spec.Root, &p):
+				return fmt.Sprintf("spec.root: pod %s belongs to ShardingConfig %s already: delete that one, or select other pods", p.Name, o.Name)
+			case chosen(c, &p, theirs) || chosen(&o, &p, mine):
 				return fmt.Sprintf("spec: pod %s is of the workload that is named in one of this and ShardingConfig %s, and selected by the other, but a pod belongs to one shard: delete one of them", p.Name, o.Name)
 			}
 		}

@@ -261,8 +261,11 @@ type ResourceGroup struct {
 
 // RootConfig describes the shards that are derived from a root.
 //
-// +kubebuilder:validation:XValidation:rule="has(self.canary) || has(self.auto)",message="set spec.root.auto, spec.root.canary, or both"
-// +kubebuilder:validation:XValidation:rule="has(self.targetStatefulSet) != has(self.targetRef)",message="name the operator's pods by one of spec.root.targetRef and spec.root.targetStatefulSet"
+// +kubebuilder:validation:XValidation:rule="has(self.canary) || has(self.auto) || has(self.subsets)",message="set spec.root.auto, spec.root.canary, both, or spec.root.subsets"
+// +kubebuilder:validation:XValidation:rule="!has(self.subsets) || !(has(self.canary) || has(self.auto))",message="spec.root.subsets divide the namespaces by themselves: remove spec.root.auto and spec.root.canary"
+// +kubebuilder:validation:XValidation:rule="[has(self.targetStatefulSet), has(self.targetRef), has(self.targetSelector)].filter(x, x).size() == 1",message="name the operator's pods by one of spec.root.targetRef, spec.root.targetSelector and spec.root.targetStatefulSet"
+// +kubebuilder:validation:XValidation:rule="!has(self.targetSelector) || has(self.subsets)",message="spec.root.targetSelector requires spec.root.subsets: auto and canary assign the pods of one workload"
+// +kubebuilder:validation:XValidation:rule="!has(self.key) || self.key != 'Object' || !has(self.subsets)",message="spec.root.key: Object leaves no namespaces to give to subsets: remove spec.root.subsets"
 // +kubebuilder:validation:XValidation:rule="!has(self.key) || self.key != 'Object' || !has(self.canary)",message="spec.root.key: Object leaves no namespaces to give to a canary: remove spec.root.canary"
 // +kubebuilder:validation:XValidation:rule="!has(self.key) || self.key != 'Object' || !has(self.method) || self.method != 'Labels'",message="spec.root.key: Object cannot be imposed by labels: choose another spec.root.method"
 type RootConfig struct {
@@ -285,9 +288,22 @@ type RootConfig struct {
 	// most pods.
 	// +optional
 	TargetRef *TargetRef `json:"targetRef,omitempty"`
+	// TargetSelector selects the pods in this namespace that are assigned to the subsets by
+	// their labels, such as those of two Deployments with different versions of the operator.
+	// +optional
+	// +kubebuilder:validation:XValidation:rule="(has(self.matchLabels) && size(self.matchLabels) > 0) || (has(self.matchExpressions) && size(self.matchExpressions) > 0)",message="must not be empty: an empty selector would take every pod of the namespace"
+	TargetSelector *metav1.LabelSelector `json:"targetSelector,omitempty"`
 	// Canary is a shard of the first pods that owns some namespaces or buckets.
 	// +optional
 	Canary *CanaryConfig `json:"canary,omitempty"`
+	// Subsets are shards of the pods with certain labels, each of which owns some namespaces.
+	// One more shard, `<prefix>-default`, has all other pods and owns all other namespaces.
+	// +optional
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=32
+	// +listType=map
+	// +listMapKey=name
+	Subsets []Subset `json:"subsets,omitempty"`
 	// Auto divides all other keys evenly. Without it, all other pods are one shard that owns
 	// all other keys.
 	// +optional
@@ -429,7 +445,7 @@ const (
 
 // CanaryConfig is a shard on which a new version is tested.
 //
-// +kubebuilder:validation:XValidation:rule="(has(self.inNamespaces) && size(self.inNamespaces) > 0) || (has(self.inShardHash) && size(self.inShardHash) > 0)",message="list inNamespaces, inShardHash, or both"
+// +kubebuilder:validation:XValidation:rule="(has(self.inNamespaces) && size(self.inNamespaces) > 0) || has(self.inNamespaceSelector) || (has(self.inShardHash) && size(self.inShardHash) > 0)",message="list inNamespaces, inNamespaceSelector, inShardHash, or several of them"
 type CanaryConfig struct {
 	// Replicas is the number of pods, from ordinal 0, of the canary shard.
 	// +kubebuilder:validation:Minimum=1
@@ -439,11 +455,60 @@ type CanaryConfig struct {
 	// +kubebuilder:validation:MaxItems=1024
 	// +kubebuilder:validation:items:MaxLength=63
 	InNamespaces []string `json:"inNamespaces,omitempty"`
+	// InNamespaceSelector selects, by labels, namespaces that the canary owns besides
+	// inNamespaces. A namespace whose labels change is handed over. At most 1024 namespaces
+	// may be selected in all.
+	// +optional
+	InNamespaceSelector *metav1.LabelSelector `json:"inNamespaceSelector,omitempty"`
 	// InShardHash are the buckets, 0 to 31, that the canary owns.
 	// +optional
 	// +kubebuilder:validation:MaxItems=32
 	// +kubebuilder:validation:items:Pattern=`^([0-9]|[12][0-9]|3[01])$`
 	InShardHash []string `json:"inShardHash,omitempty"`
+}
+
+// Subset is a shard of the pods with certain labels, such as those of a new version.
+type Subset struct {
+	// Name of the subset. Its shard is named `<prefix>-<name>`.
+	// +kubebuilder:validation:MaxLength=40
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
+	// +kubebuilder:validation:XValidation:rule="self != 'default'",message="the shard of all other pods has the name default: choose another"
+	Name string `json:"name"`
+	// PodLabels are the labels of its pods. A pod belongs to the first subset whose labels it
+	// has. A pod whose labels change is restarted.
+	// +kubebuilder:validation:MinProperties=1
+	// +kubebuilder:validation:MaxProperties=16
+	PodLabels map[string]string `json:"podLabels"`
+	// Namespaces are what the subset owns: the namespaces that any entry matches, without
+	// those of earlier subsets. A namespace whose labels change is handed over. At most 1024
+	// namespaces may match.
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=32
+	Namespaces []NamespaceMatch `json:"namespaces"`
+}
+
+// DefaultSubset is the name of the subset of all pods and namespaces that no other subset has.
+const DefaultSubset = "default"
+
+// NamespaceMatch matches namespaces in one way.
+//
+// +kubebuilder:validation:XValidation:rule="[has(self.names), has(self.selector), has(self.pattern)].filter(x, x).size() == 1",message="set one of names, selector and pattern"
+type NamespaceMatch struct {
+	// Names of namespaces, which need not exist.
+	// +optional
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=1024
+	// +kubebuilder:validation:items:MaxLength=63
+	Names []string `json:"names,omitempty"`
+	// Selector matches labels of existing namespaces.
+	// +optional
+	Selector *metav1.LabelSelector `json:"selector,omitempty"`
+	// Pattern is a regular expression (RE2) that the names of existing namespaces contain a
+	// match of, such as "^canary-".
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=1024
+	Pattern string `json:"pattern,omitempty"`
 }
 
 // AutoConfig divides all keys that the canary does not own into equal shards.

@@ -13,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -157,13 +158,16 @@ func (r *Controller) list(ctx context.Context) (*controllers.Listed, error) {
 	out.Configs, out.Pods = collect.Pointers(configs.Items), collect.Pointers(pods.Items)
 	// A cache lists in no order.
 	slices.SortFunc(out.Configs, func(a, b *v1alpha1.ShardingConfig) int { return strings.Compare(string(a.UID), string(b.UID)) })
+	known := make(map[string]labels.Set, len(namespaces.Items))
 	for _, n := range namespaces.Items {
 		out.Namespaces = append(out.Namespaces, n.Name)
+		known[n.Name] = n.Labels
 		if compile.ForbidsFaults(&n) {
 			out.Rules.NoFaults = append(out.Rules.NoFaults, n.Name)
 		}
 	}
 	slices.Sort(out.Namespaces)
+	out.Unresolved = roots.Resolve(out.Configs, known)
 	return out, nil
 }
 
