@@ -242,6 +242,13 @@ type ObjectLimiter struct {
 	// those resources.
 	// +optional
 	Selector *metav1.LabelSelector `json:"selector,omitempty"`
+
+	// Namespaces limit those resources to the objects in namespaces that any entry matches,
+	// for reads and writes. At most 1024 namespaces may match. The limit follows the
+	// labels of namespaces without a handover.
+	// +optional
+	// +kubebuilder:validation:MaxItems=32
+	Namespaces []NamespaceMatch `json:"namespaces,omitempty"`
 }
 
 // ResourceGroup lists resources of API groups.
