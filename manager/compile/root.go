@@ -3,6 +3,7 @@ package compile
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -25,7 +26,7 @@ type root struct {
 	config *v1alpha1.ShardingConfig
 	// derived are its shards, by name.
 	derived map[string]*Shard
-	// limits are those of all shards, without a shard's scope.
+	// limits are those of all shards. A scope in them is what any shard may own at most.
 	limits   []*meshv1.Limit
 	owners   []*meshv1.Owner
 	rendered map[sharedKey]*meshv1.Sharding // rendered before
@@ -73,7 +74,16 @@ func rootLimits(c *v1alpha1.ShardingConfig) ([]*meshv1.Limit, *Problem) {
 		return nil, problem
 	}
 	more, problem := limitsOf(c.Spec.Limits, "spec.limits")
-	return append(limits, more...), problem
+	if problem != nil {
+		return nil, problem
+	}
+	limits = append(limits, more...)
+	for i, l := range slices.Concat(c.Spec.Root.ResourceSelector, c.Spec.Limits) {
+		if len(l.Namespaces) > 0 {
+			limits[i].Scope = sharding.Keys(layout.Named(l.Namespaces)...).Proto()
+		}
+	}
+	return limits, nil
 }
 
 // selects reports whether a pod belongs to the root. A pod that is assigned to a shard
@@ -192,9 +202,14 @@ func (r *root) memberSharding(t sharedKey) *meshv1.Sharding {
 // limit restricts a shard to the scope that it owns.
 func (r *root) limit(s *meshv1.Sharding, owned sharding.Scope) {
 	for _, l := range r.limits {
-		limit := &meshv1.Limit{Resources: l.Resources, Selector: l.Selector, Scope: owned.Proto()}
+		within := owned
+		if l.Scope != nil {
+			permitted, _ := sharding.FromProto(l.Scope) // no error: rootLimits made it
+			within = owned.Intersect(permitted)
+		}
+		limit := &meshv1.Limit{Resources: l.Resources, Selector: l.Selector, Scope: within.Proto()}
 		if s.Method == meshv1.Method_METHOD_LABELS {
-			limit.Selector = both(l.Selector, owned.LabelSelector(r.Namespaces))
+			limit.Selector = both(l.Selector, within.LabelSelector(r.Namespaces))
 		}
 		s.Limits = append(s.Limits, limit)
 	}

@@ -130,11 +130,7 @@ func pinned(root *v1alpha1.RootConfig) (scopes map[string]sharding.Scope, taken 
 		scopes[canaryName(root)] = taken
 	}
 	for _, s := range root.Subsets {
-		var names []string
-		for _, m := range s.Namespaces {
-			names = append(names, m.Names...)
-		}
-		own := sharding.Keys(names...).Minus(taken)
+		own := sharding.Keys(Named(s.Namespaces)...).Minus(taken)
 		scopes[subsetName(root, s.Name)] = own
 		taken = sharding.Union(taken, own)
 	}

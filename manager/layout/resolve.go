@@ -10,42 +10,71 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 // MaxNamespaces is the maximum number of namespaces that the canary or a subset can name and
 // match.
 const MaxNamespaces = 1024
 
-// Resolve returns a root with the names of all namespaces that its canary or subsets match,
-// beside those that it names. namespaces are those that exist, with their labels. Without
-// selectors and patterns, Resolve returns root itself.
-func Resolve(root *v1alpha1.RootConfig, namespaces map[string]labels.Set) (*v1alpha1.RootConfig, error) {
-	out := root.DeepCopy()
-	resolved := false
-	if c := out.Canary; c != nil && c.InNamespaceSelector != nil {
-		resolved = true
-		names, err := matching([]v1alpha1.NamespaceMatch{{Names: c.InNamespaces}, {Selector: c.InNamespaceSelector}}, namespaces)
-		if err != nil {
-			return nil, fmt.Errorf("spec.root.canary: %w", err)
-		}
-		c.InNamespaces = names
+// Resolve adds the names of the namespaces that match to a configuration with spec.root: to its
+// canary, subsets and limits. namespaces are those that exist, with their labels. The spec is
+// replaced, not changed in place, and stays as it is after an error.
+func Resolve(spec *v1alpha1.ShardingConfigSpec, namespaces map[string]labels.Set) error {
+	out := spec.DeepCopy()
+	r := resolving{namespaces: namespaces}
+	if c := out.Root.Canary; c != nil && c.InNamespaceSelector != nil {
+		entries := []v1alpha1.NamespaceMatch{{Names: c.InNamespaces}, {Selector: c.InNamespaceSelector}}
+		r.own(&entries, "spec.root.canary")
+		c.InNamespaces = Named(entries[2:])
 	}
-	for i := range out.Subsets {
-		s := &out.Subsets[i]
-		if !slices.ContainsFunc(s.Namespaces, func(m v1alpha1.NamespaceMatch) bool { return m.Selector != nil || m.Pattern != "" }) {
-			continue
-		}
-		resolved = true
-		names, err := matching(s.Namespaces, namespaces)
-		if err != nil {
-			return nil, fmt.Errorf("subset %s of spec.root.subsets: %w", s.Name, err)
-		}
-		s.Namespaces = append(s.Namespaces, v1alpha1.NamespaceMatch{Names: names})
+	for i := range out.Root.Subsets {
+		s := &out.Root.Subsets[i]
+		r.own(&s.Namespaces, "subset "+s.Name+" of spec.root.subsets")
 	}
-	if !resolved {
-		return root, nil
+	for i := range out.Root.ResourceSelector {
+		r.resolve(&out.Root.ResourceSelector[i].Namespaces, "spec.root.resourceSelector")
 	}
-	return out, nil
+	for i := range out.Limits {
+		r.resolve(&out.Limits[i].Namespaces, "spec.limits")
+	}
+	if r.err == nil && r.resolved {
+		*spec = *out
+	}
+	return r.err
+}
+
+// Named returns the names in a list of matches, which are all of them after [Resolve].
+func Named(matches []v1alpha1.NamespaceMatch) (names []string) {
+	for _, m := range matches {
+		names = append(names, m.Names...)
+	}
+	return names
+}
+
+type resolving struct {
+	namespaces map[string]labels.Set
+	resolved   bool  // something was
+	err        error // the first
+}
+
+// own is resolve for the namespaces that a shard owns, whose number is bounded.
+func (r *resolving) own(matches *[]v1alpha1.NamespaceMatch, path string) {
+	r.resolve(matches, path)
+	if n := len(slices.Compact(slices.Sorted(slices.Values(Named(*matches))))); r.err == nil && n > MaxNamespaces {
+		r.err = fmt.Errorf("%s: %d namespaces match, and at most %d can be assigned to one shard, so the last assignment stays: match fewer, or let spec.root.auto divide them", path, n, MaxNamespaces)
+	}
+}
+
+// resolve appends an entry with the names of all namespaces that match, unless there are only
+// names.
+func (r *resolving) resolve(matches *[]v1alpha1.NamespaceMatch, path string) {
+	if r.err != nil || !slices.ContainsFunc(*matches, func(m v1alpha1.NamespaceMatch) bool { return m.Selector != nil || m.Pattern != "" }) {
+		return
+	}
+	names, err := matching(*matches, r.namespaces)
+	r.resolved, r.err = true, failure.Wrap(err, "%s", path)
+	*matches = append(*matches, v1alpha1.NamespaceMatch{Names: names})
 }
 
 // matching returns the namespaces that any of the entries names or matches, sorted.
@@ -64,9 +93,6 @@ func matching(entries []v1alpha1.NamespaceMatch, namespaces map[string]labels.Se
 				found[name] = true
 			}
 		}
-	}
-	if len(found) > MaxNamespaces {
-		return nil, fmt.Errorf("%d namespaces match, and at most %d can be assigned to one shard, so the last assignment stays: match fewer, or let spec.root.auto divide them", len(found), MaxNamespaces)
 	}
 	return slices.Sorted(maps.Keys(found)), nil
 }

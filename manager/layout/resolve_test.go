@@ -30,10 +30,10 @@ func subsets() *v1alpha1.RootConfig {
 }
 
 func resolved(t require.TestingT, root *v1alpha1.RootConfig, namespaces map[string]labels.Set) *v1alpha1.RootConfig {
-	out, err := Resolve(root, namespaces)
-	require.NoError(t, err)
-	require.Empty(t, Validate(out, field.NewPath("spec", "root")))
-	return out
+	spec := v1alpha1.ShardingConfigSpec{Root: root}
+	require.NoError(t, Resolve(&spec, namespaces))
+	require.Empty(t, Validate(spec.Root, field.NewPath("spec", "root")))
+	return spec.Root
 }
 
 func TestNamespacesBelongToTheFirstMatchingSubset(t *testing.T) {
@@ -84,9 +84,7 @@ func TestCanaryOwnsSelectedNamespaces(t *testing.T) {
 
 func TestRootWithoutSelectorsResolvesToItself(t *testing.T) {
 	root := withCanary(auto(2), []string{"a"})
-	out, err := Resolve(root, map[string]labels.Set{"b": nil})
-	require.NoError(t, err)
-	require.Same(t, root, out)
+	require.Same(t, root, resolved(t, root, map[string]labels.Set{"b": nil}))
 }
 
 func TestResolveRefusesTooManyNamespaces(t *testing.T) {
@@ -94,8 +92,8 @@ func TestResolveRefusesTooManyNamespaces(t *testing.T) {
 	for i := range MaxNamespaces + 1 {
 		namespaces[fmt.Sprintf("canary-%d", i)] = nil
 	}
-	_, err := Resolve(subsets(), namespaces)
-	require.EqualError(t, err, "subset v3 of spec.root.subsets: 1025 namespaces match, and at most 1024 can be assigned to one shard, so the last assignment stays: match fewer, or let spec.root.auto divide them")
+	spec := v1alpha1.ShardingConfigSpec{Root: subsets()}
+	require.EqualError(t, Resolve(&spec, namespaces), "subset v3 of spec.root.subsets: 1025 namespaces match, and at most 1024 can be assigned to one shard, so the last assignment stays: match fewer, or let spec.root.auto divide them")
 	delete(namespaces, "canary-0")
 	resolved(t, subsets(), namespaces)
 }

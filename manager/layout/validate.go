@@ -164,9 +164,15 @@ func validateSubsets(root *v1alpha1.RootConfig, path *field.Path) (errs field.Er
 		if len(s.Namespaces) == 0 {
 			errs = append(errs, field.Required(path.Child("namespaces"), "match namespaces: the subset would own nothing"))
 		}
-		for j, m := range s.Namespaces {
-			errs = append(errs, validateMatch(m, path.Child("namespaces").Index(j))...)
-		}
+		errs = append(errs, ValidateMatches(s.Namespaces, path.Child("namespaces"))...)
+	}
+	return errs
+}
+
+// ValidateMatches returns the errors in a list of matches of namespaces.
+func ValidateMatches(matches []v1alpha1.NamespaceMatch, path *field.Path) (errs field.ErrorList) {
+	for i, m := range matches {
+		errs = append(errs, validateMatch(m, path.Index(i))...)
 	}
 	return errs
 }

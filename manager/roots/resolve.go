@@ -16,12 +16,9 @@ func Resolve(configs []*v1alpha1.ShardingConfig, namespaces map[string]labels.Se
 		if c.Spec.Root == nil {
 			continue
 		}
-		root, err := layout.Resolve(c.Spec.Root, namespaces)
-		if err != nil {
+		if err := layout.Resolve(&c.Spec, namespaces); err != nil {
 			unresolved[c.UID] = err
-			continue
 		}
-		c.Spec.Root = root
 	}
 	return unresolved
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 )
 
 // maxSpec bounds the spec of a configuration, in bytes of JSON. A policy of a pod is a
@@ -89,6 +90,13 @@ func limits(c *v1alpha1.ShardingConfig, in []v1alpha1.ObjectLimiter, path *field
 	for i, l := range in {
 		path := path.Index(i)
 		errs = append(errs, selector(l.Selector, path.Child("selector"))...)
+		errs = append(errs, layout.ValidateMatches(l.Namespaces, path.Child("namespaces"))...)
+		if len(l.Namespaces) > 0 && c.Spec.Root == nil {
+			errs = append(errs, field.Forbidden(path.Child("namespaces"), "only shards of a root can be limited by namespace: name the namespaces in selector by label "+v1alpha1.NamespaceLabel))
+		}
+		if len(l.Namespaces) > 0 && c.Spec.Root != nil && c.Spec.Root.Key == v1alpha1.KeyObject {
+			errs = append(errs, field.Forbidden(path.Child("namespaces"), "objects are assigned by uid (key: Object): choose key: Namespace"))
+		}
 		if len(l.RelateResources) == 0 {
 			errs = append(errs, field.Required(path.Child("relateResources"), "name the resources"))
 		}

@@ -30,7 +30,11 @@ func (d *Division) Owner(key string) string {
 		return "another shard owns it"
 	}
 	for _, s := range d.owners.shards {
-		if s.owned.Owns(key) {
+		switch {
+		case !s.owned.Owns(key):
+		case s.name == d.message.GetShard():
+			return "a limit of the ShardingConfig excludes it"
+		default:
 			return "shard " + s.name + " owns it"
 		}
 	}

@@ -244,8 +244,8 @@ type ObjectLimiter struct {
 	Selector *metav1.LabelSelector `json:"selector,omitempty"`
 
 	// Namespaces limit those resources to the objects in namespaces that any entry matches,
-	// for reads and writes. At most 1024 namespaces may match. The limit follows the
-	// labels of namespaces without a handover.
+	// for reads and writes. Objects in no namespace are not limited. The limit follows the
+	// labels of namespaces without a handover. It requires spec.root.
 	// +optional
 	// +kubebuilder:validation:MaxItems=32
 	Namespaces []NamespaceMatch `json:"namespaces,omitempty"`
