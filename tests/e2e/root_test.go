@@ -34,6 +34,7 @@ func TestRoots(t *testing.T) {
 		{"Scopes", testScopes},
 		{"Resize", testResize},
 		{"Disable", testDisable},
+		{"Subsets", testSubsets},
 		{"Objects", testObjects},
 		{"Verbs", testVerbs},
 	} {
@@ -59,20 +60,27 @@ func newRoot(t *testing.T, name string, replicas int32, spec meshv1alpha1.Shardi
 		spec.Root.ResourceSelector = listing("configmaps")
 	}
 	create(t, &meshv1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: r.home, Name: "root"}, Spec: spec})
-	meta := metav1.ObjectMeta{Namespace: r.home, Name: workload}
-	selector := &metav1.LabelSelector{MatchLabels: map[string]string{"app": workload}}
+	ref := spec.Root.TargetRef
+	r.probes(t, workload, replicas, ref != nil && ref.Kind == "Deployment")
+	return r
+}
+
+// probes creates a workload of the given number of probes: a StatefulSet, or a Deployment.
+func (r root) probes(t *testing.T, name string, replicas int32, deployment bool) {
+	t.Helper()
+	meta := metav1.ObjectMeta{Namespace: r.home, Name: name}
+	selector := &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}}
 	template := corev1.PodTemplateSpec{
-		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": workload, meshv1alpha1.EnableProxyLabel: "true"}},
+		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": name, meshv1alpha1.EnableProxyLabel: "true"}},
 		Spec:       probeSpec(),
 	}
-	if ref := spec.Root.TargetRef; ref != nil && ref.Kind == "Deployment" {
+	if deployment {
 		create(t, &appsv1.Deployment{ObjectMeta: meta, Spec: appsv1.DeploymentSpec{Replicas: &replicas, Selector: selector, Template: template}})
-	} else {
-		create(t, &appsv1.StatefulSet{ObjectMeta: meta, Spec: appsv1.StatefulSetSpec{
-			Replicas: &replicas, Selector: selector, Template: template, PodManagementPolicy: appsv1.ParallelPodManagement,
-		}})
+		return
 	}
-	return r
+	create(t, &appsv1.StatefulSet{ObjectMeta: meta, Spec: appsv1.StatefulSetSpec{
+		Replicas: &replicas, Selector: selector, Template: template, PodManagementPolicy: appsv1.ParallelPodManagement,
+	}})
 }
 
 // listing returns a scope of whole resources (plural.group or plural).
