@@ -43,7 +43,7 @@ func Shards(root *v1alpha1.RootConfig) []Shard {
 		return nil
 	}
 	var out []Shard
-	if len(root.Subsets) > 0 {
+	if byLabels(root) {
 		for _, s := range root.Subsets {
 			out = append(out, Shard{Name: subsetName(root, s.Name), Pinned: true})
 		}
@@ -60,6 +60,11 @@ func Shards(root *v1alpha1.RootConfig) []Shard {
 		out = append(out, Shard{Name: fmt.Sprintf("%s-%d-normal", root.Prefix, i+1), Replicas: replicas})
 	}
 	return out
+}
+
+// byLabels reports whether labels decide which shard of a root a pod belongs to.
+func byLabels(root *v1alpha1.RootConfig) bool {
+	return len(root.Subsets) > 0 || root.TargetSelector != nil
 }
 
 func canaryName(root *v1alpha1.RootConfig) string { return root.Prefix + "-0-canary" }

@@ -119,7 +119,7 @@ func TestPlaceByLabels(t *testing.T) {
 
 func TestInvalidSubsetsAreRefused(t *testing.T) {
 	for message, change := range map[string]func(*v1alpha1.RootConfig){
-		"spec.root.subsets: Forbidden: subsets divide the namespaces by themselves: remove auto and canary": func(r *v1alpha1.RootConfig) {
+		"spec.root.subsets: Forbidden: auto and canary assign the pods of one workload: remove them, or remove subsets and name the workload by targetRef": func(r *v1alpha1.RootConfig) {
 			r.Auto = &v1alpha1.AutoConfig{ShardingSize: 1, EveryShardReplicas: 1}
 		},
 		"spec.root.method: Forbidden: a shardSelector has at most 64 ranges, and subsets may need more: choose method Auto": func(r *v1alpha1.RootConfig) {
@@ -150,12 +150,19 @@ func TestInvalidSubsetsAreRefused(t *testing.T) {
 		"spec.root.targetRef: Required value: name the operator's pods by one of targetRef, targetSelector and targetStatefulSet": func(r *v1alpha1.RootConfig) {
 			r.TargetStatefulSet = "op"
 		},
-		"spec.root.targetSelector: Forbidden: auto and canary assign the pods of one workload: set targetRef, or subsets": func(r *v1alpha1.RootConfig) {
-			r.Subsets, r.Auto = nil, &v1alpha1.AutoConfig{ShardingSize: 1, EveryShardReplicas: 1}
-		},
 	} {
 		root := subsets()
 		change(root)
 		require.EqualError(t, Validate(root, field.NewPath("spec", "root")).ToAggregate(), message)
 	}
+}
+
+func TestRootWithoutSubsetsIsOneShard(t *testing.T) {
+	root := subsets()
+	root.Subsets = nil
+	first := First(resolved(t, root, nil), nil)
+	require.True(t, first["op-default"].Everything())
+	require.Len(t, first, 1)
+	placed, _ := Place(root, []*corev1.Pod{pod("a", 1, "")}, nil)
+	require.Equal(t, map[string]string{"a": "op-default"}, placed)
 }

@@ -27,7 +27,7 @@ func Validate(root *v1alpha1.RootConfig, path *field.Path) field.ErrorList {
 	}
 	errs = append(errs, validateTarget(root, path)...)
 	switch {
-	case len(root.Subsets) > 0:
+	case byLabels(root):
 		errs = append(errs, validateSubsets(root, path)...)
 	case root.Canary == nil && root.Auto == nil:
 		errs = append(errs, field.Required(path.Child("auto"), "set auto, canary, both, or subsets"))
@@ -133,18 +133,15 @@ func validateTarget(root *v1alpha1.RootConfig, path *field.Path) (errs field.Err
 			errs = append(errs, field.Required(path.Child("targetSelector"), "an empty selector would take every pod of the namespace"))
 		}
 		errs = append(errs, validateSelector(s, path.Child("targetSelector"))...)
-		if len(root.Subsets) == 0 {
-			errs = append(errs, field.Forbidden(path.Child("targetSelector"), "auto and canary assign the pods of one workload: set targetRef, or subsets"))
-		}
 	}
 	return errs
 }
 
 func validateSubsets(root *v1alpha1.RootConfig, path *field.Path) (errs field.ErrorList) {
 	if root.Auto != nil || root.Canary != nil {
-		errs = append(errs, field.Forbidden(path.Child("subsets"), "subsets divide the namespaces by themselves: remove auto and canary"))
+		errs = append(errs, field.Forbidden(path.Child("subsets"), "auto and canary assign the pods of one workload: remove them, or remove subsets and name the workload by targetRef"))
 	}
-	if root.Method == v1alpha1.MethodServerSide {
+	if root.Method == v1alpha1.MethodServerSide && len(root.Subsets) > 0 {
 		errs = append(errs, manyRanges(path, "subsets"))
 	}
 	seen := map[string]bool{v1alpha1.DefaultSubset: true}

@@ -268,10 +268,10 @@ type ResourceGroup struct {
 
 // RootConfig describes the shards that are derived from a root.
 //
-// +kubebuilder:validation:XValidation:rule="has(self.canary) || has(self.auto) || has(self.subsets)",message="set spec.root.auto, spec.root.canary, both, or spec.root.subsets"
+// +kubebuilder:validation:XValidation:rule="has(self.canary) || has(self.auto) || has(self.subsets) || has(self.targetSelector)",message="set spec.root.auto, spec.root.canary, both, or spec.root.subsets"
 // +kubebuilder:validation:XValidation:rule="!has(self.subsets) || !(has(self.canary) || has(self.auto))",message="spec.root.subsets divide the namespaces by themselves: remove spec.root.auto and spec.root.canary"
 // +kubebuilder:validation:XValidation:rule="[has(self.targetStatefulSet), has(self.targetRef), has(self.targetSelector)].filter(x, x).size() == 1",message="name the operator's pods by one of spec.root.targetRef, spec.root.targetSelector and spec.root.targetStatefulSet"
-// +kubebuilder:validation:XValidation:rule="!has(self.targetSelector) || has(self.subsets)",message="spec.root.targetSelector requires spec.root.subsets: auto and canary assign the pods of one workload"
+// +kubebuilder:validation:XValidation:rule="!has(self.targetSelector) || !(has(self.canary) || has(self.auto))",message="spec.root.auto and spec.root.canary assign the pods of one workload: name it by spec.root.targetRef, or set spec.root.subsets"
 // +kubebuilder:validation:XValidation:rule="!has(self.key) || self.key != 'Object' || !has(self.subsets)",message="spec.root.key: Object leaves no namespaces to give to subsets: remove spec.root.subsets"
 // +kubebuilder:validation:XValidation:rule="!has(self.key) || self.key != 'Object' || !has(self.canary)",message="spec.root.key: Object leaves no namespaces to give to a canary: remove spec.root.canary"
 // +kubebuilder:validation:XValidation:rule="!has(self.key) || self.key != 'Object' || !has(self.method) || self.method != 'Labels'",message="spec.root.key: Object cannot be imposed by labels: choose another spec.root.method"
@@ -297,6 +297,7 @@ type RootConfig struct {
 	TargetRef *TargetRef `json:"targetRef,omitempty"`
 	// TargetSelector selects the pods in this namespace that are assigned to the subsets by
 	// their labels, such as those of two Deployments with different versions of the operator.
+	// Without subsets, all of them are one shard that owns everything.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="(has(self.matchLabels) && size(self.matchLabels) > 0) || (has(self.matchExpressions) && size(self.matchExpressions) > 0)",message="must not be empty: an empty selector would take every pod of the namespace"
 	TargetSelector *metav1.LabelSelector `json:"targetSelector,omitempty"`
