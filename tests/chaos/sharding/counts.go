@@ -20,6 +20,7 @@ var undisturbed = []string{"scale", "canary", "restart"}
 const (
 	minKills      = 20 // of operator pods, agents and managers
 	minPartitions = 4
+	minRelabelled = 50
 	minAdoptions  = 100
 	minRestores   = 20
 	maxHandover   = 30 * time.Second // the 99th percentile of the undisturbed parts
@@ -34,6 +35,7 @@ type counts struct {
 	skew       float64
 	failovers  []time.Duration
 	explored   int
+	relabelled int // moves of tenants from one subset to another
 	adoptions  int // each with a removal
 	outside    int // writes by pods outside the mesh of keys that a shard owned
 	restores   int // of etcd
@@ -41,7 +43,7 @@ type counts struct {
 
 // list returns the counts with those of the operators, after the given parts ran.
 func (c *counts) list(o *operator.Counts, ran []string) []harness.Count {
-	owned := []string{"scale", "canary", "restart", "storm", "balance", "failover", "adoption", "restore"}
+	owned := []string{"scale", "canary", "restart", "storm", "subsets", "balance", "failover", "adoption", "restore"}
 	moving := append(slices.Clone(undisturbed), "storm")
 	enough := 0
 	for _, part := range ran {
@@ -64,6 +66,7 @@ func (c *counts) list(o *operator.Counts, ran []string) []harness.Count {
 		harness.Text("skew_max", fmt.Sprintf("%.2f", c.skew), c.skew >= 1 && c.skew <= maxSkew, "balance"),
 		harness.Milliseconds("failover_p99_ms", failover, len(c.failovers) > 0 && failover <= maxFailover, "failover"),
 		harness.Number("states_explored", c.explored, c.explored > 0, "explore"),
+		harness.Number("subset_moves", c.relabelled, c.relabelled >= minRelabelled, "subsets"),
 		harness.Number("adoptions", c.adoptions, c.adoptions >= minAdoptions, "adoption"),
 		harness.Number("restores", c.restores, c.restores >= minRestores, "restore"),
 		harness.Exactly("outside_writes", c.outside, 0, "adoption"),

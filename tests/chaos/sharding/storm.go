@@ -21,12 +21,14 @@ const (
 // disruption breaks something, at random.
 type disruption func(context.Context, *shardedOperator, *rand.Rand) error
 
-// stormDisruptions are the disruptions of a storm, and how often each occurs.
-var stormDisruptions = []struct {
+// disruptions is a disruption, and how often it occurs.
+type disruptions struct {
 	name  string
 	times int
 	cause disruption
-}{
+}
+
+var stormDisruptions = []disruptions{
 	{"an operator killed", 8, killPod},
 	{"an operator's pod deleted", 6, deletePod},
 	{"an agent killed", 6, killAgent},
@@ -41,7 +43,7 @@ func (s *suite) storm(ctx context.Context) error {
 		moving, stop := context.WithCancel(ctx)
 		moved := make(chan error, 1)
 		go func() { moved <- o.moveUntil(moving) }()
-		err := o.disrupt(ctx)
+		err := o.disrupt(ctx, stormDisruptions)
 		stop()
 		return errors.Join(err, <-moved, o.WaitSettled(ctx))
 	})
@@ -63,11 +65,11 @@ func (o *shardedOperator) moveUntil(ctx context.Context) error {
 	}
 }
 
-// disrupt causes all disruptions, in an order that is the same in each run.
-func (o *shardedOperator) disrupt(ctx context.Context) error {
+// disrupt causes disruptions, in an order that is the same in each run.
+func (o *shardedOperator) disrupt(ctx context.Context, causes []disruptions) error {
 	random := rand.New(rand.NewPCG(stormSeed, 0))
 	var all []int
-	for i, d := range stormDisruptions {
+	for i, d := range causes {
 		for range d.times {
 			all = append(all, i)
 		}
@@ -79,10 +81,10 @@ func (o *shardedOperator) disrupt(ctx context.Context) error {
 			return err
 		}
 		start := time.Now()
-		if err := stormDisruptions[i].cause(ctx, o, random); err != nil {
-			return fmt.Errorf("%s: %w", stormDisruptions[i].name, err)
+		if err := causes[i].cause(ctx, o, random); err != nil {
+			return fmt.Errorf("%s: %w", causes[i].name, err)
 		}
-		o.Logf("  %s, %v", stormDisruptions[i].name, time.Since(start).Round(100*time.Millisecond))
+		o.Logf("  %s, %v", causes[i].name, time.Since(start).Round(100*time.Millisecond))
 	}
 	return nil
 }

@@ -27,6 +27,7 @@ func New(w *harness.World, r *harness.Result) harness.Suite {
 			{Name: "canary", Run: s.canary},
 			{Name: "restart", Run: s.restart},
 			{Name: "storm", Run: s.storm},
+			{Name: "subsets", Run: s.subsets},
 			{Name: "balance", Run: s.balance},
 			{Name: "failover", Run: s.failover},
 			{Name: "adoption", Run: s.adoption},

@@ -58,7 +58,9 @@ func (o *Operator) NewRoot(spec meshv1alpha1.ShardingConfigSpec) *meshv1alpha1.S
 	spec = *spec.DeepCopy()
 	spec.Controller = &meshv1alpha1.ControllerConfig{LeaderElectionName: Lock}
 	spec.Root.Prefix = Name
-	spec.Root.TargetRef = &meshv1alpha1.TargetRef{Kind: "StatefulSet", Name: Name}
+	if spec.Root.TargetSelector == nil {
+		spec.Root.TargetRef = &meshv1alpha1.TargetRef{Kind: "StatefulSet", Name: Name}
+	}
 	spec.Root.ResourceSelector = []meshv1alpha1.ObjectLimiter{{
 		RelateResources: []meshv1alpha1.ResourceGroup{{APIGroups: []string{tallyv1.GroupVersion.Group}, Resources: []string{"tallies"}}},
 	}}
@@ -147,10 +149,11 @@ func (o *Operator) Pods(ctx context.Context) ([]corev1.Pod, error) {
 // root is a handover, too.
 func (o *Operator) Remove(ctx context.Context) error {
 	root := &meshv1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: o.Home, Name: Name}}
-	for _, obj := range []client.Object{o.StatefulSet(), root} {
-		if err := o.Delete(ctx, obj); client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("removing the operator: %w", err)
-		}
+	if err := errors.Join(
+		o.DeleteAllOf(ctx, &appsv1.StatefulSet{}, client.InNamespace(o.Home)),
+		client.IgnoreNotFound(o.Delete(ctx, root)),
+	); err != nil {
+		return fmt.Errorf("removing the operator: %w", err)
 	}
 	err := o.Until(ctx, "the operator's end", func(ctx context.Context) error {
 		pods, err := o.Pods(ctx)

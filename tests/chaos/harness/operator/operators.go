@@ -5,7 +5,10 @@ package operator
 import (
 	"context"
 	"errors"
+	"maps"
 	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
@@ -67,6 +70,11 @@ func (t *Operators) Start(ctx context.Context, part string, spec meshv1alpha1.Sh
 	if err := o.CreateStatefulSet(ctx, replicasOf(spec.Root), nil); err != nil {
 		return o, err
 	}
+	for _, subset := range spec.Root.Subsets {
+		if err := o.CreateStatefulSet(ctx, 1, version(subset)); err != nil {
+			return o, err
+		}
+	}
 	if err := o.WaitSettled(ctx); err != nil {
 		return o, err
 	}
@@ -91,4 +99,13 @@ func (t *Operators) Prepare(ctx context.Context, part string) (*Operator, error)
 	}
 	o := &Operator{Operators: t, Part: part, Home: home, began: began}
 	return o, o.allowWeighing(ctx)
+}
+
+// version makes the operator's StatefulSet that of a subset.
+func version(subset meshv1alpha1.Subset) func(*appsv1.StatefulSet) {
+	return func(set *appsv1.StatefulSet) {
+		set.Name += "-" + subset.Name
+		maps.Copy(set.Spec.Selector.MatchLabels, subset.PodLabels)
+		maps.Copy(set.Spec.Template.Labels, subset.PodLabels)
+	}
 }

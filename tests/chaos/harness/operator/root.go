@@ -6,6 +6,10 @@ import (
 	"fmt"
 	"slices"
 
+	appsv1 "k8s.io/api/apps/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
@@ -24,8 +28,30 @@ func NewSpec(shards int32, onChange meshv1alpha1.OnChange, canary ...string) mes
 	return meshv1alpha1.ShardingConfigSpec{Root: root}
 }
 
-// replicasOf returns how many pods a root needs.
+// NewSubsets returns the spec of a root with a subset of one pod for each version. Each owns the
+// tenants whose label [VersionLabel] names it.
+func NewSubsets(onChange meshv1alpha1.OnChange, versions ...string) meshv1alpha1.ShardingConfigSpec {
+	root := &meshv1alpha1.RootConfig{
+		TargetSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": Name}},
+		OnChange:       onChange,
+	}
+	for _, v := range versions {
+		of := map[string]string{VersionLabel: v}
+		root.Subsets = append(root.Subsets, meshv1alpha1.Subset{
+			Name: v, PodLabels: of, Namespaces: []meshv1alpha1.NamespaceMatch{{Selector: &metav1.LabelSelector{MatchLabels: of}}},
+		})
+	}
+	return meshv1alpha1.ShardingConfigSpec{Root: root}
+}
+
+// VersionLabel is the label of the pods of a subset, and of the tenants that it owns.
+const VersionLabel = "tally.example.com/version"
+
+// replicasOf returns how many pods of the first StatefulSet a root needs.
 func replicasOf(root *meshv1alpha1.RootConfig) (n int32) {
+	if root.Auto == nil {
+		return 1
+	}
 	if root.Canary != nil {
 		n += *root.Canary.Replicas
 	}
@@ -34,6 +60,9 @@ func replicasOf(root *meshv1alpha1.RootConfig) (n int32) {
 
 // shardsOf returns how many shards a root has.
 func shardsOf(root *meshv1alpha1.RootConfig) int {
+	if root.Auto == nil {
+		return len(root.Subsets) + 1
+	}
 	n := int(root.Auto.ShardingSize)
 	if root.Canary != nil {
 		n++
@@ -58,7 +87,16 @@ func (o *Operator) Settled(ctx context.Context) error {
 	if orphans, err := o.unowned(root.Status.Root); err != nil || len(orphans) > 0 {
 		return errors.Join(err, fmt.Errorf("no shard owns %d tenants", len(orphans)))
 	}
-	return o.RolledOut(ctx, o.StatefulSet())
+	var sets appsv1.StatefulSetList
+	if err := o.List(ctx, &sets, client.InNamespace(o.Home)); err != nil {
+		return fmt.Errorf("listing StatefulSets: %w", err)
+	}
+	for i := range sets.Items {
+		if err := o.RolledOut(ctx, &sets.Items[i]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // TenantsByShard returns the tenants that each shard owns.
