@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/ebpf"
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/listener"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
 	"github.com/ctrlmesh/ctrlmesh/bpf"
 )
@@ -527,7 +528,7 @@ func TestPodKeepsItsOwnPorts(t *testing.T) {
 		var own []net.Listener
 		require.NoError(t, pod.do(func() error {
 			for port := uint16(15000); port <= 16000; port++ {
-				l, err := net.Listen("tcp", netip.AddrPortFrom(loopback4, port).String())
+				l, err := net.Listen("tcp", netip.AddrPortFrom(listener.Loopback4, port).String())
 				if err != nil {
 					return err
 				}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/listener"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/redirect"
 	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
@@ -104,10 +105,10 @@ func (e *egress) listen(p *Pod, given map[netip.Addr]*net.TCPListener) error {
 		return nil
 	}
 	var err error
-	if e.sockets, err = p.listen(e.Port, given); err != nil {
+	if e.sockets, err = listener.Open(p.netns, e.Port, given); err != nil {
 		return err
 	}
-	e.Port = portOf(e.sockets[0])
+	e.Port = listener.Port(e.sockets[0])
 	for _, l := range e.sockets {
 		e.listeners = append(e.listeners, redirected{l, p})
 	}

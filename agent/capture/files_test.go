@@ -7,6 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/listener"
 )
 
 func TestInvalidFilesAreIgnored(t *testing.T) {
@@ -22,7 +24,7 @@ func TestInvalidFilesAreIgnored(t *testing.T) {
 				return err
 			}
 			defer l.Close()
-			files, err := duplicates([]*net.TCPListener{l.(*net.TCPListener)})
+			files, err := listener.Duplicates([]*net.TCPListener{l.(*net.TCPListener)})
 			f = files[0]
 			return err
 		}))

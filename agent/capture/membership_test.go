@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/listener"
 	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
 )
 
@@ -43,8 +44,8 @@ func TestHostNetworkListenersServeTheirPodAlone(t *testing.T) {
 	require.NoError(t, unix.Stat(own, &st))
 	p := capturedBy(t, m, Request{UID: uid, NetNS: host.path, HostNetwork: true, Cgroup: st.Ino}, "mesh")
 
-	for _, listener := range []netip.Addr{loopback4, loopback6} {
-		to := netip.AddrPortFrom(listener, p.port)
+	for _, loopback := range []netip.Addr{listener.Loopback4, listener.Loopback6} {
+		to := netip.AddrPortFrom(loopback, p.port)
 		join(container)
 		requireAnswer(t, host, client{}, to, "mesh", "")
 		for _, cgroup := range []string{other, cfg.CgroupRoot} {
@@ -59,7 +60,7 @@ func TestHostNetworkListenersServeTheirPodAlone(t *testing.T) {
 		}
 	}
 	join(container)
-	who, _, err := client{mapped: true}.connect(host, netip.AddrPortFrom(loopback4, p.port))
+	who, _, err := client{mapped: true}.connect(host, netip.AddrPortFrom(listener.Loopback4, p.port))
 	require.NoError(t, err)
 	require.Equal(t, "mesh", who, "an IPv6 socket of the pod's")
 

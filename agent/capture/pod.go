@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/address"
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/listener"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/redirect"
 	"github.com/ctrlmesh/ctrlmesh/internal/failure"
@@ -135,8 +136,8 @@ func (p *Pod) Files() (*Files, error) {
 	defer p.node.mu.Unlock()
 	f := &Files{}
 	var err error
-	if f.Listeners, err = duplicates(p.sockets); err == nil && p.egress != nil {
-		f.Egress, err = duplicates(p.egress.sockets)
+	if f.Listeners, err = listener.Duplicates(p.sockets); err == nil && p.egress != nil {
+		f.Egress, err = listener.Duplicates(p.egress.sockets)
 	}
 	if err != nil {
 		f.Close()
@@ -189,10 +190,10 @@ func (p *Pod) openSockets(r Request) error {
 	last, lastEgress := p.redirector.Last(p.target())
 	given, givenEgress := r.Files.listeners(p.netns)
 	var err error
-	if p.sockets, err = p.listen(last, given); err != nil {
+	if p.sockets, err = listener.Open(p.netns, last, given); err != nil {
 		return err
 	}
-	p.port = portOf(p.sockets[0])
+	p.port = listener.Port(p.sockets[0])
 	for _, l := range p.sockets {
 		p.listeners = append(p.listeners, watched{l, p})
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/listener"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
 	"github.com/ctrlmesh/ctrlmesh/internal/descriptor"
 )
@@ -91,7 +92,7 @@ func (h *health) destinationOf(p *Pod) netip.AddrPort {
 		return h.agents[0]
 	case p.hostNetwork:
 		// The hook does not redirect this process, which is not in the pod's cgroup.
-		return netip.AddrPortFrom(loopback4, p.port)
+		return netip.AddrPortFrom(listener.Loopback4, p.port)
 	}
 	return h.destinations[0]
 }
@@ -142,7 +143,7 @@ func newProbe(to netip.AddrPort) (*probe, error) {
 		_ = unix.Close(fd)
 		return nil, err
 	}
-	return &probe{fd: fd, port: int(addrPort(at).Port())}, nil
+	return &probe{fd: fd, port: int(listener.Address(at).Port())}, nil
 }
 
 func (pr *probe) connect(to netip.AddrPort) {
@@ -153,16 +154,6 @@ func (pr *probe) connect(to netip.AddrPort) {
 	if err := unix.Connect(pr.fd, address); !errors.Is(err, unix.EINPROGRESS) {
 		pr.err = os.NewSyscallError("connect", err)
 	}
-}
-
-func addrPort(at unix.Sockaddr) netip.AddrPort {
-	switch at := at.(type) {
-	case *unix.SockaddrInet4:
-		return netip.AddrPortFrom(netip.AddrFrom4(at.Addr), uint16(at.Port))
-	case *unix.SockaddrInet6:
-		return netip.AddrPortFrom(netip.AddrFrom16(at.Addr), uint16(at.Port))
-	}
-	return netip.AddrPort{}
 }
 
 // landed returns whether a probe that no listener reported was redirected all the same: to
@@ -192,9 +183,9 @@ func (l *listening) accepted(pr *probe) bool {
 	if err != nil {
 		return false
 	}
-	from, local := addrPort(own), loopback4
+	from, local := listener.Address(own), listener.Loopback4
 	if from.Addr().Is6() {
-		local = loopback6
+		local = listener.Loopback6
 	}
 	_, err = findConnection(l.netns, netip.AddrPortFrom(local, l.port), from)
 	return err == nil
@@ -242,7 +233,7 @@ func (h *health) acceptOwn() {
 				if err != nil {
 					return err
 				}
-				h.own.status.takes(int(addrPort(from).Port()))
+				h.own.status.takes(int(listener.Address(from).Port()))
 				_ = unix.SetsockoptLinger(accepted, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 				_ = unix.Close(accepted)
 			}
