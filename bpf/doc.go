@@ -12,6 +12,9 @@
 // Programs and maps are pinned, so the redirection outlives the agent. While no agent
 // listens, connections are refused, except those of pods that may go direct then.
 //
+// Another program (sk_lookup) is attached to the network namespaces of pods whose inbound
+// connections are steered: see [Inbound].
+//
 // The kernel must be 5.14 or later: the programs need cgroup links and netns cookies
 // (5.7), and the agent reads the cookie of a namespace from a socket (5.14). Other
 // features are optional (see [Redirect.Lacks]). The process needs CAP_BPF and
@@ -23,3 +26,4 @@
 package bpf
 
 //go:generate go tool bpf2go -go-package bpf -target bpfel -cc clang -cflags "-O2 -Wall -Werror" -output-stem redirect redirect redirect.c
+//go:generate go tool bpf2go -go-package bpf -target bpfel -cc clang -cflags "-O2 -Wall -Werror" -output-stem lookup lookup lookup.c

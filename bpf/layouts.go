@@ -172,7 +172,7 @@ func Forget(pinDir string, cookie uint64) error {
 	return nil
 }
 
-// Remove detaches and unpins all that [Open] pinned under pinDir, of all versions and for
+// Remove detaches and unpins all that [Open] and [Inbound.Steer] pinned under pinDir, of all versions and for
 // all processes. It succeeds if nothing is there.
 func Remove(pinDir string) error {
 	if _, err := os.Stat(pinDir); errors.Is(err, os.ErrNotExist) {
@@ -188,6 +188,7 @@ func Remove(pinDir string) error {
 	for _, dir := range dirs {
 		errs = append(errs, removeLayout(dir))
 	}
+	errs = append(errs, removeInbound(pinDir))
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}

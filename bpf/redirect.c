@@ -8,6 +8,7 @@
 // proxy. Only the connections of pods that are OPEN go direct then.
 
 #include "uapi.h"
+#include "heartbeat.h"
 
 char __license[] SEC("license") = "Apache-2.0";
 
@@ -16,8 +17,6 @@ const volatile _Bool can_look_up = 1; // sockets
 const volatile _Bool can_see_cgroups = 1;
 const volatile _Bool can_show_peer = 1;
 
-// How old the agent's last sign of life may be, in nanoseconds.
-#define PATIENCE 2000000000LL
 // How deep below the root of the hierarchy pods' cgroups are searched.
 #define LEVELS 10
 
@@ -162,18 +161,6 @@ struct {
 	__type(value, struct turned);
 } turned_sockets SEC(".maps");
 
-// When the agent last gave a sign of life (CLOCK_MONOTONIC, nanoseconds).
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-	__type(key, __u32);
-	__type(value, __u64);
-} heartbeat SEC(".maps");
-
-#define inline static inline __attribute__((always_inline))
-
 inline int is_mapped(const __u32 address[4])
 {
 	return !address[0] && !address[1] && address[2] == bpf_htonl(0xffff);
@@ -219,14 +206,6 @@ inline int is_listening(struct bpf_sock_addr *ctx, const struct destination *to,
 	int listening = listener->state == BPF_TCP_LISTEN;
 	bpf_sk_release(listener);
 	return listening;
-}
-
-// Whether the agent has given a sign of life, which may be later than the time read here.
-inline int is_alive(void)
-{
-	__u32 zero = 0;
-	const volatile __u64 *last = bpf_map_lookup_elem(&heartbeat, &zero);
-	return last && (__s64)(bpf_ktime_get_ns() - *last) <= PATIENCE;
 }
 
 inline int is_loopback(const __u32 address[4])

@@ -1,5 +1,5 @@
-// The parts of the kernel's user API and of libbpf's macros that redirect.c uses,
-// so that building it requires clang only. All of it is stable
+// The parts of the kernel's user API and of libbpf's macros that the programs use,
+// so that building them requires clang only. All of it is stable
 // ABI: see linux/bpf.h, linux/in.h and bpf/bpf_helpers.h.
 
 typedef unsigned char __u8;
@@ -11,12 +11,14 @@ typedef long long __s64;
 #define SOCK_STREAM 1
 #define SOCK_DGRAM 2
 #define AF_INET 2
+#define IPPROTO_TCP 6
 #define BPF_TCP_LISTEN 10
 
 enum bpf_map_type {
 	BPF_MAP_TYPE_HASH = 1,
 	BPF_MAP_TYPE_ARRAY = 2,
 	BPF_MAP_TYPE_LRU_HASH = 9,
+	BPF_MAP_TYPE_SOCKHASH = 18,
 	BPF_MAP_TYPE_SK_STORAGE = 24,
 };
 
@@ -86,6 +88,25 @@ struct bpf_sock_ops {
 	} __attribute__((aligned(8)));
 };
 
+// Addresses and remote_port are in network byte order. Fields after local_port are omitted.
+struct bpf_sk_lookup {
+	union {
+		struct bpf_sock *sk;
+		__u64 : 64;
+	} __attribute__((aligned(8)));
+	__u32 family;
+	__u32 protocol;
+	__u32 remote_ip4;
+	__u32 remote_ip6[4];
+	__u16 remote_port;
+	__u16 : 16;
+	__u32 local_ip4;
+	__u32 local_ip6[4];
+	__u32 local_port;
+};
+
+#define SK_PASS 1
+
 // In network byte order.
 struct bpf_sock_tuple {
 	union {
@@ -113,6 +134,7 @@ static long (*const bpf_sk_release)(void *sock) = (void *)86;
 static void *(*const bpf_sk_storage_get)(void *map, void *sk, void *value, __u64 flags) = (void *)107;
 static __u64 (*const bpf_get_netns_cookie)(void *ctx) = (void *)122;
 static __u64 (*const bpf_get_current_ancestor_cgroup_id)(int level) = (void *)123;
+static long (*const bpf_sk_assign)(void *ctx, void *sk, __u64 flags) = (void *)124;
 
 // Both targets are little endian.
 #define bpf_htons(x) __builtin_bswap16(x)
