@@ -1,0 +1,230 @@
+package inbound
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
+	vnetns "github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
+)
+
+// soon is when what must happen has happened, however busy the machine is.
+const soon = 30 * time.Second
+
+const (
+	uid  = "3a1f0c52-6a53-4f0e-8e0a-0f4b1f9f6d11"
+	port = 9443
+)
+
+var (
+	pod4, pod6         = netip.MustParseAddr("198.18.7.1"), netip.MustParseAddr("fd00:18:7::1")
+	outside4, outside6 = pod4.Next(), pod6.Next()
+)
+
+// ns is a network namespace.
+type ns struct {
+	t    testing.TB
+	file *os.File
+	link *netlink.Handle
+}
+
+func newNS(t testing.TB) *ns {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root: makes network namespaces")
+	}
+	n := &ns{t: t}
+	require.NoError(t, netns.OnOwnGoroutine(func() error {
+		runtime.LockOSThread() // the thread ends with the goroutine
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		var err error
+		n.file, err = os.Open(netns.Own)
+		return err
+	}))
+	var err error
+	n.link, err = netlink.NewHandleAt(vnetns.NsHandle(n.file.Fd()), unix.NETLINK_ROUTE)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		n.link.Close()
+		n.file.Close()
+	})
+	n.up("lo")
+	return n
+}
+
+func (n *ns) path() string { return fmt.Sprintf("/proc/self/fd/%d", n.file.Fd()) }
+
+func (n *ns) up(device string, addresses ...string) {
+	n.t.Helper()
+	l, err := n.link.LinkByName(device)
+	require.NoError(n.t, err)
+	for _, a := range addresses {
+		address, err := netlink.ParseAddr(a)
+		require.NoError(n.t, err)
+		if address.IP.To4() == nil {
+			address.Flags = unix.IFA_F_NODAD
+		}
+		require.NoError(n.t, n.link.AddrAdd(l, address))
+	}
+	require.NoError(n.t, n.link.LinkSetUp(l))
+}
+
+// newPod makes a pod's network namespace, and another one that reaches it.
+func newPod(t testing.TB) (pod, outside *ns) {
+	t.Helper()
+	pod, outside = newNS(t), newNS(t)
+	require.NoError(t, pod.link.LinkAdd(&netlink.Veth{
+		LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "pod", PeerNamespace: netlink.NsFd(outside.file.Fd()),
+	}))
+	outside.up("pod", outside4.String()+"/24", outside6.String()+"/64")
+	pod.up("eth0", pod4.String()+"/24", pod6.String()+"/64")
+	return pod, outside
+}
+
+// listen serves as the application, until the test ends or it is stopped.
+func (n *ns) listen(network, at string) (stop func()) {
+	n.t.Helper()
+	var l net.Listener
+	require.NoError(n.t, netns.Do(n.file, func() (err error) {
+		l, err = net.Listen(network, at)
+		return err
+	}))
+	return answer(n.t, "application", l)
+}
+
+// answer accepts connections and answers each with a name and its local address.
+func answer(t testing.TB, name string, listeners ...net.Listener) (stop func()) {
+	t.Helper()
+	done := make(chan struct{})
+	for _, l := range listeners {
+		go func() {
+			defer func() { done <- struct{}{} }()
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				fmt.Fprintf(c, "%s %s", name, c.LocalAddr())
+				c.Close()
+			}
+		}()
+	}
+	stopped := false
+	stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		for _, l := range listeners {
+			l.Close()
+		}
+		for range listeners {
+			<-done
+		}
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+// connect returns who answers, and the address that the connection has there.
+func (n *ns) connect(to netip.AddrPort) (who, local string, err error) {
+	var c net.Conn
+	if err := netns.Do(n.file, func() (err error) {
+		c, err = (&net.Dialer{Timeout: 5 * time.Second}).Dial("tcp", to.String())
+		return err
+	}); err != nil {
+		return "", "", err
+	}
+	defer c.Close()
+	_ = c.(*net.TCPConn).SetLinger(0) // no TIME_WAIT
+	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	said, err := io.ReadAll(c)
+	who, local, _ = strings.Cut(string(said), " ")
+	return who, local, err
+}
+
+func (n *ns) require(who string, to netip.AddrPort) {
+	n.t.Helper()
+	got, local, err := n.connect(to)
+	require.NoError(n.t, err, to)
+	require.Equal(n.t, who, got, to)
+	require.Equal(n.t, to.String(), local)
+}
+
+func (n *ns) requireRefused(to netip.AddrPort) {
+	n.t.Helper()
+	_, _, err := n.connect(to)
+	require.ErrorIs(n.t, err, unix.ECONNREFUSED, to)
+}
+
+// requireSteered requires that connections from outside reach the agent, at both addresses.
+func (n *ns) requireSteered(who string) {
+	n.t.Helper()
+	for _, a := range []netip.Addr{pod4, pod6} {
+		n.require(who, netip.AddrPortFrom(a, port))
+	}
+}
+
+// attached counts the steering programs of the network namespace.
+func (n *ns) attached() int {
+	n.t.Helper()
+	result, err := link.QueryPrograms(link.QueryOptions{Target: int(n.file.Fd()), Attach: ebpf.AttachSkLookup})
+	require.NoError(n.t, err)
+	return len(result.Programs)
+}
+
+func open(t testing.TB, pins string) *Node {
+	t.Helper()
+	n, err := Open(pins, slog.New(slog.NewTextHandler(t.Output(), nil)))
+	require.NoError(t, err)
+	n.Beat()
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() { // as the agent's health check does
+		defer close(done)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(100 * time.Millisecond):
+				n.mu.Lock()
+				if n.pods != nil {
+					n.Beat()
+				}
+				n.mu.Unlock()
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		close(stop)
+		<-done
+		if err := n.Close(); !errors.Is(err, os.ErrClosed) {
+			require.NoError(t, err)
+		}
+	})
+	return n
+}
+
+func capture(t testing.TB, n *Node, pod *ns, name string, files ...*os.File) *Pod {
+	t.Helper()
+	p, err := n.Capture(Request{UID: uid, NetNS: pod.path(), Ports: []uint16{port}, Files: files})
+	require.NoError(t, err)
+	answer(t, name, p.Listeners()...)
+	return p
+}
