@@ -311,3 +311,23 @@ func TestUnsuitablePodsAreRejected(t *testing.T) {
 	_, err = Open(t.TempDir(), slog.Default())
 	require.ErrorIs(t, err, bpf.ErrUnsupported)
 }
+
+func TestUpgradeFromAnotherLayout(t *testing.T) {
+	pod, outside := newPod(t)
+	dir := pins(t)
+	pod.listen("tcp", ":9443")
+	old := open(t, dir)
+	p := capture(t, old, pod, "old")
+	require.NoError(t, os.Rename(filepath.Join(dir, "inbound_v1"), filepath.Join(dir, "inbound_v0")))
+	outside.requireSteered("old")
+
+	files, err := p.Files()
+	require.NoError(t, err)
+	next := capture(t, open(t, dir), pod, "next", files...)
+	require.NoError(t, p.Abandon())
+	outside.requireSteered("next")
+	require.Equal(t, 1, pod.attached())
+	require.NoError(t, next.Release())
+	outside.requireSteered("application")
+	require.Zero(t, pod.attached())
+}

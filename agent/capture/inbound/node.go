@@ -122,7 +122,8 @@ func portSet(ports []uint16) ([]uint16, error) {
 }
 
 // Beat is the agent's sign of life, without which connections reach the applications after
-// two seconds. The capture of outbound connections by BPF has the same one.
+// two seconds. It is also that of the outbound connections captured by BPF: an agent that
+// captures those calls the Check of their Backend instead, which beats only while probes arrive.
 func (n *Node) Beat() { n.inbound.Beat() }
 
 // Check steers the ports at which applications listen, and no others. It restores what was
