@@ -114,13 +114,16 @@ func limits(c *v1alpha1.ShardingConfig, in []v1alpha1.ObjectLimiter, path *field
 	return errs
 }
 
-// notAll returns why a limit must not name all resources of its groups; empty if it may.
+// notAll returns why a limit must not name all resources of its groups; empty if it may. Subsets
+// may divide all resources: they separate versions of an operator, by whole namespaces.
 func notAll(c *v1alpha1.ShardingConfig, l v1alpha1.ObjectLimiter, g v1alpha1.ResourceGroup) string {
 	byLabels := c.Spec.Root == nil || c.Spec.Root.Method == v1alpha1.MethodLabels ||
 		l.Selector != nil && len(l.Selector.MatchLabels)+len(l.Selector.MatchExpressions) > 0
 	switch {
 	case byLabels:
 		return "name the resources: all would hide from the shard what cannot carry its labels, such as namespaces, nodes and events"
+	case len(c.Spec.Root.Subsets) > 0:
+		return ""
 	case slices.Contains(g.APIGroups, "*"):
 		return "name the groups or the resources: all would divide what each shard needs, such as events and access reviews"
 	case slices.Contains(g.APIGroups, ""):

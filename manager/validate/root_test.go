@@ -69,6 +69,15 @@ func TestAllResourcesOfAGroup(t *testing.T) {
 	}
 }
 
+func TestSubsetsMayDivideAllResources(t *testing.T) {
+	all := strings.NewReplacer(`apiGroups: [""]`, `apiGroups: ["*"]`, "resources: [pods]", `resources: ["*"]`,
+		`canary: {replicas: 1, inNamespaces: [a], inShardHash: ["3"]}`, "subsets: [{name: v2, podLabels: {version: v2}, namespaces: [{names: [a]}]}]",
+		"auto: {shardingSize: 2, everyShardReplicas: 1}", "").Replace(rooting)
+	require.Empty(t, Config(config(t, "r", all)))
+	byLabels := strings.Replace(all, "prefix: op", "prefix: op\n  method: Labels", 1)
+	require.ErrorContains(t, Config(config(t, "r", byLabels)).ToAggregate(), "cannot carry its labels")
+}
+
 func TestWhatARootIsKnownByStays(t *testing.T) {
 	old := config(t, "r", rooting)
 	for field, change := range map[string][2]string{

@@ -13,7 +13,7 @@ import (
 
 // kubectl explain shows the descriptions of fields.
 func TestCRDFieldsHaveDescriptions(t *testing.T) {
-	files, err := filepath.Glob("../../deploy/crd/ctrlmesh.kusionstack.io_*.yaml")
+	files, err := filepath.Glob("../../deploy/crd/*_*.yaml")
 	require.NoError(t, err)
 	require.NotEmpty(t, files)
 	for _, file := range files {
