@@ -40,7 +40,7 @@ test-images: ## Build the images of the tests' operators into .run/images/
 	@$(PROGRESS) "building the operators" $(STATIC) -o .run/images/ ./tests/operators/...
 	@tests/operators/images.sh
 
-generate: ## Regenerate the generated code: bindings, protobuf, deepcopy, CRDs
+generate: ## Regenerate what is generated: bindings, protobuf, deepcopy, CRDs, and manifests from the chart
 	@tests/setup.sh generate
 	@hack/generate.sh
 generate-check: ## Fail if the committed generated code is not what make generate makes
