@@ -48,7 +48,7 @@ generate-check: ## Fail if the committed generated code is not what make generat
 	@hack/generate.sh --check
 
 ##@ Test
-.PHONY: deps lint unit fuzz e2e e2e-ipv6 chaos operators bench bench-density bench-sharding
+.PHONY: deps lint unit fuzz e2e e2e-ipv6 chart-e2e chaos operators bench bench-density bench-sharding
 deps: ## Install the Debian packages that tests need
 	@tests/setup.sh test
 lint: ## gofmt, go vet, golangci-lint
@@ -65,6 +65,10 @@ e2e-ipv6: images test-images ## Those of IPv6, on a cluster of their own: ends t
 	@hack/install.sh
 	go test -count=1 -timeout=10m ./tests/e2e/... -run '$(or $(RUN),^TestIPv6$$|^TestTraffic$$/^Egress)'
 	@tests/cluster/down.sh
+chart-e2e: cluster-ensure images test-images ## Install, upgrade under load, roll back and uninstall by helm: removes the mesh that is installed
+	@tests/cluster/load.sh bin/images/*.tar .run/images/*.tar
+	@hack/uninstall.sh
+	CTRLMESH_CHART_E2E=1 go test -count=1 -timeout=20m ./tests/chart/lifecycle $(if $(RUN),-run '$(RUN)')
 chaos: cluster-ensure images test-images install ## Break the mesh and count what came of it (SUITE=capture, sharding or traffic, PARTS=kills,upgrades for some of it); capture ends by uninstalling
 	@$(PROGRESS) "building the suite" go build -o .run/chaos ./tests/chaos
 	@.run/chaos -suite $(SUITE) $(if $(PARTS),-only $(PARTS))

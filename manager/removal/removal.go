@@ -17,7 +17,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
-// kinds that users write, which have no effect, or finalizers that nobody removes, without the mesh.
+// kinds that users write. Without the mesh they have no effect, and nothing removes their finalizers.
 var kinds = []string{"ShardingConfig", "CircuitBreaker", "FaultInjection"}
 
 // named bounds how many objects an error names.
