@@ -54,6 +54,7 @@ deps: ## Install the Debian packages that tests need
 lint: ## gofmt, go vet, golangci-lint
 	@hack/lint.sh
 unit: ## Unit tests and, as root, tests in network namespaces
+	@hack/helm.sh >/dev/null
 	go test -race -parallel 8 $$(go list ./... | grep -v /tests/e2e) $(if $(RUN),-run '$(RUN)')
 fuzz: ## Run each fuzz target for FUZZTIME (default 20s)
 	@hack/fuzz.sh
