@@ -40,7 +40,7 @@ test-images: ## Build the images of the tests' operators into .run/images/
 	@$(PROGRESS) "building the operators" $(STATIC) -o .run/images/ ./tests/operators/...
 	@tests/operators/images.sh
 
-generate: ## Regenerate the generated code: bindings, protobuf, deepcopy, CRDs
+generate: ## Regenerate what is generated: bindings, protobuf, deepcopy, CRDs, and manifests from the chart
 	@tests/setup.sh generate
 	@hack/generate.sh
 generate-check: ## Fail if the committed generated code is not what make generate makes
@@ -48,12 +48,13 @@ generate-check: ## Fail if the committed generated code is not what make generat
 	@hack/generate.sh --check
 
 ##@ Test
-.PHONY: deps lint unit fuzz e2e e2e-ipv6 chaos operators bench bench-density bench-sharding
+.PHONY: deps lint unit fuzz e2e e2e-ipv6 chart-e2e chaos operators bench bench-density bench-sharding
 deps: ## Install the Debian packages that tests need
 	@tests/setup.sh test
 lint: ## gofmt, go vet, golangci-lint
 	@hack/lint.sh
 unit: ## Unit tests and, as root, tests in network namespaces
+	@hack/helm.sh >/dev/null
 	go test -race -parallel 8 $$(go list ./... | grep -v /tests/e2e) $(if $(RUN),-run '$(RUN)')
 fuzz: ## Run each fuzz target for FUZZTIME (default 20s)
 	@hack/fuzz.sh
@@ -65,6 +66,10 @@ e2e-ipv6: images test-images ## Those of IPv6, on a cluster of their own: ends t
 	@hack/install.sh
 	go test -count=1 -timeout=10m ./tests/e2e/... -run '$(or $(RUN),^TestIPv6$$|^TestTraffic$$/^Egress)'
 	@tests/cluster/down.sh
+chart-e2e: cluster-ensure images test-images ## Install, upgrade under load, roll back and uninstall by helm: removes the mesh that is installed
+	@tests/cluster/load.sh bin/images/*.tar .run/images/*.tar
+	@hack/uninstall.sh
+	CTRLMESH_CHART_E2E=1 go test -count=1 -timeout=20m ./tests/chart/lifecycle $(if $(RUN),-run '$(RUN)')
 chaos: cluster-ensure images test-images install ## Break the mesh and count what came of it (SUITE=capture, sharding or traffic, PARTS=kills,upgrades for some of it); capture ends by uninstalling
 	@$(PROGRESS) "building the suite" go build -o .run/chaos ./tests/chaos
 	@.run/chaos -suite $(SUITE) $(if $(PARTS),-only $(PARTS))

@@ -14,6 +14,7 @@ if [ ! -d "$tools" ]; then
   mv -T "$new" "$tools" || [ -d "$tools" ]
 fi
 export PATH=$tools:$PATH
+helm=$(hack/helm.sh)
 
 if [ "${1:-}" = --check ]; then
   tree=$PWD copy=$(mktemp -d)
@@ -27,9 +28,10 @@ protoc --go_out=. --go_opt=module=github.com/ctrlmesh/ctrlmesh \
 controller-gen object paths=./api/... crd paths=./api/... output:crd:dir=deploy/crd
 go run ./hack/crdbounds deploy/crd/*_*.yaml
 go generate ./bpf/...
+"$helm/render" deploy/chart deploy
 
 if [ "${1:-}" = --check ]; then
-  for d in api bpf deploy/crd; do
+  for d in api bpf deploy; do
     diff -r "$tree/$d" "$d" || { echo "generated code is out of date: run make generate" >&2; exit 1; }
   done
 fi

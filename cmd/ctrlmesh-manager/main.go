@@ -1,15 +1,22 @@
 // Command ctrlmesh-manager is the control plane of the mesh.
+//
+//	ctrlmesh-manager [flags]                run
+//	ctrlmesh-manager check-removal [flags]  fail while the removal of the mesh would break pods
 package main
 
 import (
+	"errors"
 	"flag"
 	"os"
 
 	"github.com/spf13/cobra"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/internal/program"
 	"github.com/ctrlmesh/ctrlmesh/manager"
+	"github.com/ctrlmesh/ctrlmesh/manager/removal"
 )
 
 func main() {
@@ -26,5 +33,26 @@ func main() {
 		o.Log.Info("starting", "version", program.Version())
 		return manager.Run(c.Context(), o)
 	}
+	c.AddCommand(checkRemoval())
 	program.Main(c)
+}
+
+func checkRemoval() *cobra.Command {
+	c := &cobra.Command{Use: "check-removal", Short: "Fail while the removal of the mesh would break pods", Args: cobra.NoArgs}
+	namespace := c.Flags().String("namespace", os.Getenv("POD_NAMESPACE"), "namespace of the mesh (default $POD_NAMESPACE)")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		if *namespace == "" {
+			return errors.New("no namespace: set --namespace or POD_NAMESPACE")
+		}
+		config, err := ctrl.GetConfig()
+		if err != nil {
+			return failure.Wrap(err, "finding the apiserver")
+		}
+		reader, err := client.New(config, client.Options{})
+		if err != nil {
+			return failure.Wrap(err, "making the apiserver client")
+		}
+		return removal.Check(c.Context(), reader, *namespace)
+	}
+	return c
 }

@@ -1,0 +1,3 @@
+// Package chart tests the chart by helm itself: what it renders, refuses and documents.
+// hack/helm.sh builds helm.
+package chart

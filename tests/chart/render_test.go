@@ -1,0 +1,93 @@
+package chart
+
+import (
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+)
+
+// everything turns on what is off by default.
+var everything = []string{
+	"--set", "podMonitor.enabled=true,prometheusRule.enabled=true,priorityClass.resourceQuota.enabled=true",
+	"--set", "image.pullSecrets={registry},manager.clusterDomain=corp.example,agent.capture=iptables,agent.accessLog=true",
+	"--set-json", `stamp.extraResources=[{"apiGroups":["example.com"],"resources":["foos"]}]`,
+}
+
+func TestPlainManifestsEqualChartDefaults(t *testing.T) {
+	plain := kustomized(t, filepath.Join(deployDir, "default"))
+	delete(plain, "Namespace /"+meshSpace) // helm creates no namespace
+	maps.Copy(plain, kustomized(t, filepath.Join(deployDir, "components", "network-policies")))
+	chart := render(t, "--no-hooks")
+	for key, obj := range chart {
+		if obj.GetKind() == "CustomResourceDefinition" {
+			assert.Equal(t, "keep", obj.GetAnnotations()["helm.sh/resource-policy"], key)
+			unstructured.RemoveNestedField(obj.Object, "metadata", "annotations", "helm.sh/resource-policy")
+		}
+	}
+	require.ElementsMatch(t, slices.Collect(maps.Keys(plain)), slices.Collect(maps.Keys(chart)))
+	for key := range plain {
+		assert.Equal(t, plain[key].Object, chart[key].Object, key)
+	}
+}
+
+func TestMonitoringManifestsEqualChart(t *testing.T) {
+	plain := kustomized(t, filepath.Join(deployDir, "monitoring"))
+	chart := render(t, "--set", "podMonitor.enabled=true,prometheusRule.enabled=true")
+	require.NotEmpty(t, plain)
+	for key := range plain {
+		require.Contains(t, chart, key)
+		assert.Equal(t, plain[key].Object, chart[key].Object, key)
+	}
+}
+
+func TestChartFitsAnyNamespace(t *testing.T) {
+	text, err := template(t, chartDir, "mesh", everything...)
+	require.NoError(t, err)
+	for i, line := range strings.Split(text, "\n") {
+		if !strings.HasPrefix(strings.TrimSpace(line), "#") {
+			assert.NotContains(t, line, meshSpace, "line %d", i+1)
+		}
+	}
+}
+
+func TestRenderedObjectsDecodeStrictly(t *testing.T) {
+	scheme := runtime.NewScheme()
+	require.NoError(t, clientgoscheme.AddToScheme(scheme))
+	require.NoError(t, apiextensionsv1.AddToScheme(scheme))
+	decoder := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
+	for _, args := range [][]string{nil, everything, {"--set", "agent.cleanup=true"}} {
+		for key, obj := range render(t, args...) {
+			if obj.GroupVersionKind().Group == "monitoring.coreos.com" {
+				continue // TestMonitoringManifestsEqualChart
+			}
+			data, err := obj.MarshalJSON()
+			require.NoError(t, err)
+			_, _, err = decoder.Decode(data, nil, nil)
+			assert.NoError(t, err, key)
+		}
+	}
+}
+
+func TestPackagedChartRendersTheSame(t *testing.T) {
+	dir := t.TempDir()
+	_, err := helm(t, "package", chartDir, "--destination", dir)
+	require.NoError(t, err)
+	files, err := filepath.Glob(filepath.Join(dir, "*.tgz"))
+	require.NoError(t, err)
+	require.Len(t, files, 1)
+	packaged, err := template(t, files[0], meshSpace, everything...)
+	require.NoError(t, err)
+	source, err := template(t, chartDir, meshSpace, everything...)
+	require.NoError(t, err)
+	require.Equal(t, source, packaged)
+}
