@@ -99,9 +99,9 @@ type native struct {
 
 func newNative(t testing.TB, config *v1alpha1.ShardingConfig, namespaces map[string]labels.Set) native {
 	n := native{config: config, owners: map[string]string{}}
-	root, err := layout.Resolve(config.Spec.Root, namespaces)
-	require.NoError(t, err)
-	for shard, scope := range layout.First(root, nil) {
+	spec := config.Spec.DeepCopy()
+	require.NoError(t, layout.Resolve(spec, namespaces))
+	for shard, scope := range layout.First(spec.Root, nil) {
 		for name := range namespaces {
 			if scope.Owns(name) {
 				require.Empty(t, n.owners[name], "two shards own namespace %s", name)
@@ -109,14 +109,10 @@ func newNative(t testing.TB, config *v1alpha1.ShardingConfig, namespaces map[str
 			}
 		}
 	}
-	for _, limit := range config.Spec.Limits {
-		root, err := layout.Resolve(&v1alpha1.RootConfig{Subsets: []v1alpha1.Subset{{Name: "limit", Namespaces: limit.Namespaces}}}, namespaces)
-		require.NoError(t, err)
+	for _, limit := range spec.Limits {
 		within := map[string]bool{}
-		for _, m := range root.Subsets[0].Namespaces {
-			for _, name := range m.Names {
-				within[name] = true
-			}
+		for _, name := range layout.Named(limit.Namespaces) {
+			within[name] = true
 		}
 		n.limited = append(n.limited, within)
 	}

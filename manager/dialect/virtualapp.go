@@ -21,9 +21,6 @@ var (
 )
 
 // VirtualApp translates a VirtualApp to a root with subsets.
-//
-// A VirtualApp without subsets becomes a root with neither subsets nor automatic shards, which
-// layout.Validate rejects. Its Remainder says so.
 func VirtualApp(app *kruise.VirtualApp) (Translation, field.ErrorList) {
 	v := virtualApp{VirtualApp: app, rules: map[string]int{}, users: map[string]string{}}
 	v.Config = newConfig(app.ObjectMeta)
@@ -52,9 +49,6 @@ func VirtualApp(app *kruise.VirtualApp) (Translation, field.ErrorList) {
 	}
 	v.exempt()
 	v.conclude()
-	if len(app.Spec.Subsets) == 0 {
-		return v.Translation, v.errs
-	}
 	return v.Translation, checked(v.Config, v.errs)
 }
 
@@ -251,7 +245,6 @@ func (v *virtualApp) conclude() {
 	}
 	if len(v.Spec.Subsets) == 0 {
 		v.warn(subsets, "the default subset owns all namespaces, where openkruise denies requests for all of them")
-		v.lacks(subsets, "spec.root.targetSelector requires spec.root.subsets, so that a single shard cannot select its pods by labels")
 		return
 	}
 	v.warn(subsets, "every subset reads cluster-scoped objects, where openkruise serves them to the default subset alone")

@@ -116,15 +116,15 @@ func TestBothSpellingsNameOneLock(t *testing.T) {
 	}
 }
 
-func TestVirtualAppWithoutSubsetsIsNamed(t *testing.T) {
+func TestVirtualAppWithoutSubsetsIsOneShard(t *testing.T) {
 	app := readApp(t, "controllermesh-virtualapp")
 	app.Spec.Subsets = nil
 	out, errs := VirtualApp(app)
 	require.Empty(t, errs)
 	require.Contains(t, out.Warnings, "spec.subsets: the default subset owns all namespaces, where openkruise denies requests for all of them")
 	require.Contains(t, out.Warnings, "spec.route.subRules[0]: rule canary-rule has no effect: no subset lists it in routeRules")
-	require.Equal(t, []string{"spec.subsets: spec.root.targetSelector requires spec.root.subsets, so that a single shard cannot select its pods by labels"}, out.Remainder)
-	require.ErrorContains(t, validate.Config(out.Config).ToAggregate(), "spec.root.targetSelector: Forbidden", "the native kind can express it: remove the remainder")
+	require.Empty(t, out.Remainder)
+	require.Empty(t, validate.Config(out.Config))
 }
 
 func TestTranslationLeavesVirtualAppUnchanged(t *testing.T) {

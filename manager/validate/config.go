@@ -122,7 +122,7 @@ func notAll(c *v1alpha1.ShardingConfig, l v1alpha1.ObjectLimiter, g v1alpha1.Res
 	switch {
 	case byLabels:
 		return "name the resources: all would hide from the shard what cannot carry its labels, such as namespaces, nodes and events"
-	case len(c.Spec.Root.Subsets) > 0:
+	case len(c.Spec.Root.Subsets) > 0 || c.Spec.Root.TargetSelector != nil:
 		return ""
 	case slices.Contains(g.APIGroups, "*"):
 		return "name the groups or the resources: all would divide what each shard needs, such as events and access reviews"
