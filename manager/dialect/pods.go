@@ -25,9 +25,7 @@ func podsOf(app *kruise.VirtualApp, subset int) (out []*metav1.LabelSelector, ok
 		own = app.Spec.Subsets[subset].Labels
 	}
 	first := conditions{has: map[string]string{}, lacks: map[string][]string{}}
-	for key, value := range own {
-		first.has[key] = value
-	}
+	maps.Copy(first.has, own)
 	alternatives := []conditions{first}
 	for _, earlier := range app.Spec.Subsets[:min(subset, len(app.Spec.Subsets))] {
 		var next []conditions

@@ -2,6 +2,7 @@ package dialect
 
 import (
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -109,9 +110,7 @@ func (v *virtualApp) indexRules() {
 func (v *virtualApp) subset(i int) {
 	in, path := v.Spec.Subsets[i], subsets.Index(i)
 	out := v1alpha1.Subset{Name: in.Name, PodLabels: map[string]string{}}
-	for key, value := range in.Labels {
-		out.PodLabels[key] = value
-	}
+	maps.Copy(out.PodLabels, in.Labels)
 	if name := v.Name + "-" + in.Name; len(name) > validation.LabelValueMaxLength {
 		v.errs = append(v.errs, field.Invalid(path.Child("name"), in.Name, tooLong(name)))
 	}

@@ -59,7 +59,7 @@ type mesh struct {
 	idle        map[string]bool
 	removed     []push.Removed
 	labels      map[string]labels.Set // of namespaces
-	unconnected []string // nodes
+	unconnected []string              // nodes
 }
 
 const requestTimeout = 90 * time.Second

@@ -55,12 +55,8 @@ func rooted(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig, pods [
 	for _, o := range others {
 		theirs, _ := members(&o)
 		if c.Spec.Root != nil && o.Spec.Root != nil {
-			target := layout.Target(c.Spec.Root)
-			if target.Name != "" && layout.Target(o.Spec.Root) == target {
-				return fmt.Sprintf("spec.root: %s is divided by ShardingConfig %s already: delete that one, or name another workload", target, o.Name)
-			}
-			if c.Spec.Root.Prefix == o.Spec.Root.Prefix {
-				return fmt.Sprintf("spec.root.prefix: the shards of ShardingConfig %s are named %s-... too: choose another prefix", o.Name, o.Spec.Root.Prefix)
+			if msg := sameRoot(c.Spec.Root, &o, pods); msg != "" {
+				return msg
 			}
 		}
 		if msg := named(c, &o); msg != "" {
@@ -70,13 +66,26 @@ func rooted(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig, pods [
 			return "metadata.name: " + msg + ": choose another name"
 		}
 		for _, p := range pods {
-			switch {
-			case compile.Ended(&p):
-			case c.Spec.Root != nil && o.Spec.Root != nil && layout.Selects(c.Spec.Root, &p) && layout.Selects(o.Spec.Root, &p):
-				return fmt.Sprintf("spec.root: pod %s belongs to ShardingConfig %s already: delete that one, or select other pods", p.Name, o.Name)
-			case chosen(c, &p, theirs) || chosen(&o, &p, mine):
+			if !compile.Ended(&p) && (chosen(c, &p, theirs) || chosen(&o, &p, mine)) {
 				return fmt.Sprintf("spec: pod %s is of the workload that is named in one of this and ShardingConfig %s, and selected by the other, but a pod belongs to one shard: delete one of them", p.Name, o.Name)
 			}
+		}
+	}
+	return ""
+}
+
+// sameRoot finds a conflict of a root with another one in names, workloads or pods.
+func sameRoot(r *v1alpha1.RootConfig, o *v1alpha1.ShardingConfig, pods []corev1.Pod) string {
+	target := layout.Target(r)
+	if target.Name != "" && layout.Target(o.Spec.Root) == target {
+		return fmt.Sprintf("spec.root: %s is divided by ShardingConfig %s already: delete that one, or name another workload", target, o.Name)
+	}
+	if r.Prefix == o.Spec.Root.Prefix {
+		return fmt.Sprintf("spec.root.prefix: the shards of ShardingConfig %s are named %s-... too: choose another prefix", o.Name, r.Prefix)
+	}
+	for _, p := range pods {
+		if !compile.Ended(&p) && layout.Selects(r, &p) && layout.Selects(o.Spec.Root, &p) {
+			return fmt.Sprintf("spec.root: pod %s belongs to ShardingConfig %s already: delete that one, or select other pods", p.Name, o.Name)
 		}
 	}
 	return ""

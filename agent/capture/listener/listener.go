@@ -17,8 +17,11 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/descriptor"
 )
 
-// Loopback4 and Loopback6 are where all listeners are.
-var Loopback4, Loopback6 = netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()
+// Loopback4 is where all listeners of IPv4 are.
+var Loopback4 = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+
+// Loopback6 is where all listeners of IPv6 are.
+var Loopback6 = netip.IPv6Loopback()
 
 // Open opens listeners on 127.0.0.1 and ::1 of a network namespace, on one port: that of
 // the given ones, which are used instead of new ones; else last if it is free, else the
