@@ -124,6 +124,31 @@ func TestRootsAmongOthers(t *testing.T) {
 	}
 }
 
+func TestRootsThatSelectOnePodAreRefused(t *testing.T) {
+	root := func(name string) *v1alpha1.ShardingConfig {
+		return config(t, name, `
+controller: {leaderElectionName: `+name+`}
+root:
+  prefix: `+name+`
+  targetSelector: {matchLabels: {app: op}}
+  resourceSelector: [{relateResources: [{apiGroups: [""], resources: [pods]}]}]
+`)
+	}
+	r := handle(t, admissionv1.Create, root("two"), nil, root("one"), pod("op-a", map[string]string{"app": "op"}))
+	require.False(t, r.Allowed)
+	require.Contains(t, r.Result.Message, "pod op-a belongs to ShardingConfig one already")
+	require.True(t, handle(t, admissionv1.Create, root("two"), nil, root("one"), pod("op-a", map[string]string{"app": "other"})).Allowed)
+}
+
+func TestLimitsOfNamespacesRequireARoot(t *testing.T) {
+	c := config(t, "c", good)
+	c.Spec.Limits[0].Namespaces = []v1alpha1.NamespaceMatch{{Names: []string{"a"}}}
+	require.ErrorContains(t, Config(c).ToAggregate(), "spec.limits[0].namespaces: Forbidden: only shards of a root can be limited by namespace")
+	c = config(t, "r", rooting)
+	c.Spec.Root.ResourceSelector[0].Namespaces = []v1alpha1.NamespaceMatch{{Pattern: "("}}
+	require.ErrorContains(t, Config(c).ToAggregate(), "spec.root.resourceSelector[0].namespaces[0].pattern: Invalid value")
+}
+
 func TestDerivedShardsAreTheManagers(t *testing.T) {
 	root := config(t, "r", rooting)
 	child := config(t, "op-1-normal", `
