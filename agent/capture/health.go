@@ -19,8 +19,10 @@ const (
 	// rotation is how long it takes to probe all captured pods once, and the time between
 	// two audits of what no probe shows.
 	rotation = time.Second
-	// patience is how long a probe may take to arrive.
+	// patience is how long a probe may take to connect, and landing how long to arrive if it
+	// has connected: then the kernel knows where to.
 	patience = time.Second
+	landing  = 200 * time.Millisecond
 	// attempts is how many probes in a row fail before a redirection counts as lost.
 	attempts = 2
 	// stallAfter is how long a probe may wait to be accepted before its pod, if it
@@ -260,11 +262,11 @@ func (l *listening) outcome(pr *probe) (arrived, waits, pending bool) {
 	switch {
 	case pr.arrived.Load():
 		return true, false, false
-	case pr.err == nil && time.Since(pr.began) <= patience:
+	case pr.err == nil && time.Since(pr.began) <= pr.patience():
 		return false, false, true
 	}
 	arrived, waits = l.landed(pr)
-	return arrived, waits, false
+	return arrived || pr.arrived.Load(), waits, false
 }
 
 // arrived handles a probe that arrived. It returns the loss that is repaired by then, nil if
@@ -288,7 +290,7 @@ func (h *health) failed(p *Pod) {
 	s := &p.status
 	why := s.probe.err
 	if why == nil {
-		why = fmt.Errorf("no answer within %s", patience)
+		why = fmt.Errorf("no answer within %s", s.probe.patience())
 	}
 	reason := fmt.Errorf("a connection to %s did not arrive at the agent: %w", h.destinationOf(p), why)
 	outdated := s.damage != nil || s.probe.began.Before(s.repaired)

@@ -156,6 +156,14 @@ func (pr *probe) connect(to netip.AddrPort) {
 	}
 }
 
+// patience returns how long a probe may take to arrive.
+func (pr *probe) patience() time.Duration {
+	if _, err := unix.Getpeername(pr.fd); err != nil {
+		return patience
+	}
+	return landing
+}
+
 // landed returns whether a probe that no listener reported was redirected all the same: to
 // another agent, which shares the listeners during a takeover (elsewhere), or to a queue of
 // connections that wait to be accepted.
