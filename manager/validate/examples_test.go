@@ -55,7 +55,7 @@ func TestExamplesShowEveryField(t *testing.T) {
 				judge(t, admitted)
 				judge(t, doc)
 			}
-			spec := of.structural.Properties["spec"]
+			spec := of.Structural.Properties["spec"]
 			demand(t, &spec, "spec", shown, string(text))
 		})
 	}

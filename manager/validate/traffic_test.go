@@ -33,7 +33,7 @@ import (
 
 // judges are what a CircuitBreaker and a FaultInjection have to pass.
 type judges struct {
-	breakers, injections *crd
+	breakers, injections crd
 }
 
 func newJudges(t testing.TB) *judges {
@@ -136,10 +136,10 @@ func TestManifestsAreTaken(t *testing.T) {
 func TestWhateverValidatesIsEnforced(t *testing.T) {
 	j := newJudges(t)
 	counts := map[string]int{}
-	for kind, of := range map[string]*crd{"CircuitBreaker": j.breakers, "FaultInjection": j.injections} {
+	for kind, of := range map[string]crd{"CircuitBreaker": j.breakers, "FaultInjection": j.injections} {
 		t.Run(kind, func(t *testing.T) {
 			rapid.Check(t, func(rt *rapid.T) {
-				spec := of.structural.Properties["spec"]
+				spec := of.Structural.Properties["spec"]
 				o := map[string]any{
 					"apiVersion": "ctrlmesh.kusionstack.io/v1alpha1", "kind": kind,
 					"metadata": map[string]any{"namespace": "ns", "name": "o", "uid": "1"},
