@@ -35,8 +35,10 @@ func (s *suite) subsets(ctx context.Context) error {
 	spec := operator.NewSubsets(meshv1alpha1.OnChangeRelist, versions...)
 	return s.run(ctx, "subsets", spec, func(ctx context.Context, o *shardedOperator) error {
 		broken := make(chan error, 1)
-		go func() { broken <- o.disrupt(ctx, subsetDisruptions) }()
+		breaking, stop := context.WithCancel(ctx)
+		go func() { broken <- o.disrupt(breaking, subsetDisruptions) }()
 		err := o.relabelWhile(ctx, broken)
+		stop() // after an error disruptions may be under way
 		return errors.Join(err, o.WaitSettled(ctx))
 	})
 }
