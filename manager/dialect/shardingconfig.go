@@ -104,7 +104,7 @@ func (s *shardingConfig) limit(in kridge.ObjectLimiter, selecting bool, path *fi
 	groups, selector := in.RelateResources, in.Selector
 	if nested := in.ObjectSelector; nested != nil {
 		if len(groups) > 0 || selector != nil {
-			s.errs = append(s.errs, field.Forbidden(path, "write relateResources and selector either within objectSelector or beside it"))
+			s.errs = append(s.errs, field.Forbidden(path, "write relateResources and selector both within objectSelector, or both outside it"))
 		}
 		groups, selector, path = nested.RelateResources, nested.Selector, path.Child("objectSelector")
 	}

@@ -27,7 +27,7 @@ func TestInvalidShardingConfigsAreRefused(t *testing.T) {
 		"spec.limits: Required value: list at least one limit: the resources that this shard divides and the selector of its part": func(s *kridge.ShardingConfigSpec) {
 			s.Limits = nil
 		},
-		"spec.limits[0]: Forbidden: write relateResources and selector either within objectSelector or beside it": func(s *kridge.ShardingConfigSpec) {
+		"spec.limits[0]: Forbidden: write relateResources and selector both within objectSelector, or both outside it": func(s *kridge.ShardingConfigSpec) {
 			s.Limits[0].ObjectSelector = &kridge.ObjectSelector{RelateResources: s.Limits[0].RelateResources, Selector: s.Limits[0].Selector}
 		},
 		"spec.limits[0].objectSelector.relateResources: Required value: name the resources": func(s *kridge.ShardingConfigSpec) {

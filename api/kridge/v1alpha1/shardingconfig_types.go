@@ -98,7 +98,7 @@ type WebhookConfiguration struct {
 // ObjectLimiter lists resources and selects the objects of them that a shard owns, directly
 // or within objectSelector.
 //
-// +kubebuilder:validation:XValidation:rule="!has(self.objectSelector) || !(has(self.relateResources) || has(self.selector))",message="write relateResources and selector either within objectSelector or beside it"
+// +kubebuilder:validation:XValidation:rule="!has(self.objectSelector) || !(has(self.relateResources) || has(self.selector))",message="write relateResources and selector both within objectSelector, or both outside it"
 type ObjectLimiter struct {
 	// ObjectSelector contains relateResources and selector, as in early versions of Kridge.
 	// +optional
