@@ -192,6 +192,9 @@ func (m *Manager) dial(ctx context.Context) (*grpc.ClientConn, error) {
 	return conn, failure.Wrap(err, "connecting to the manager")
 }
 
+// abilities of this agent.
+var abilities = []string{meshv1.AbilityTraffic, meshv1.AbilityLargePolicies, meshv1.AbilityStandby, meshv1.AbilityRequestScope}
+
 func (m *Manager) connect(ctx context.Context, h Handler) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -206,7 +209,7 @@ func (m *Manager) connect(ctx context.Context, h Handler) error {
 	}
 	hello := &meshv1.Hello{
 		Node: m.Node, AgentVersion: m.Version, Versions: h.Versions(), Namespaces: h.Namespaces(),
-		Captures: m.Captures, HostNetwork: m.HostNetwork == nil, Abilities: []string{meshv1.AbilityTraffic, meshv1.AbilityLargePolicies, meshv1.AbilityStandby},
+		Captures: m.Captures, HostNetwork: m.HostNetwork == nil, Abilities: abilities,
 	}
 	if m.HostNetwork != nil {
 		hello.HostNetworkReason = m.HostNetwork.Error()

@@ -767,3 +767,23 @@ func TestShardIsNotGivenToAnOlderAgent(t *testing.T) {
 	_, sent = w.hello(&meshv1.Hello{Node: "n1", Abilities: []string{meshv1.AbilityStandby}}).world()
 	require.Len(t, sent, 5)
 }
+
+func TestRulesWithScopeAreWithheldFromOlderAgents(t *testing.T) {
+	w := start(t)
+	namespaced := []*meshv1.ResourceMatch{{}, {Scope: meshv1.RequestScope_REQUEST_SCOPE_NAMESPACED}}
+	p := policies("plain@n1=1", "limit@n1=1", "fault@n1=1")
+	p["plain"].Traffic = &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Rules: []*meshv1.LimitRule{{Resources: namespaced[:1]}}}}}
+	p["limit"].Traffic = &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Rules: []*meshv1.LimitRule{{Resources: namespaced}}}}}
+	p["fault"].Traffic = &meshv1.Traffic{Injections: []*meshv1.Injection{{Rules: []*meshv1.FaultRule{{Resources: namespaced}}}}}
+	w.Set(cluster1, p)
+	older := w.hello(&meshv1.Hello{Node: "n1", Abilities: []string{meshv1.AbilityTraffic, meshv1.AbilityStandby}})
+	_, sent := older.world()
+	require.Equal(t, map[string]string{"plain": "1"}, sent)
+	for _, uid := range []string{"limit", "fault"} {
+		require.Contains(t, w.Observe("n1", uid).Nack, "scope of rules: upgrade the agent of node n1", uid)
+	}
+	older.cancel()
+
+	_, sent = w.hello(&meshv1.Hello{Node: "n1", Abilities: []string{meshv1.AbilityTraffic, meshv1.AbilityRequestScope}}).world()
+	require.Len(t, sent, 3)
+}

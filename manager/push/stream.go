@@ -52,13 +52,14 @@ type abilities struct {
 	traffic     bool   // rules of policies' traffic
 	large       bool   // policies above MaxSmallPolicyBytes
 	standby     bool   // locks, standby and dry runs of policies' sharding
+	scope       bool   // scopes of rules
 }
 
 func can(h *meshv1.Hello) abilities {
 	a := abilities{
 		hostNetwork: h.HostNetwork, reason: cmp.Or(clip(h.HostNetworkReason), "its agent is too old to report it"),
 		traffic: slices.Contains(h.Abilities, meshv1.AbilityTraffic), large: slices.Contains(h.Abilities, meshv1.AbilityLargePolicies),
-		standby: slices.Contains(h.Abilities, meshv1.AbilityStandby),
+		standby: slices.Contains(h.Abilities, meshv1.AbilityStandby), scope: slices.Contains(h.Abilities, meshv1.AbilityRequestScope),
 	}
 	if len(h.Captures) > 0 && slices.Contains(captures, h.Captures[0]) {
 		a.capture = h.Captures[0]
@@ -128,8 +129,20 @@ func (st *stream) lacks(p *meshv1.PodPolicy) string {
 		return "it is larger than its agent receives"
 	case !st.can.standby && (s.GetStandby() || s.GetDryRun() || len(s.GetLocks()) > 0):
 		return "its agent knows neither standby nor the operator's locks"
+	case !st.can.scope && scoped(p.GetTraffic()):
+		return "its agent does not know scope of rules"
 	}
 	return ""
+}
+
+// scoped reports whether a rule matches only requests with, or without, a namespace.
+func scoped(t *meshv1.Traffic) bool {
+	set := func(m *meshv1.ResourceMatch) bool { return m.GetScope() != meshv1.RequestScope_REQUEST_SCOPE_ALL }
+	return slices.ContainsFunc(t.GetBreakers(), func(b *meshv1.Breaker) bool {
+		return slices.ContainsFunc(b.GetRules(), func(r *meshv1.LimitRule) bool { return slices.ContainsFunc(r.GetResources(), set) })
+	}) || slices.ContainsFunc(t.GetInjections(), func(i *meshv1.Injection) bool {
+		return slices.ContainsFunc(i.GetRules(), func(r *meshv1.FaultRule) bool { return slices.ContainsFunc(r.GetResources(), set) })
+	})
 }
 
 // sending records that another version of a pod's policy is sent. The previous version is not

@@ -234,12 +234,17 @@ func limitWarnings(at string, l v1alpha1.Limiting) (out []string) {
 	for j, m := range l.ResourceRules {
 		at := fmt.Sprintf("%s.resourceRules[%d]", at, j)
 		out = append(out, resourceWarnings(at, m.APIGroups, m.Resources, m.Verbs, m.Names)...)
-		if slices.Contains(m.Namespaces, "*") || slices.ContainsFunc(m.APIGroups, custom) {
+		every := slices.Contains(m.Namespaces, "*")
+		if every && m.Scope != v1alpha1.RequestScopeNamespaced || slices.ContainsFunc(m.APIGroups, custom) {
 			continue
+		}
+		instead := `namespaces ["*"]`
+		if every {
+			instead = "scope Cluster"
 		}
 		for _, resource := range m.Resources {
 			if clusterScoped[resource] {
-				out = append(out, fmt.Sprintf(`%s has no effect on %s, which are in no namespace: give them an entry with namespaces ["*"]`, at, resource))
+				out = append(out, fmt.Sprintf("%s has no effect on %s, which are in no namespace: give them an entry with %s", at, resource, instead))
 			}
 		}
 	}

@@ -86,6 +86,41 @@ func TestWildcards(t *testing.T) {
 	require.Zero(t, of("apps", "deployments", "get", "ns", "one"))
 }
 
+func TestScopeDividesRequestsByTheirNamespace(t *testing.T) {
+	for _, tt := range []struct {
+		scope      meshv1.RequestScope
+		namespaces []string
+		in, out    bool
+	}{
+		{meshv1.RequestScope_REQUEST_SCOPE_ALL, nil, true, true},
+		{meshv1.RequestScope_REQUEST_SCOPE_ALL, []string{"ns"}, true, false},
+		{meshv1.RequestScope_REQUEST_SCOPE_NAMESPACED, []string{"*"}, true, false},
+		{meshv1.RequestScope_REQUEST_SCOPE_NAMESPACED, []string{"other"}, false, false},
+		{meshv1.RequestScope_REQUEST_SCOPE_CLUSTER, []string{"*"}, false, true},
+		{meshv1.RequestScope_REQUEST_SCOPE_CLUSTER, []string{"ns"}, false, false},
+	} {
+		m, err := NewResource(&meshv1.ResourceMatch{Scope: tt.scope, Namespaces: tt.namespaces})
+		require.NoError(t, err)
+		require.Equal(t, tt.in, m.Match(&Object{Namespace: "ns"}), "%s %q, in a namespace", tt.scope, tt.namespaces)
+		require.Equal(t, tt.out, m.Match(&Object{}), "%s %q, in none", tt.scope, tt.namespaces)
+	}
+	_, err := NewResource(&meshv1.ResourceMatch{Scope: 99})
+	require.ErrorContains(t, err, "unknown scope")
+}
+
+func TestScopeIsMoreSpecificThanAllRequests(t *testing.T) {
+	of := func(scope meshv1.RequestScope, namespaces ...string) int {
+		m, err := NewResource(&meshv1.ResourceMatch{Scope: scope, Namespaces: namespaces})
+		require.NoError(t, err)
+		return m.Wildcards()
+	}
+	all, namespaced, cluster := meshv1.RequestScope_REQUEST_SCOPE_ALL, meshv1.RequestScope_REQUEST_SCOPE_NAMESPACED, meshv1.RequestScope_REQUEST_SCOPE_CLUSTER
+	require.Less(t, of(namespaced), of(all))
+	require.Equal(t, of(namespaced), of(cluster))
+	require.Less(t, of(all, "ns"), of(namespaced))
+	require.Equal(t, of(all, "ns"), of(namespaced, "ns"))
+}
+
 func TestURL(t *testing.T) {
 	exactly := func(s string) *meshv1.TextMatch { return &meshv1.TextMatch{Kind: &meshv1.TextMatch_Exact{Exact: s}} }
 	ends := func(s string) *meshv1.TextMatch { return &meshv1.TextMatch{Kind: &meshv1.TextMatch_Suffix{Suffix: s}} }

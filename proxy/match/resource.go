@@ -69,6 +69,7 @@ type Resource struct {
 	resources         []resource
 	namespaces, names set
 	headers           Headers
+	scope             meshv1.RequestScope
 	wildcards         int
 }
 
@@ -78,7 +79,10 @@ type resource struct{ name, subresource string }
 func NewResource(m *meshv1.ResourceMatch) (*Resource, error) {
 	out := &Resource{
 		groups: newSet(m.GetApiGroups()), verbs: newSet(m.GetVerbs()),
-		namespaces: newSet(m.GetNamespaces()), names: newSet(m.GetNames()),
+		namespaces: newSet(m.GetNamespaces()), names: newSet(m.GetNames()), scope: m.GetScope(),
+	}
+	if _, known := meshv1.RequestScope_name[int32(out.scope)]; !known {
+		return nil, fmt.Errorf("unknown scope %d", out.scope)
 	}
 	var err error
 	if out.headers, err = NewHeaders(m.GetHeaders()); err != nil {
@@ -97,6 +101,9 @@ func NewResource(m *meshv1.ResourceMatch) (*Resource, error) {
 	}
 	part := slices.ContainsFunc(out.resources, func(r resource) bool { return r.name == "*" || r.subresource == "*" })
 	out.wildcards = 2*trues(out.groups.all(), out.verbs.all(), out.namespaces.all(), out.names.all(), len(out.resources) == 0) + trues(part)
+	if out.namespaces.all() && out.scope != meshv1.RequestScope_REQUEST_SCOPE_ALL {
+		out.wildcards--
+	}
 	return out, nil
 }
 
@@ -111,7 +118,7 @@ func trues(conditions ...bool) (n int) {
 }
 
 // Wildcards returns how unspecific the match is: 2 for each condition that matches
-// anything, and 1 if part of a resource's name does.
+// anything, and 1 if part of a resource's name does, or any namespace within a scope.
 func (m *Resource) Wildcards() int { return m.wildcards }
 
 // Of reports whether requests of a kind may match.
@@ -127,10 +134,16 @@ func (m *Resource) resource(k Kind) bool {
 
 // Match reports whether a request matches. Of must be true for the kind of the request.
 func (m *Resource) Match(o *Object) bool {
-	if o.Lock && m.names.all() || !m.namespaces.has(o.Namespace) || !m.names.has(o.Name) {
+	if o.Lock && m.names.all() || !m.within(o.Namespace) || !m.namespaces.has(o.Namespace) || !m.names.has(o.Name) {
 		return false
 	}
 	return !slices.ContainsFunc(m.headers, func(h header) bool { return !slices.Contains(o.values(h.name), h.value) })
+}
+
+// within reports whether the scope includes requests with a namespace in their path; "" is
+// none.
+func (m *Resource) within(namespace string) bool {
+	return m.scope == meshv1.RequestScope_REQUEST_SCOPE_ALL || (namespace == "") == (m.scope == meshv1.RequestScope_REQUEST_SCOPE_CLUSTER)
 }
 
 // set is a sorted set of accepted values. Nil accepts all.

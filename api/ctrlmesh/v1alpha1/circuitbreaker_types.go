@@ -153,6 +153,8 @@ type Limiting struct {
 }
 
 // ResourceRule matches requests for resources. "*" in a list means all.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.scope) || self.scope != 'Cluster' || '*' in self.namespaces",message="requests of scope Cluster are in no namespace: set namespaces to [\"*\"]"
 type ResourceRule struct {
 	// APIGroups are the names of API groups; "" is the core group, "*" is all.
 	// +kubebuilder:validation:MinItems=1
@@ -177,6 +179,11 @@ type ResourceRule struct {
 	// +kubebuilder:validation:MaxItems=256
 	// +kubebuilder:validation:items:MaxLength=253
 	Namespaces []string `json:"namespaces"`
+	// Scope restricts the rule to requests with or without a namespace in their path. A list
+	// of all namespaces has none. A request for a Namespace has its name. The default is All.
+	// Another value than All counts as half a wildcard less if namespaces has "*".
+	// +optional
+	Scope RequestScope `json:"scope,omitempty"`
 	// Names of the objects; if empty, all. Requests for a single Lease, or for a shard's
 	// lock, match by name only. Requests that create objects match no name, because the
 	// name is in the body.

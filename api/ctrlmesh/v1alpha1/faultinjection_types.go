@@ -148,6 +148,8 @@ type FaultMatch struct {
 
 // FaultResourceMatch matches requests for resources. An empty list matches all, as a list
 // with "*" does.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.scope) || self.scope != 'Cluster' || !has(self.namespaces) || size(self.namespaces) == 0 || '*' in self.namespaces",message="requests of scope Cluster are in no namespace: remove namespaces"
 type FaultResourceMatch struct {
 	// APIGroups are the names of API groups; "" is the core group.
 	// +optional
@@ -171,6 +173,10 @@ type FaultResourceMatch struct {
 	// +kubebuilder:validation:MaxItems=256
 	// +kubebuilder:validation:items:MaxLength=253
 	Namespaces []string `json:"namespaces,omitempty"`
+	// Scope restricts the entry to requests with or without a namespace in their path. A list
+	// of all namespaces has none. A request for a Namespace has its name. The default is All.
+	// +optional
+	Scope RequestScope `json:"scope,omitempty"`
 	// Names of the objects. Requests for a single Lease, or for a shard's lock, match by name
 	// only. Requests that create objects match no name, because the name is in the body.
 	// +optional

@@ -30,6 +30,19 @@ type HeaderMatch struct {
 	Value string `json:"value"`
 }
 
+// RequestScope is which requests a rule matches, by the namespace in their path. Namespaced:
+// those with a namespace. Cluster: those without one. All: both.
+//
+// +kubebuilder:validation:Enum=Namespaced;Cluster;All
+type RequestScope string
+
+// Values of RequestScope.
+const (
+	RequestScopeNamespaced RequestScope = "Namespaced"
+	RequestScopeCluster    RequestScope = "Cluster"
+	RequestScopeAll        RequestScope = "All"
+)
+
 // TargetStatus is the state of a CircuitBreaker or a FaultInjection in one pod. Lists of it
 // are atomic, or metadata.managedFields would double the size of the object.
 type TargetStatus struct {

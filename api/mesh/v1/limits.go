@@ -32,4 +32,8 @@ const (
 	// AbilityStandby is that of agents that know Sharding.locks, standby and dry_run. An
 	// agent that ignored them would let a pod lead beside others, and write.
 	AbilityStandby = "standby"
+	// AbilityRequestScope is that of agents that know ResourceMatch.scope. An agent that
+	// ignored it would apply rules to other requests, so that a rule that allows them could
+	// take the place of one that limits them.
+	AbilityRequestScope = "request-scope"
 )

@@ -24,6 +24,57 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// RequestScope is which requests match, by the namespace in their path.
+type RequestScope int32
+
+const (
+	RequestScope_REQUEST_SCOPE_ALL        RequestScope = 0
+	RequestScope_REQUEST_SCOPE_NAMESPACED RequestScope = 1
+	// Without a namespace: for objects in no namespace, or for those in all.
+	RequestScope_REQUEST_SCOPE_CLUSTER RequestScope = 2
+)
+
+// Enum value maps for RequestScope.
+var (
+	RequestScope_name = map[int32]string{
+		0: "REQUEST_SCOPE_ALL",
+		1: "REQUEST_SCOPE_NAMESPACED",
+		2: "REQUEST_SCOPE_CLUSTER",
+	}
+	RequestScope_value = map[string]int32{
+		"REQUEST_SCOPE_ALL":        0,
+		"REQUEST_SCOPE_NAMESPACED": 1,
+		"REQUEST_SCOPE_CLUSTER":    2,
+	}
+)
+
+func (x RequestScope) Enum() *RequestScope {
+	p := new(RequestScope)
+	*p = x
+	return p
+}
+
+func (x RequestScope) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (RequestScope) Descriptor() protoreflect.EnumDescriptor {
+	return file_api_mesh_v1_traffic_proto_enumTypes[0].Descriptor()
+}
+
+func (RequestScope) Type() protoreflect.EnumType {
+	return &file_api_mesh_v1_traffic_proto_enumTypes[0]
+}
+
+func (x RequestScope) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use RequestScope.Descriptor instead.
+func (RequestScope) EnumDescriptor() ([]byte, []int) {
+	return file_api_mesh_v1_traffic_proto_rawDescGZIP(), []int{0}
+}
+
 type Trigger int32
 
 const (
@@ -64,11 +115,11 @@ func (x Trigger) String() string {
 }
 
 func (Trigger) Descriptor() protoreflect.EnumDescriptor {
-	return file_api_mesh_v1_traffic_proto_enumTypes[0].Descriptor()
+	return file_api_mesh_v1_traffic_proto_enumTypes[1].Descriptor()
 }
 
 func (Trigger) Type() protoreflect.EnumType {
-	return &file_api_mesh_v1_traffic_proto_enumTypes[0]
+	return &file_api_mesh_v1_traffic_proto_enumTypes[1]
 }
 
 func (x Trigger) Number() protoreflect.EnumNumber {
@@ -77,7 +128,7 @@ func (x Trigger) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Trigger.Descriptor instead.
 func (Trigger) EnumDescriptor() ([]byte, []int) {
-	return file_api_mesh_v1_traffic_proto_rawDescGZIP(), []int{0}
+	return file_api_mesh_v1_traffic_proto_rawDescGZIP(), []int{1}
 }
 
 type BreakerState int32
@@ -113,11 +164,11 @@ func (x BreakerState) String() string {
 }
 
 func (BreakerState) Descriptor() protoreflect.EnumDescriptor {
-	return file_api_mesh_v1_traffic_proto_enumTypes[1].Descriptor()
+	return file_api_mesh_v1_traffic_proto_enumTypes[2].Descriptor()
 }
 
 func (BreakerState) Type() protoreflect.EnumType {
-	return &file_api_mesh_v1_traffic_proto_enumTypes[1]
+	return &file_api_mesh_v1_traffic_proto_enumTypes[2]
 }
 
 func (x BreakerState) Number() protoreflect.EnumNumber {
@@ -126,7 +177,7 @@ func (x BreakerState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use BreakerState.Descriptor instead.
 func (BreakerState) EnumDescriptor() ([]byte, []int) {
-	return file_api_mesh_v1_traffic_proto_rawDescGZIP(), []int{1}
+	return file_api_mesh_v1_traffic_proto_rawDescGZIP(), []int{2}
 }
 
 // Traffic is the rules of the CircuitBreakers and FaultInjections that select a pod.
@@ -342,8 +393,10 @@ type ResourceMatch struct {
 	Verbs      []string `protobuf:"bytes,3,rep,name=verbs,proto3" json:"verbs,omitempty"`
 	Namespaces []string `protobuf:"bytes,4,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
 	// Names of objects; requests without a name match only an empty list.
-	Names         []string       `protobuf:"bytes,5,rep,name=names,proto3" json:"names,omitempty"`
-	Headers       []*HeaderMatch `protobuf:"bytes,6,rep,name=headers,proto3" json:"headers,omitempty"`
+	Names   []string       `protobuf:"bytes,5,rep,name=names,proto3" json:"names,omitempty"`
+	Headers []*HeaderMatch `protobuf:"bytes,6,rep,name=headers,proto3" json:"headers,omitempty"`
+	// Only to agents with AbilityRequestScope.
+	Scope         RequestScope `protobuf:"varint,7,opt,name=scope,proto3,enum=ctrlmesh.mesh.v1.RequestScope" json:"scope,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -418,6 +471,13 @@ func (x *ResourceMatch) GetHeaders() []*HeaderMatch {
 		return x.Headers
 	}
 	return nil
+}
+
+func (x *ResourceMatch) GetScope() RequestScope {
+	if x != nil {
+		return x.Scope
+	}
+	return RequestScope_REQUEST_SCOPE_ALL
 }
 
 // PathMatch matches requests to the apiserver that are not for resources.
@@ -2456,7 +2516,7 @@ const file_api_mesh_v1_traffic_proto_rawDesc = "" +
 	"\n" +
 	"intercepts\x18\x03 \x03(\v2\x1f.ctrlmesh.mesh.v1.InterceptRuleR\n" +
 	"intercepts\x12#\n" +
-	"\rrefuse_unseen\x18\x04 \x01(\bR\frefuseUnseen\"\xd1\x01\n" +
+	"\rrefuse_unseen\x18\x04 \x01(\bR\frefuseUnseen\"\x87\x02\n" +
 	"\rResourceMatch\x12\x1d\n" +
 	"\n" +
 	"api_groups\x18\x01 \x03(\tR\tapiGroups\x12\x1c\n" +
@@ -2466,7 +2526,8 @@ const file_api_mesh_v1_traffic_proto_rawDesc = "" +
 	"namespaces\x18\x04 \x03(\tR\n" +
 	"namespaces\x12\x14\n" +
 	"\x05names\x18\x05 \x03(\tR\x05names\x127\n" +
-	"\aheaders\x18\x06 \x03(\v2\x1d.ctrlmesh.mesh.v1.HeaderMatchR\aheaders\"7\n" +
+	"\aheaders\x18\x06 \x03(\v2\x1d.ctrlmesh.mesh.v1.HeaderMatchR\aheaders\x124\n" +
+	"\x05scope\x18\a \x01(\x0e2\x1e.ctrlmesh.mesh.v1.RequestScopeR\x05scope\"7\n" +
 	"\tPathMatch\x12\x14\n" +
 	"\x05paths\x18\x01 \x03(\tR\x05paths\x12\x14\n" +
 	"\x05verbs\x18\x02 \x03(\tR\x05verbs\"\xec\x01\n" +
@@ -2615,7 +2676,11 @@ const file_api_mesh_v1_traffic_proto_rawDesc = "" +
 	"FaultState\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x18\n" +
 	"\amatched\x18\x02 \x01(\x04R\amatched\x12\x1a\n" +
-	"\binjected\x18\x03 \x01(\x04R\binjected*k\n" +
+	"\binjected\x18\x03 \x01(\x04R\binjected*^\n" +
+	"\fRequestScope\x12\x15\n" +
+	"\x11REQUEST_SCOPE_ALL\x10\x00\x12\x1c\n" +
+	"\x18REQUEST_SCOPE_NAMESPACED\x10\x01\x12\x19\n" +
+	"\x15REQUEST_SCOPE_CLUSTER\x10\x02*k\n" +
 	"\aTrigger\x12\x12\n" +
 	"\x0eTRIGGER_NORMAL\x10\x00\x12\x18\n" +
 	"\x14TRIGGER_LIMITER_ONLY\x10\x01\x12\x18\n" +
@@ -2638,89 +2703,91 @@ func file_api_mesh_v1_traffic_proto_rawDescGZIP() []byte {
 	return file_api_mesh_v1_traffic_proto_rawDescData
 }
 
-var file_api_mesh_v1_traffic_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_api_mesh_v1_traffic_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
 var file_api_mesh_v1_traffic_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_api_mesh_v1_traffic_proto_goTypes = []any{
-	(Trigger)(0),                 // 0: ctrlmesh.mesh.v1.Trigger
-	(BreakerState)(0),            // 1: ctrlmesh.mesh.v1.BreakerState
-	(*Traffic)(nil),              // 2: ctrlmesh.mesh.v1.Traffic
-	(*Egress)(nil),               // 3: ctrlmesh.mesh.v1.Egress
-	(*Breaker)(nil),              // 4: ctrlmesh.mesh.v1.Breaker
-	(*ResourceMatch)(nil),        // 5: ctrlmesh.mesh.v1.ResourceMatch
-	(*PathMatch)(nil),            // 6: ctrlmesh.mesh.v1.PathMatch
-	(*HttpMatch)(nil),            // 7: ctrlmesh.mesh.v1.HttpMatch
-	(*TextMatch)(nil),            // 8: ctrlmesh.mesh.v1.TextMatch
-	(*HeaderMatch)(nil),          // 9: ctrlmesh.mesh.v1.HeaderMatch
-	(*LimitRule)(nil),            // 10: ctrlmesh.mesh.v1.LimitRule
-	(*Bucket)(nil),               // 11: ctrlmesh.mesh.v1.Bucket
-	(*Backoff)(nil),              // 12: ctrlmesh.mesh.v1.Backoff
-	(*Trip)(nil),                 // 13: ctrlmesh.mesh.v1.Trip
-	(*Recovery)(nil),             // 14: ctrlmesh.mesh.v1.Recovery
-	(*Share)(nil),                // 15: ctrlmesh.mesh.v1.Share
-	(*InterceptRule)(nil),        // 16: ctrlmesh.mesh.v1.InterceptRule
-	(*Injection)(nil),            // 17: ctrlmesh.mesh.v1.Injection
-	(*FaultRule)(nil),            // 18: ctrlmesh.mesh.v1.FaultRule
-	(*Delay)(nil),                // 19: ctrlmesh.mesh.v1.Delay
-	(*Abort)(nil),                // 20: ctrlmesh.mesh.v1.Abort
-	(*Reset)(nil),                // 21: ctrlmesh.mesh.v1.Reset
-	(*Truncate)(nil),             // 22: ctrlmesh.mesh.v1.Truncate
-	(*SlowBody)(nil),             // 23: ctrlmesh.mesh.v1.SlowBody
-	(*StaleList)(nil),            // 24: ctrlmesh.mesh.v1.StaleList
-	(*WatchFault)(nil),           // 25: ctrlmesh.mesh.v1.WatchFault
-	(*EffectiveTime)(nil),        // 26: ctrlmesh.mesh.v1.EffectiveTime
-	(*RuleState)(nil),            // 27: ctrlmesh.mesh.v1.RuleState
-	(*FaultState)(nil),           // 28: ctrlmesh.mesh.v1.FaultState
-	(*WatchFault_Gone)(nil),      // 29: ctrlmesh.mesh.v1.WatchFault.Gone
-	(*WatchFault_Cut)(nil),       // 30: ctrlmesh.mesh.v1.WatchFault.Cut
-	(*WatchFault_Stall)(nil),     // 31: ctrlmesh.mesh.v1.WatchFault.Stall
-	(*WatchFault_Late)(nil),      // 32: ctrlmesh.mesh.v1.WatchFault.Late
-	(*WatchFault_Duplicate)(nil), // 33: ctrlmesh.mesh.v1.WatchFault.Duplicate
-	(*WatchFault_Drop)(nil),      // 34: ctrlmesh.mesh.v1.WatchFault.Drop
+	(RequestScope)(0),            // 0: ctrlmesh.mesh.v1.RequestScope
+	(Trigger)(0),                 // 1: ctrlmesh.mesh.v1.Trigger
+	(BreakerState)(0),            // 2: ctrlmesh.mesh.v1.BreakerState
+	(*Traffic)(nil),              // 3: ctrlmesh.mesh.v1.Traffic
+	(*Egress)(nil),               // 4: ctrlmesh.mesh.v1.Egress
+	(*Breaker)(nil),              // 5: ctrlmesh.mesh.v1.Breaker
+	(*ResourceMatch)(nil),        // 6: ctrlmesh.mesh.v1.ResourceMatch
+	(*PathMatch)(nil),            // 7: ctrlmesh.mesh.v1.PathMatch
+	(*HttpMatch)(nil),            // 8: ctrlmesh.mesh.v1.HttpMatch
+	(*TextMatch)(nil),            // 9: ctrlmesh.mesh.v1.TextMatch
+	(*HeaderMatch)(nil),          // 10: ctrlmesh.mesh.v1.HeaderMatch
+	(*LimitRule)(nil),            // 11: ctrlmesh.mesh.v1.LimitRule
+	(*Bucket)(nil),               // 12: ctrlmesh.mesh.v1.Bucket
+	(*Backoff)(nil),              // 13: ctrlmesh.mesh.v1.Backoff
+	(*Trip)(nil),                 // 14: ctrlmesh.mesh.v1.Trip
+	(*Recovery)(nil),             // 15: ctrlmesh.mesh.v1.Recovery
+	(*Share)(nil),                // 16: ctrlmesh.mesh.v1.Share
+	(*InterceptRule)(nil),        // 17: ctrlmesh.mesh.v1.InterceptRule
+	(*Injection)(nil),            // 18: ctrlmesh.mesh.v1.Injection
+	(*FaultRule)(nil),            // 19: ctrlmesh.mesh.v1.FaultRule
+	(*Delay)(nil),                // 20: ctrlmesh.mesh.v1.Delay
+	(*Abort)(nil),                // 21: ctrlmesh.mesh.v1.Abort
+	(*Reset)(nil),                // 22: ctrlmesh.mesh.v1.Reset
+	(*Truncate)(nil),             // 23: ctrlmesh.mesh.v1.Truncate
+	(*SlowBody)(nil),             // 24: ctrlmesh.mesh.v1.SlowBody
+	(*StaleList)(nil),            // 25: ctrlmesh.mesh.v1.StaleList
+	(*WatchFault)(nil),           // 26: ctrlmesh.mesh.v1.WatchFault
+	(*EffectiveTime)(nil),        // 27: ctrlmesh.mesh.v1.EffectiveTime
+	(*RuleState)(nil),            // 28: ctrlmesh.mesh.v1.RuleState
+	(*FaultState)(nil),           // 29: ctrlmesh.mesh.v1.FaultState
+	(*WatchFault_Gone)(nil),      // 30: ctrlmesh.mesh.v1.WatchFault.Gone
+	(*WatchFault_Cut)(nil),       // 31: ctrlmesh.mesh.v1.WatchFault.Cut
+	(*WatchFault_Stall)(nil),     // 32: ctrlmesh.mesh.v1.WatchFault.Stall
+	(*WatchFault_Late)(nil),      // 33: ctrlmesh.mesh.v1.WatchFault.Late
+	(*WatchFault_Duplicate)(nil), // 34: ctrlmesh.mesh.v1.WatchFault.Duplicate
+	(*WatchFault_Drop)(nil),      // 35: ctrlmesh.mesh.v1.WatchFault.Drop
 }
 var file_api_mesh_v1_traffic_proto_depIdxs = []int32{
-	4,  // 0: ctrlmesh.mesh.v1.Traffic.breakers:type_name -> ctrlmesh.mesh.v1.Breaker
-	17, // 1: ctrlmesh.mesh.v1.Traffic.injections:type_name -> ctrlmesh.mesh.v1.Injection
-	3,  // 2: ctrlmesh.mesh.v1.Traffic.egress:type_name -> ctrlmesh.mesh.v1.Egress
-	10, // 3: ctrlmesh.mesh.v1.Breaker.rules:type_name -> ctrlmesh.mesh.v1.LimitRule
-	16, // 4: ctrlmesh.mesh.v1.Breaker.intercepts:type_name -> ctrlmesh.mesh.v1.InterceptRule
-	9,  // 5: ctrlmesh.mesh.v1.ResourceMatch.headers:type_name -> ctrlmesh.mesh.v1.HeaderMatch
-	8,  // 6: ctrlmesh.mesh.v1.HttpMatch.host:type_name -> ctrlmesh.mesh.v1.TextMatch
-	8,  // 7: ctrlmesh.mesh.v1.HttpMatch.path:type_name -> ctrlmesh.mesh.v1.TextMatch
-	9,  // 8: ctrlmesh.mesh.v1.HttpMatch.headers:type_name -> ctrlmesh.mesh.v1.HeaderMatch
-	5,  // 9: ctrlmesh.mesh.v1.LimitRule.resources:type_name -> ctrlmesh.mesh.v1.ResourceMatch
-	6,  // 10: ctrlmesh.mesh.v1.LimitRule.paths:type_name -> ctrlmesh.mesh.v1.PathMatch
-	7,  // 11: ctrlmesh.mesh.v1.LimitRule.http:type_name -> ctrlmesh.mesh.v1.HttpMatch
-	11, // 12: ctrlmesh.mesh.v1.LimitRule.bucket:type_name -> ctrlmesh.mesh.v1.Bucket
-	12, // 13: ctrlmesh.mesh.v1.LimitRule.backoff:type_name -> ctrlmesh.mesh.v1.Backoff
-	0,  // 14: ctrlmesh.mesh.v1.LimitRule.trigger:type_name -> ctrlmesh.mesh.v1.Trigger
-	13, // 15: ctrlmesh.mesh.v1.LimitRule.trip:type_name -> ctrlmesh.mesh.v1.Trip
-	14, // 16: ctrlmesh.mesh.v1.LimitRule.recovery:type_name -> ctrlmesh.mesh.v1.Recovery
-	15, // 17: ctrlmesh.mesh.v1.LimitRule.share:type_name -> ctrlmesh.mesh.v1.Share
-	7,  // 18: ctrlmesh.mesh.v1.InterceptRule.http:type_name -> ctrlmesh.mesh.v1.HttpMatch
-	18, // 19: ctrlmesh.mesh.v1.Injection.rules:type_name -> ctrlmesh.mesh.v1.FaultRule
-	5,  // 20: ctrlmesh.mesh.v1.FaultRule.resources:type_name -> ctrlmesh.mesh.v1.ResourceMatch
-	7,  // 21: ctrlmesh.mesh.v1.FaultRule.http:type_name -> ctrlmesh.mesh.v1.HttpMatch
-	26, // 22: ctrlmesh.mesh.v1.FaultRule.effective_time:type_name -> ctrlmesh.mesh.v1.EffectiveTime
-	19, // 23: ctrlmesh.mesh.v1.FaultRule.delay:type_name -> ctrlmesh.mesh.v1.Delay
-	20, // 24: ctrlmesh.mesh.v1.FaultRule.abort:type_name -> ctrlmesh.mesh.v1.Abort
-	21, // 25: ctrlmesh.mesh.v1.FaultRule.reset:type_name -> ctrlmesh.mesh.v1.Reset
-	22, // 26: ctrlmesh.mesh.v1.FaultRule.truncate:type_name -> ctrlmesh.mesh.v1.Truncate
-	23, // 27: ctrlmesh.mesh.v1.FaultRule.slow_body:type_name -> ctrlmesh.mesh.v1.SlowBody
-	24, // 28: ctrlmesh.mesh.v1.FaultRule.stale_list:type_name -> ctrlmesh.mesh.v1.StaleList
-	25, // 29: ctrlmesh.mesh.v1.FaultRule.watch:type_name -> ctrlmesh.mesh.v1.WatchFault
-	6,  // 30: ctrlmesh.mesh.v1.FaultRule.paths:type_name -> ctrlmesh.mesh.v1.PathMatch
-	29, // 31: ctrlmesh.mesh.v1.WatchFault.gone:type_name -> ctrlmesh.mesh.v1.WatchFault.Gone
-	30, // 32: ctrlmesh.mesh.v1.WatchFault.cut:type_name -> ctrlmesh.mesh.v1.WatchFault.Cut
-	31, // 33: ctrlmesh.mesh.v1.WatchFault.stall:type_name -> ctrlmesh.mesh.v1.WatchFault.Stall
-	32, // 34: ctrlmesh.mesh.v1.WatchFault.delay:type_name -> ctrlmesh.mesh.v1.WatchFault.Late
-	33, // 35: ctrlmesh.mesh.v1.WatchFault.duplicate:type_name -> ctrlmesh.mesh.v1.WatchFault.Duplicate
-	34, // 36: ctrlmesh.mesh.v1.WatchFault.drop:type_name -> ctrlmesh.mesh.v1.WatchFault.Drop
-	1,  // 37: ctrlmesh.mesh.v1.RuleState.state:type_name -> ctrlmesh.mesh.v1.BreakerState
-	38, // [38:38] is the sub-list for method output_type
-	38, // [38:38] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	5,  // 0: ctrlmesh.mesh.v1.Traffic.breakers:type_name -> ctrlmesh.mesh.v1.Breaker
+	18, // 1: ctrlmesh.mesh.v1.Traffic.injections:type_name -> ctrlmesh.mesh.v1.Injection
+	4,  // 2: ctrlmesh.mesh.v1.Traffic.egress:type_name -> ctrlmesh.mesh.v1.Egress
+	11, // 3: ctrlmesh.mesh.v1.Breaker.rules:type_name -> ctrlmesh.mesh.v1.LimitRule
+	17, // 4: ctrlmesh.mesh.v1.Breaker.intercepts:type_name -> ctrlmesh.mesh.v1.InterceptRule
+	10, // 5: ctrlmesh.mesh.v1.ResourceMatch.headers:type_name -> ctrlmesh.mesh.v1.HeaderMatch
+	0,  // 6: ctrlmesh.mesh.v1.ResourceMatch.scope:type_name -> ctrlmesh.mesh.v1.RequestScope
+	9,  // 7: ctrlmesh.mesh.v1.HttpMatch.host:type_name -> ctrlmesh.mesh.v1.TextMatch
+	9,  // 8: ctrlmesh.mesh.v1.HttpMatch.path:type_name -> ctrlmesh.mesh.v1.TextMatch
+	10, // 9: ctrlmesh.mesh.v1.HttpMatch.headers:type_name -> ctrlmesh.mesh.v1.HeaderMatch
+	6,  // 10: ctrlmesh.mesh.v1.LimitRule.resources:type_name -> ctrlmesh.mesh.v1.ResourceMatch
+	7,  // 11: ctrlmesh.mesh.v1.LimitRule.paths:type_name -> ctrlmesh.mesh.v1.PathMatch
+	8,  // 12: ctrlmesh.mesh.v1.LimitRule.http:type_name -> ctrlmesh.mesh.v1.HttpMatch
+	12, // 13: ctrlmesh.mesh.v1.LimitRule.bucket:type_name -> ctrlmesh.mesh.v1.Bucket
+	13, // 14: ctrlmesh.mesh.v1.LimitRule.backoff:type_name -> ctrlmesh.mesh.v1.Backoff
+	1,  // 15: ctrlmesh.mesh.v1.LimitRule.trigger:type_name -> ctrlmesh.mesh.v1.Trigger
+	14, // 16: ctrlmesh.mesh.v1.LimitRule.trip:type_name -> ctrlmesh.mesh.v1.Trip
+	15, // 17: ctrlmesh.mesh.v1.LimitRule.recovery:type_name -> ctrlmesh.mesh.v1.Recovery
+	16, // 18: ctrlmesh.mesh.v1.LimitRule.share:type_name -> ctrlmesh.mesh.v1.Share
+	8,  // 19: ctrlmesh.mesh.v1.InterceptRule.http:type_name -> ctrlmesh.mesh.v1.HttpMatch
+	19, // 20: ctrlmesh.mesh.v1.Injection.rules:type_name -> ctrlmesh.mesh.v1.FaultRule
+	6,  // 21: ctrlmesh.mesh.v1.FaultRule.resources:type_name -> ctrlmesh.mesh.v1.ResourceMatch
+	8,  // 22: ctrlmesh.mesh.v1.FaultRule.http:type_name -> ctrlmesh.mesh.v1.HttpMatch
+	27, // 23: ctrlmesh.mesh.v1.FaultRule.effective_time:type_name -> ctrlmesh.mesh.v1.EffectiveTime
+	20, // 24: ctrlmesh.mesh.v1.FaultRule.delay:type_name -> ctrlmesh.mesh.v1.Delay
+	21, // 25: ctrlmesh.mesh.v1.FaultRule.abort:type_name -> ctrlmesh.mesh.v1.Abort
+	22, // 26: ctrlmesh.mesh.v1.FaultRule.reset:type_name -> ctrlmesh.mesh.v1.Reset
+	23, // 27: ctrlmesh.mesh.v1.FaultRule.truncate:type_name -> ctrlmesh.mesh.v1.Truncate
+	24, // 28: ctrlmesh.mesh.v1.FaultRule.slow_body:type_name -> ctrlmesh.mesh.v1.SlowBody
+	25, // 29: ctrlmesh.mesh.v1.FaultRule.stale_list:type_name -> ctrlmesh.mesh.v1.StaleList
+	26, // 30: ctrlmesh.mesh.v1.FaultRule.watch:type_name -> ctrlmesh.mesh.v1.WatchFault
+	7,  // 31: ctrlmesh.mesh.v1.FaultRule.paths:type_name -> ctrlmesh.mesh.v1.PathMatch
+	30, // 32: ctrlmesh.mesh.v1.WatchFault.gone:type_name -> ctrlmesh.mesh.v1.WatchFault.Gone
+	31, // 33: ctrlmesh.mesh.v1.WatchFault.cut:type_name -> ctrlmesh.mesh.v1.WatchFault.Cut
+	32, // 34: ctrlmesh.mesh.v1.WatchFault.stall:type_name -> ctrlmesh.mesh.v1.WatchFault.Stall
+	33, // 35: ctrlmesh.mesh.v1.WatchFault.delay:type_name -> ctrlmesh.mesh.v1.WatchFault.Late
+	34, // 36: ctrlmesh.mesh.v1.WatchFault.duplicate:type_name -> ctrlmesh.mesh.v1.WatchFault.Duplicate
+	35, // 37: ctrlmesh.mesh.v1.WatchFault.drop:type_name -> ctrlmesh.mesh.v1.WatchFault.Drop
+	2,  // 38: ctrlmesh.mesh.v1.RuleState.state:type_name -> ctrlmesh.mesh.v1.BreakerState
+	39, // [39:39] is the sub-list for method output_type
+	39, // [39:39] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_api_mesh_v1_traffic_proto_init() }
@@ -2740,7 +2807,7 @@ func file_api_mesh_v1_traffic_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_mesh_v1_traffic_proto_rawDesc), len(file_api_mesh_v1_traffic_proto_rawDesc)),
-			NumEnums:      2,
+			NumEnums:      3,
 			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   0,

@@ -2,6 +2,7 @@ package rules
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,6 +24,13 @@ var triggers = map[v1alpha1.TriggerPolicy]meshv1.Trigger{
 	v1alpha1.TriggerLimiterOnly: meshv1.Trigger_TRIGGER_LIMITER_ONLY,
 	v1alpha1.TriggerForceOpened: meshv1.Trigger_TRIGGER_FORCE_OPENED,
 	v1alpha1.TriggerForceClosed: meshv1.Trigger_TRIGGER_FORCE_CLOSED,
+}
+
+var scopes = map[v1alpha1.RequestScope]meshv1.RequestScope{
+	"":                              meshv1.RequestScope_REQUEST_SCOPE_ALL,
+	v1alpha1.RequestScopeAll:        meshv1.RequestScope_REQUEST_SCOPE_ALL,
+	v1alpha1.RequestScopeNamespaced: meshv1.RequestScope_REQUEST_SCOPE_NAMESPACED,
+	v1alpha1.RequestScopeCluster:    meshv1.RequestScope_REQUEST_SCOPE_CLUSTER,
 }
 
 // Limit is a rule of a CircuitBreaker.
@@ -75,9 +83,9 @@ func (r *Renderer) limited(out *meshv1.LimitRule, in *v1alpha1.Limiting, path *f
 	if len(in.ResourceRules)+len(in.NonResourceRules)+len(in.RestRules) == 0 {
 		r.Errs = append(r.Errs, field.Required(path, "list what is limited in resourceRules, nonResourceRules or restRules"))
 	}
-	for _, m := range in.ResourceRules {
+	for i, m := range in.ResourceRules {
 		out.Resources = append(out.Resources, &meshv1.ResourceMatch{
-			ApiGroups: m.APIGroups, Resources: m.Resources, Verbs: m.Verbs, Namespaces: m.Namespaces, Names: m.Names,
+			ApiGroups: m.APIGroups, Resources: m.Resources, Verbs: m.Verbs, Namespaces: m.Namespaces, Names: m.Names, Scope: r.scope(m.Scope, m.Namespaces, path.Child("resourceRules").Index(i)),
 		})
 	}
 	out.Paths = pathsOf(in.NonResourceRules)
@@ -87,6 +95,18 @@ func (r *Renderer) limited(out *meshv1.LimitRule, in *v1alpha1.Limiting, path *f
 			out.Http = append(out.Http, match)
 		}
 	}
+}
+
+// scope renders which requests a rule for resources in some namespaces matches.
+func (r *Renderer) scope(in v1alpha1.RequestScope, namespaces []string, path *field.Path) meshv1.RequestScope {
+	out, known := scopes[in]
+	if !known {
+		r.Errs = append(r.Errs, field.NotSupported(path.Child("scope"), in, []v1alpha1.RequestScope{v1alpha1.RequestScopeNamespaced, v1alpha1.RequestScopeCluster, v1alpha1.RequestScopeAll}))
+	}
+	if in == v1alpha1.RequestScopeCluster && len(namespaces) > 0 && !slices.Contains(namespaces, "*") {
+		r.invalid(path.Child("namespaces"), namespaces, `requests of scope Cluster are in no namespace: write "*"`)
+	}
+	return out
 }
 
 func (r *Renderer) bucket(b *v1alpha1.Bucket, path *field.Path) *meshv1.Bucket {
