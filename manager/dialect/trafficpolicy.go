@@ -161,9 +161,7 @@ func (t *trafficPolicy) limiting(l v1alpha1.Limiting, rules *kruise.APIServerRul
 		t.warn(path, "it has no effect: list requests in resourceRules or nonResourceRules")
 	}
 	for i, r := range rules.ResourceRules {
-		if out := t.resources(r, path.Child("resourceRules").Index(i)); out != nil {
-			l.ResourceRules = append(l.ResourceRules, *out)
-		}
+		l.ResourceRules = append(l.ResourceRules, t.resources(r, path.Child("resourceRules").Index(i))...)
 	}
 	for i, r := range rules.NonResourceRules {
 		path := path.Child("nonResourceRules").Index(i)
@@ -181,30 +179,36 @@ func (t *trafficPolicy) limiting(l v1alpha1.Limiting, rules *kruise.APIServerRul
 	}
 }
 
-// resources translates a rule. It returns nil if nothing of the rule can be expressed.
-func (t *trafficPolicy) resources(r kruise.ResourceRule, path *field.Path) *v1alpha1.ResourceRule {
+// resources translates a rule: to one rule, or to one for requests in some namespaces and
+// another for those without a namespace.
+func (t *trafficPolicy) resources(r kruise.ResourceRule, path *field.Path) (out []v1alpha1.ResourceRule) {
 	t.filled(r.Verbs, path.Child("verbs"))
 	t.filled(r.APIGroups, path.Child("apiGroups"))
 	t.filled(r.Resources, path.Child("resources"))
 	t.errs = append(t.errs, aloneStar(r.Namespaces, path.Child("namespaces"))...)
+	add := func(scope v1alpha1.RequestScope, namespaces ...string) {
+		out = append(out, v1alpha1.ResourceRule{
+			APIGroups: slices.Clone(r.APIGroups), Resources: slices.Clone(r.Resources),
+			Verbs: slices.Clone(r.Verbs), Namespaces: slices.Clone(namespaces), Scope: scope,
+		})
+	}
 	every := slices.Contains(r.Namespaces, "*")
 	switch {
 	case len(r.Namespaces) == 0 && !r.ClusterScope:
 		t.errs = append(t.errs, field.Required(path.Child("namespaces"), "list namespaces, or set clusterScope"))
-		return nil
-	case every && !r.ClusterScope:
-		t.lacks(path, "a rule for all namespaces, but not for requests without a namespace, has no effect: set clusterScope, or name the namespaces")
-		return nil
-	case len(r.Namespaces) == 0:
-		t.lacks(path, `a rule for requests without a namespace alone has no effect: list the namespaces "*" too`)
-		return nil
-	case !every && r.ClusterScope:
-		t.lacks(path.Child("clusterScope"), "requests without a namespace do not match beside some namespaces")
+	case every && r.ClusterScope:
+		add(v1alpha1.RequestScopeAll, "*")
+	case every:
+		add(v1alpha1.RequestScopeNamespaced, "*")
+	default:
+		if len(r.Namespaces) > 0 {
+			add(v1alpha1.RequestScopeAll, r.Namespaces...)
+		}
+		if r.ClusterScope {
+			add(v1alpha1.RequestScopeCluster, "*")
+		}
 	}
-	return &v1alpha1.ResourceRule{
-		APIGroups: slices.Clone(r.APIGroups), Resources: slices.Clone(r.Resources),
-		Verbs: slices.Clone(r.Verbs), Namespaces: slices.Clone(r.Namespaces),
-	}
+	return out
 }
 
 // filled adds the errors of a list that must not be empty.

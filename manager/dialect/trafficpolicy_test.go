@@ -3,6 +3,7 @@ package dialect
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,6 +12,9 @@ import (
 	"sigs.k8s.io/yaml"
 
 	kruise "github.com/ctrlmesh/ctrlmesh/api/kruise/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/validate"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 )
 
 // readPolicy returns the policy of testdata and its VirtualApp.
@@ -84,32 +88,35 @@ func TestPoliciesWithoutEffectAreNamed(t *testing.T) {
 	}
 }
 
-// A rule for all namespaces is not widened to requests without a namespace, nor the reverse.
-func TestInexpressibleScopesHaveNoEffect(t *testing.T) {
-	for _, c := range []struct {
-		namespaces []string
-		cluster    bool
-		translated []string // nil: no rule
-		remainder  int
-	}{
-		{[]string{"*"}, true, []string{"*"}, 0},
-		{[]string{"*"}, false, nil, 1},
-		{nil, true, nil, 1},
-		{[]string{"a"}, false, []string{"a"}, 0},
-		{[]string{"a"}, true, []string{"a"}, 1},
-	} {
-		policy, app := readPolicy(t)
-		rule := kruise.ResourceRule{Verbs: []string{"*"}, APIGroups: []string{"*"}, Resources: []string{"*"}, Namespaces: c.namespaces, ClusterScope: c.cluster}
-		policy.Spec.RateLimiting, policy.Spec.CircuitBreaking = nil, &kruise.CircuitBreaking{APIServer: &kruise.APIServerRules{ResourceRules: []kruise.ResourceRule{rule}}}
-		out, errs := TrafficPolicy(policy, []*kruise.VirtualApp{app})
-		require.Empty(t, errs)
-		require.Len(t, out.Remainder, c.remainder)
-		if c.translated == nil {
-			require.Empty(t, out.Breakers)
-			continue
+func TestRulesMatchTheSameNamespacesAsInOpenkruise(t *testing.T) {
+	for _, namespaces := range [][]string{{"*"}, {"a", "b"}, nil} {
+		for _, cluster := range []bool{false, true} {
+			if namespaces == nil && !cluster {
+				continue // refused
+			}
+			policy, app := readPolicy(t)
+			rule := kruise.ResourceRule{Verbs: []string{"*"}, APIGroups: []string{"*"}, Resources: []string{"*"}, Namespaces: namespaces, ClusterScope: cluster}
+			policy.Spec.RateLimiting, policy.Spec.CircuitBreaking = nil, &kruise.CircuitBreaking{APIServer: &kruise.APIServerRules{ResourceRules: []kruise.ResourceRule{rule}}}
+			out, errs := TrafficPolicy(policy, []*kruise.VirtualApp{app})
+			require.Empty(t, errs)
+			require.Empty(t, out.Remainder)
+			require.NotEmpty(t, out.Breakers)
+			require.Empty(t, validate.Breaker(out.Breakers[0]))
+			var matches []*match.Resource
+			for _, m := range compile.RenderBreaker(out.Breakers[0]).Rules[0].Resources {
+				compiled, err := match.NewResource(m)
+				require.NoError(t, err)
+				matches = append(matches, compiled)
+			}
+			for _, namespace := range []string{"", "a", "c"} {
+				want := cluster // as in openkruise
+				if namespace != "" {
+					want = slices.Contains(namespaces, "*") || slices.Contains(namespaces, namespace)
+				}
+				got := slices.ContainsFunc(matches, func(m *match.Resource) bool { return m.Match(&match.Object{Namespace: namespace}) })
+				require.Equal(t, want, got, "namespaces %q, clusterScope %t, request in %q", namespaces, cluster, namespace)
+			}
 		}
-		require.NotEmpty(t, out.Breakers)
-		require.Equal(t, c.translated, out.Breakers[0].Spec.RateLimitings[0].ResourceRules[0].Namespaces)
 	}
 }
 
