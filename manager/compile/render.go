@@ -16,6 +16,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
+	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 )
 
 // Values that are missing here mean the default, which is the zero value.
@@ -113,7 +114,11 @@ func isolate(s *meshv1.Sharding, c *v1alpha1.ShardingConfig) {
 	s.FenceNamespaces = c.Spec.Fence == v1alpha1.FenceNamespace
 	s.ReadAll = c.Spec.Reads != v1alpha1.ReadsOwn
 	s.DryRun = c.Spec.DryRun
-	if c.Spec.Root != nil {
+	if r := c.Spec.Root; r != nil {
+		// Pods in standby own nothing yet. Their shard is named like the root.
+		if owner := layout.DefaultShard(r); r.ClusterScoped == v1alpha1.ClusterScopedDefaultOnly && s.Shard != owner {
+			s.ClusterScopedOwner = owner
+		}
 		s.Shared = collect.Map(c.Spec.Root.Shared, func(o v1alpha1.SharedObjects) *meshv1.SharedObjects {
 			return &meshv1.SharedObjects{
 				Resources:  []*meshv1.ResourceGroup{{ApiGroups: o.APIGroups, Resources: o.Resources}},

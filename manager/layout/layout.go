@@ -71,6 +71,15 @@ func canaryName(root *v1alpha1.RootConfig) string { return root.Prefix + "-0-can
 
 func subsetName(root *v1alpha1.RootConfig, subset string) string { return root.Prefix + "-" + subset }
 
+// DefaultShard returns the name of the shard of the default subset; empty for a root whose pods
+// are not assigned by label.
+func DefaultShard(root *v1alpha1.RootConfig) string {
+	if !byLabels(root) {
+		return ""
+	}
+	return subsetName(root, v1alpha1.DefaultSubset)
+}
+
 // Workload is a StatefulSet or Deployment in the namespace of a root.
 type Workload struct{ Kind, Name string }
 

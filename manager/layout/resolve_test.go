@@ -128,6 +128,9 @@ func TestInvalidSubsetsAreRefused(t *testing.T) {
 		"spec.root.subsets: Forbidden: objects are assigned by uid (key: Object), which leaves no namespaces to give to subsets: remove subsets, or choose key: Namespace": func(r *v1alpha1.RootConfig) {
 			r.Key = v1alpha1.KeyObject
 		},
+		"spec.root.clusterScoped: Forbidden: objects in no namespace are assigned by uid, too (key: Object): choose Everyone": func(r *v1alpha1.RootConfig) {
+			r.Subsets, r.Key, r.ClusterScoped = nil, v1alpha1.KeyObject, v1alpha1.ClusterScopedDefaultOnly
+		},
 		`spec.root.subsets[1].name: Duplicate value: "v2"`: func(r *v1alpha1.RootConfig) { r.Subsets[1].Name = "v2" },
 		`spec.root.subsets[0].name: Duplicate value: "default"`: func(r *v1alpha1.RootConfig) {
 			r.Subsets[0].Name = v1alpha1.DefaultSubset

@@ -43,6 +43,9 @@ func Validate(root *v1alpha1.RootConfig, path *field.Path) field.ErrorList {
 	if root.Key == v1alpha1.KeyObject {
 		errs = append(errs, validateByObject(root, path)...)
 	}
+	if root.ClusterScoped == v1alpha1.ClusterScopedDefaultOnly && !byLabels(root) {
+		errs = append(errs, field.Forbidden(path.Child("clusterScoped"), "DefaultOnly requires subsets or targetSelector: without them there is no default subset"))
+	}
 	if root.Canary == nil {
 		return errs
 	}
@@ -59,6 +62,9 @@ func validateByObject(root *v1alpha1.RootConfig, path *field.Path) (errs field.E
 	}
 	if root.Canary != nil {
 		errs = append(errs, field.Forbidden(path.Child("canary"), "objects are assigned by uid (key: Object), which leaves no namespaces to give to a canary: remove canary, or choose key: Namespace"))
+	}
+	if root.ClusterScoped == v1alpha1.ClusterScopedDefaultOnly {
+		errs = append(errs, field.Forbidden(path.Child("clusterScoped"), "objects in no namespace are assigned by uid, too (key: Object): choose Everyone"))
 	}
 	if root.Method == v1alpha1.MethodLabels {
 		errs = append(errs, field.NotSupported(path.Child("method"), root.Method, []v1alpha1.Method{v1alpha1.MethodAuto, v1alpha1.MethodServerSide, v1alpha1.MethodFilter}))

@@ -768,6 +768,21 @@ func TestShardIsNotGivenToAnOlderAgent(t *testing.T) {
 	require.Len(t, sent, 5)
 }
 
+func TestOwnerOfClusterScopedObjectsIsWithheldFromOlderAgents(t *testing.T) {
+	w := start(t)
+	p := policies("v2@n1=1")
+	p["v2"].Sharding = &meshv1.Sharding{Shard: "op-v2", ClusterScopedOwner: "op-default"}
+	w.Set(cluster1, p)
+	older := w.hello(&meshv1.Hello{Node: "n1", Abilities: []string{meshv1.AbilityStandby}})
+	_, sent := older.world()
+	require.Empty(t, sent)
+	require.Contains(t, w.Observe("n1", "v2").Nack, "clusterScoped of roots: upgrade the agent of node n1")
+	older.cancel()
+
+	_, sent = w.hello(&meshv1.Hello{Node: "n1", Abilities: []string{meshv1.AbilityStandby, meshv1.AbilityClusterScoped}}).world()
+	require.Len(t, sent, 1)
+}
+
 func TestRulesWithScopeAreWithheldFromOlderAgents(t *testing.T) {
 	w := start(t)
 	namespaced := []*meshv1.ResourceMatch{{}, {Scope: meshv1.RequestScope_REQUEST_SCOPE_NAMESPACED}}

@@ -52,6 +52,7 @@ type abilities struct {
 	traffic     bool   // rules of policies' traffic
 	large       bool   // policies above MaxSmallPolicyBytes
 	standby     bool   // locks, standby and dry runs of policies' sharding
+	cluster     bool   // owners of objects in no namespace
 	scope       bool   // scopes of rules
 }
 
@@ -60,6 +61,7 @@ func can(h *meshv1.Hello) abilities {
 		hostNetwork: h.HostNetwork, reason: cmp.Or(clip(h.HostNetworkReason), "its agent is too old to report it"),
 		traffic: slices.Contains(h.Abilities, meshv1.AbilityTraffic), large: slices.Contains(h.Abilities, meshv1.AbilityLargePolicies),
 		standby: slices.Contains(h.Abilities, meshv1.AbilityStandby), scope: slices.Contains(h.Abilities, meshv1.AbilityRequestScope),
+		cluster: slices.Contains(h.Abilities, meshv1.AbilityClusterScoped),
 	}
 	if len(h.Captures) > 0 && slices.Contains(captures, h.Captures[0]) {
 		a.capture = h.Captures[0]
@@ -129,6 +131,8 @@ func (st *stream) lacks(p *meshv1.PodPolicy) string {
 		return "it is larger than its agent receives"
 	case !st.can.standby && (s.GetStandby() || s.GetDryRun() || len(s.GetLocks()) > 0):
 		return "its agent knows neither standby nor the operator's locks"
+	case !st.can.cluster && s.GetClusterScopedOwner() != "":
+		return "its agent does not know clusterScoped of roots"
 	case !st.can.scope && scoped(p.GetTraffic()):
 		return "its agent does not know scope of rules"
 	}

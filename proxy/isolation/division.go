@@ -169,7 +169,7 @@ type Waiting struct {
 
 // Waiting returns nil if the division is no standby, or requests are not fenced.
 func (d *Division) Waiting(k match.Kind) *Waiting {
-	if !d.Standby || !k.Writes() && !k.Connects() {
+	if !d.Standby || !k.Writes() && !k.Connects() || d.message.GetClusterScopedOwner() != "" && reviews(k) {
 		return nil
 	}
 	b, ok := d.border(k)
@@ -187,6 +187,9 @@ func (w *Waiting) Refuses(namespace string) bool { return w.all || w.Foreign(nam
 // Refuses reports whether a request is refused by its kind and namespace. One that needs
 // a look at the object is.
 func (d *Division) Refuses(k match.Kind, namespace string) bool {
+	if c := d.ClusterScoped(k); c != nil && !c.Observe && c.Refuses(namespace) {
+		return true
+	}
 	if w := d.Waiting(k); w != nil {
 		return w.Refuses(namespace)
 	}

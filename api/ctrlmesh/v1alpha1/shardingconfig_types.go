@@ -275,6 +275,8 @@ type ResourceGroup struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.key) || self.key != 'Object' || !has(self.subsets)",message="spec.root.key: Object leaves no namespaces to give to subsets: remove spec.root.subsets"
 // +kubebuilder:validation:XValidation:rule="!has(self.key) || self.key != 'Object' || !has(self.canary)",message="spec.root.key: Object leaves no namespaces to give to a canary: remove spec.root.canary"
 // +kubebuilder:validation:XValidation:rule="!has(self.key) || self.key != 'Object' || !has(self.method) || self.method != 'Labels'",message="spec.root.key: Object cannot be imposed by labels: choose another spec.root.method"
+// +kubebuilder:validation:XValidation:rule="!has(self.clusterScoped) || self.clusterScoped != 'DefaultOnly' || has(self.subsets) || has(self.targetSelector)",message="spec.root.clusterScoped: DefaultOnly requires spec.root.subsets or spec.root.targetSelector"
+// +kubebuilder:validation:XValidation:rule="!has(self.clusterScoped) || self.clusterScoped != 'DefaultOnly' || !has(self.key) || self.key != 'Object'",message="spec.root.key: Object assigns objects in no namespace by uid: choose spec.root.clusterScoped Everyone"
 type RootConfig struct {
 	// Disable withdraws the derived shards. Once none owns any keys, the members are replaced
 	// one by one, and their successors run unsharded.
@@ -329,8 +331,17 @@ type RootConfig struct {
 	// +kubebuilder:validation:MaxItems=64
 	Shared []SharedObjects `json:"shared,omitempty"`
 
+	// ClusterScoped is which shards write objects in no namespace; every shard reads them.
+	// Everyone: every shard, so that the operator itself must avoid conflicts. DefaultOnly:
+	// the shard of the default subset alone. Reviews of authentication and authorization are
+	// exempt, and so are shared objects with writes: Everyone. DefaultOnly requires subsets or
+	// targetSelector.
+	// +optional
+	// +kubebuilder:default=Everyone
+	ClusterScoped ClusterScoped `json:"clusterScoped,omitempty"`
+
 	// Key is how objects are assigned to shards. Namespace: by their namespace; every shard
-	// sees and writes cluster-scoped objects. Object: by their uid.
+	// sees cluster-scoped objects. Object: by their uid.
 	// +optional
 	// +kubebuilder:default=Namespace
 	Key Key `json:"key,omitempty"`
@@ -386,6 +397,17 @@ type SharedWrites string
 const (
 	SharedWritesOwner    SharedWrites = "Owner"
 	SharedWritesEveryone SharedWrites = "Everyone"
+)
+
+// ClusterScoped is which shards write objects in no namespace.
+//
+// +kubebuilder:validation:Enum=Everyone;DefaultOnly
+type ClusterScoped string
+
+// Values of ClusterScoped.
+const (
+	ClusterScopedEveryone    ClusterScoped = "Everyone"
+	ClusterScopedDefaultOnly ClusterScoped = "DefaultOnly"
 )
 
 // TargetRef names a workload.

@@ -32,6 +32,9 @@ const (
 	// AbilityStandby is that of agents that know Sharding.locks, standby and dry_run. An
 	// agent that ignored them would let a pod lead beside others, and write.
 	AbilityStandby = "standby"
+	// AbilityClusterScoped is that of agents that know Sharding.cluster_scoped_owner. An agent
+	// that ignored it would let every shard write objects in no namespace.
+	AbilityClusterScoped = "cluster-scoped"
 	// AbilityRequestScope is that of agents that know ResourceMatch.scope. An agent that
 	// ignored it would apply rules to other requests, so that a rule that allows them could
 	// take the place of one that limits them.

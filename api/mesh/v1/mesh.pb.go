@@ -1487,8 +1487,12 @@ type Sharding struct {
 	// effect after its connection was lost. 0: 60. A policy without sharding does not
 	// change the value that was known before.
 	RequestTimeoutSeconds uint32 `protobuf:"varint,16,opt,name=request_timeout_seconds,json=requestTimeoutSeconds,proto3" json:"request_timeout_seconds,omitempty"`
-	unknownFields         protoimpl.UnknownFields
-	sizeCache             protoimpl.SizeCache
+	// Not empty: the shard that alone writes objects in no namespace, and it is not this one.
+	// Reviews of authentication and authorization are exempt, and so are shared objects with
+	// write_all. Only to agents with AbilityClusterScoped.
+	ClusterScopedOwner string `protobuf:"bytes,17,opt,name=cluster_scoped_owner,json=clusterScopedOwner,proto3" json:"cluster_scoped_owner,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *Sharding) Reset() {
@@ -1624,6 +1628,13 @@ func (x *Sharding) GetRequestTimeoutSeconds() uint32 {
 		return x.RequestTimeoutSeconds
 	}
 	return 0
+}
+
+func (x *Sharding) GetClusterScopedOwner() string {
+	if x != nil {
+		return x.ClusterScopedOwner
+	}
+	return ""
 }
 
 // Owner is a shard and the keys that it owns.
@@ -2186,7 +2197,7 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	" \x01(\bR\vpassthrough\x12\x16\n" +
 	"\x06serial\x18\v \x01(\x04R\x06serial\x123\n" +
 	"\atraffic\x18\f \x01(\v2\x19.ctrlmesh.mesh.v1.TrafficR\atraffic\x12'\n" +
-	"\x0frequired_serial\x18\r \x01(\x04R\x0erequiredSerial\"\xfe\x04\n" +
+	"\x0frequired_serial\x18\r \x01(\x04R\x0erequiredSerial\"\xb0\x05\n" +
 	"\bSharding\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\tR\x05shard\x12/\n" +
 	"\x06limits\x18\x02 \x03(\v2\x17.ctrlmesh.mesh.v1.LimitR\x06limits\x12'\n" +
@@ -2204,7 +2215,8 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\adry_run\x18\r \x01(\bR\x06dryRun\x12/\n" +
 	"\x06owners\x18\x0e \x03(\v2\x17.ctrlmesh.mesh.v1.OwnerR\x06owners\x12%\n" +
 	"\x0estandby_reason\x18\x0f \x01(\tR\rstandbyReason\x126\n" +
-	"\x17request_timeout_seconds\x18\x10 \x01(\rR\x15requestTimeoutSecondsJ\x04\b\x03\x10\x04\"L\n" +
+	"\x17request_timeout_seconds\x18\x10 \x01(\rR\x15requestTimeoutSeconds\x120\n" +
+	"\x14cluster_scoped_owner\x18\x11 \x01(\tR\x12clusterScopedOwnerJ\x04\b\x03\x10\x04\"L\n" +
 	"\x05Owner\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\tR\x05shard\x12-\n" +
 	"\x05scope\x18\x02 \x01(\v2\x17.ctrlmesh.mesh.v1.ScopeR\x05scope\"\xa1\x01\n" +

@@ -59,6 +59,14 @@ func (p *Policy) dryRunStages(key match.Kind) (out pipeline.Stages) {
 		s.Observe, s.dryRun, s.unknown = true, &refused, metrics.Discard
 		out = append(out, s)
 	}
+	if s := newClusterScopedStage(would, key); s != nil && !s.Observe {
+		refused := newDryRun(p, key, wouldRefuse)
+		s.dryRun = &refused
+		if s.Exemption != nil {
+			s.Exemption.InBody = false
+		}
+		out = append(out, s)
+	}
 	return out
 }
 

@@ -78,7 +78,7 @@ func (s *fenceStage) encounter(x *pipeline.State, what, key string) *pipeline.Ou
 	if s.Observe {
 		return nil
 	}
-	return s.policy.forbidden(x.Req.Info, what, key)
+	return s.policy.forbidden(x.Req.Info, what, s.policy.Owner(key))
 }
 
 // undecided handles a request whose object has an unknown key.
@@ -149,16 +149,15 @@ func (p *Policy) inStandby() *pipeline.Outcome {
 	return pipeline.RefusalFor(meshv1.RefusedStandby, status.Unavailable(standbyRetry, "pod %s is in standby and may not write yet: %s", p.env.ID, why))
 }
 
-// forbidden refuses a request for an object that another shard owns. The key is empty if
-// it is not known.
-func (p *Policy) forbidden(info *apirequest.RequestInfo, what, key string) *pipeline.Outcome {
+// forbidden refuses a request for an object that another shard owns, and says why.
+func (p *Policy) forbidden(info *apirequest.RequestInfo, what, why string) *pipeline.Outcome {
 	resource := info.Resource
 	if info.Subresource != "" {
 		resource += "/" + info.Subresource
 	}
 	refused := status.New(http.StatusForbidden, metav1.StatusReasonForbidden, 0,
 		"%s %s: %s does not belong to this pod's shard, ShardingConfig %s/%s: %s",
-		info.Verb, resource, what, p.env.Info.Namespace, p.Shard, p.Owner(key))
+		info.Verb, resource, what, p.env.Info.Namespace, p.Shard, why)
 	refused.ErrStatus.Details = &metav1.StatusDetails{Name: info.Name, Group: info.APIGroup, Kind: info.Resource}
 	return pipeline.RefusalFor(meshv1.RefusedForeign, refused)
 }

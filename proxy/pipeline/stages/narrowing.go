@@ -69,18 +69,27 @@ func (s exemptStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	if x.Exempt {
 		return nil
 	}
+	covered, end := covers(s.Exemption, x)
+	x.Exempt = covered
+	return end
+}
+
+// covers reports whether a request is for an object that is exempt; e may be nil.
+func covers(e *isolation.Exemption, x *pipeline.State) (bool, *pipeline.Outcome) {
+	if e == nil {
+		return false, nil
+	}
 	namespace, name := x.Req.Info.Namespace, x.Req.Info.Name
-	if s.NeedsName(namespace, name) {
+	if e.NeedsName(namespace, name) {
 		inBody, refused, err := nameInBody(x)
 		if refused != nil {
-			return pipeline.Refusal(refused)
+			return false, pipeline.Refusal(refused)
 		}
 		if err == nil {
 			name = inBody
 		}
 	}
-	x.Exempt = s.Covers(namespace, name)
-	return nil
+	return e.Covers(namespace, name), nil
 }
 
 const (

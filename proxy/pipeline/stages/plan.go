@@ -104,6 +104,9 @@ func (p *Policy) shardingStages(key match.Kind, locks *lockStage) (out pipeline.
 	} else if s := newFenceStage(p, key); s != nil {
 		out.Add(s)
 	}
+	if s := newClusterScopedStage(p, key); s != nil {
+		out.Add(s)
+	}
 	switch key.Verb {
 	case "deletecollection":
 		if b, ok := p.Sweep(key); ok {

@@ -12,6 +12,7 @@
 //	election.go   locks that the policy does not name; writes of the mesh's CA
 //	narrowing.go  lists and watches of the shard alone, by selectors and filters
 //	fence.go      requests for objects of other shards; standby
+//	cluster.go    writes of objects in no namespace
 //	relisting.go  watches whose clients must list first; lists that a fault makes stale
 //	traffic.go    rules in force, and limits
 //	faulting.go   faults
