@@ -54,6 +54,7 @@ func newConfig(meta metav1.ObjectMeta) *v1alpha1.ShardingConfig {
 func newRoot(prefix string) *v1alpha1.RootConfig {
 	return &v1alpha1.RootConfig{
 		Prefix: prefix, Key: v1alpha1.KeyNamespace, Method: v1alpha1.MethodAuto, OnChange: v1alpha1.OnChangeRestart,
+		ClusterScoped: v1alpha1.ClusterScopedEveryone,
 	}
 }
 

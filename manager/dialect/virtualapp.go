@@ -27,6 +27,7 @@ func VirtualApp(app *kruise.VirtualApp) (Translation, field.ErrorList) {
 	v.Config = newConfig(app.ObjectMeta)
 	v.Config.Spec.Reads, v.Config.Spec.Fence = v1alpha1.ReadsOwn, v1alpha1.FenceNamespace
 	v.root = newRoot(app.Name)
+	v.root.ClusterScoped = v1alpha1.ClusterScopedDefaultOnly
 	v.Config.Spec.Root = v.root
 	v.root.TargetSelector = app.Spec.Selector.DeepCopy()
 	if empty(app.Spec.Selector) {
@@ -247,7 +248,6 @@ func (v *virtualApp) conclude() {
 		return
 	}
 	v.warn(subsets, "every subset reads cluster-scoped objects, where openkruise serves them to the default subset alone")
-	v.lacks(subsets, "every subset may write cluster-scoped objects")
 }
 
 // matchOf translates an entry that matches namespaces. It returns nil for one that matches
