@@ -5,6 +5,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -20,10 +21,23 @@ func root(c *v1alpha1.ShardingConfig, path *field.Path) field.ErrorList {
 	if len(c.Spec.Root.ResourceSelector)+len(c.Spec.Limits) == 0 {
 		errs = append(errs, field.Required(path.Child("resourceSelector"), "list the resources that the shards divide"))
 	}
+	errs = append(errs, longNames(c.Spec.Root, path)...)
 	for _, s := range layout.Shards(c.Spec.Root) {
 		if problems := lockNames(c, s.Name); len(problems) > 0 {
 			errs = append(errs, problems...)
 			break // the other shards have the same problem
+		}
+	}
+	return errs
+}
+
+// longNames returns the errors of subsets whose shards have names that are too long for the value
+// of a label.
+func longNames(root *v1alpha1.RootConfig, path *field.Path) (errs field.ErrorList) {
+	for i, s := range root.Subsets {
+		if name := root.Prefix + "-" + s.Name; len(name) > validation.LabelValueMaxLength {
+			errs = append(errs, field.Invalid(path.Child("subsets").Index(i).Child("name"), s.Name,
+				fmt.Sprintf("its shard would be named %s, which has more than %d characters: shorten the name or spec.root.prefix", name, validation.LabelValueMaxLength)))
 		}
 	}
 	return errs

@@ -8,6 +8,7 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
@@ -78,6 +79,19 @@ func TestDefaultOnlyRequiresADefaultSubset(t *testing.T) {
 		"auto: {shardingSize: 2, everyShardReplicas: 1}", "").Replace(only)
 	require.Empty(t, Config(config(t, "r", subsets)))
 	require.Empty(t, schema.admit(object(t, "ShardingConfig", strings.TrimPrefix(subsets, "spec:"))))
+}
+
+func TestLongNamesOfShardsAreRefused(t *testing.T) {
+	root := &v1alpha1.RootConfig{Prefix: strings.Repeat("p", 40), Subsets: []v1alpha1.Subset{{Name: strings.Repeat("s", 22)}}}
+	require.Empty(t, longNames(root, field.NewPath("spec", "root")))
+	root.Subsets = append(root.Subsets, v1alpha1.Subset{Name: strings.Repeat("s", 23)})
+	errs := longNames(root, field.NewPath("spec", "root"))
+	require.Len(t, errs, 1)
+	require.Equal(t, "spec.root.subsets[1].name", errs[0].Field)
+	require.Contains(t, errs[0].Detail, "more than 63 characters")
+	c := config(t, "r", rooting)
+	c.Spec.Root.Prefix, c.Spec.Root.Subsets, c.Spec.Root.Canary, c.Spec.Root.Auto = root.Prefix, root.Subsets, nil, nil
+	require.ErrorContains(t, Config(c).ToAggregate(), "its shard would be named ppp")
 }
 
 func TestSubsetsMayDivideAllResources(t *testing.T) {

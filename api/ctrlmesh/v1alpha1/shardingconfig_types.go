@@ -499,7 +499,7 @@ type CanaryConfig struct {
 
 // Subset is a shard of the pods with certain labels, such as those of a new version.
 type Subset struct {
-	// Name of the subset. Its shard is named `<prefix>-<name>`.
+	// Name of the subset. Its shard is named `<prefix>-<name>`, of at most 63 characters.
 	// +kubebuilder:validation:MaxLength=40
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	// +kubebuilder:validation:XValidation:rule="self != 'default'",message="the shard of all other pods has the name default: choose another"
