@@ -114,6 +114,9 @@ func isolate(s *meshv1.Sharding, c *v1alpha1.ShardingConfig) {
 	s.FenceNamespaces = c.Spec.Fence == v1alpha1.FenceNamespace
 	s.ReadAll = c.Spec.Reads != v1alpha1.ReadsOwn
 	s.DryRun = c.Spec.DryRun
+	if u := c.Spec.UserAgent; u != nil {
+		s.UserAgent, s.UserAgentPrefix = u.Value, u.Prefix
+	}
 	if r := c.Spec.Root; r != nil {
 		// Pods in standby own nothing yet. Their shard is named like the root.
 		if owner := layout.DefaultShard(r); r.ClusterScoped == v1alpha1.ClusterScopedDefaultOnly && s.Shard != owner {

@@ -783,6 +783,24 @@ func TestOwnerOfClusterScopedObjectsIsWithheldFromOlderAgents(t *testing.T) {
 	require.Len(t, sent, 1)
 }
 
+func TestUserAgentsAreWithheldFromOlderAgents(t *testing.T) {
+	w := start(t)
+	p := policies("value@n1=1", "prefix@n1=1")
+	p["value"].Sharding = &meshv1.Sharding{Shard: "s", UserAgent: "a"}
+	p["prefix"].Sharding = &meshv1.Sharding{Shard: "s", UserAgentPrefix: "a/"}
+	w.Set(cluster1, p)
+	older := w.hello(&meshv1.Hello{Node: "n1", Abilities: []string{meshv1.AbilityStandby}})
+	_, sent := older.world()
+	require.Empty(t, sent)
+	for uid := range p {
+		require.Contains(t, w.Observe("n1", string(uid)).Nack, "User-Agents of configurations: upgrade the agent of node n1")
+	}
+	older.cancel()
+
+	_, sent = w.hello(&meshv1.Hello{Node: "n1", Abilities: []string{meshv1.AbilityStandby, meshv1.AbilityUserAgents}}).world()
+	require.Len(t, sent, len(p))
+}
+
 func TestRulesWithScopeAreWithheldFromOlderAgents(t *testing.T) {
 	w := start(t)
 	namespaced := []*meshv1.ResourceMatch{{}, {Scope: meshv1.RequestScope_REQUEST_SCOPE_NAMESPACED}}

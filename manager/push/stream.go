@@ -53,6 +53,7 @@ type abilities struct {
 	large       bool   // policies above MaxSmallPolicyBytes
 	standby     bool   // locks, standby and dry runs of policies' sharding
 	cluster     bool   // owners of objects in no namespace
+	userAgents  bool   // User-Agents of policies' sharding
 	scope       bool   // scopes of rules
 }
 
@@ -61,7 +62,7 @@ func can(h *meshv1.Hello) abilities {
 		hostNetwork: h.HostNetwork, reason: cmp.Or(clip(h.HostNetworkReason), "its agent is too old to report it"),
 		traffic: slices.Contains(h.Abilities, meshv1.AbilityTraffic), large: slices.Contains(h.Abilities, meshv1.AbilityLargePolicies),
 		standby: slices.Contains(h.Abilities, meshv1.AbilityStandby), scope: slices.Contains(h.Abilities, meshv1.AbilityRequestScope),
-		cluster: slices.Contains(h.Abilities, meshv1.AbilityClusterScoped),
+		cluster: slices.Contains(h.Abilities, meshv1.AbilityClusterScoped), userAgents: slices.Contains(h.Abilities, meshv1.AbilityUserAgents),
 	}
 	if len(h.Captures) > 0 && slices.Contains(captures, h.Captures[0]) {
 		a.capture = h.Captures[0]
@@ -133,6 +134,8 @@ func (st *stream) lacks(p *meshv1.PodPolicy) string {
 		return "its agent knows neither standby nor the operator's locks"
 	case !st.can.cluster && s.GetClusterScopedOwner() != "":
 		return "its agent does not know clusterScoped of roots"
+	case !st.can.userAgents && (s.GetUserAgent() != "" || s.GetUserAgentPrefix() != ""):
+		return "its agent does not know User-Agents of configurations"
 	case !st.can.scope && scoped(p.GetTraffic()):
 		return "its agent does not know scope of rules"
 	}

@@ -31,6 +31,7 @@ func Config(c *v1alpha1.ShardingConfig) field.ErrorList {
 	if passes && (c.Spec.Root != nil || c.Spec.Controller != nil || len(c.Spec.Limits) > 0) {
 		errs = append(errs, field.Forbidden(spec.Child("clientCertificates"), "Passthrough leaves requests unread, so nothing can be divided: remove spec.limits, spec.controller and spec.root, or choose Refuse"))
 	}
+	errs = append(errs, userAgent(c, passes, spec.Child("userAgent"))...)
 	if c.Spec.Root == nil {
 		errs = append(errs, handWritten(c, passes, spec)...)
 	} else {
@@ -39,6 +40,26 @@ func Config(c *v1alpha1.ShardingConfig) field.ErrorList {
 	errs = append(errs, limits(c, c.Spec.Limits, spec.Child("limits"))...)
 	if c.Spec.Root == nil {
 		errs = append(errs, lockNames(c, c.Name)...)
+	}
+	return errs
+}
+
+// userAgent returns the errors of a change of the User-Agent.
+func userAgent(c *v1alpha1.ShardingConfig, passes bool, path *field.Path) (errs field.ErrorList) {
+	u := c.Spec.UserAgent
+	if u == nil {
+		return nil
+	}
+	if passes {
+		errs = append(errs, field.Forbidden(path, "clientCertificates: Passthrough leaves requests unread: remove it, or choose Refuse"))
+	}
+	if (u.Value == "") == (u.Prefix == "") {
+		errs = append(errs, field.Required(path, "set one of value and prefix"))
+	}
+	for child, value := range map[string]string{"value": u.Value, "prefix": u.Prefix} {
+		if strings.ContainsFunc(value, func(r rune) bool { return r < ' ' || r > '~' }) || strings.HasPrefix(value, " ") {
+			errs = append(errs, field.Invalid(path.Child(child), value, "must be printable ASCII, and not begin with a space"))
+		}
 	}
 	return errs
 }

@@ -4,6 +4,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
 func TestSharedObjects(t *testing.T) {
@@ -30,4 +33,28 @@ func TestSharedObjects(t *testing.T) {
 	} {
 		require.ErrorContains(t, Config(config(t, "r", with(entry))).ToAggregate(), says, entry)
 	}
+}
+
+func TestUserAgentIsReplacedOrPrefixed(t *testing.T) {
+	schema := newCRD(t, "shardingconfigs")
+	for text, says := range map[string]string{
+		"userAgent: {value: a b}":          "",
+		"userAgent: {prefix: 'a/ '}":       "",
+		"userAgent: {}":                    "set one of value and prefix",
+		"userAgent: {value: a, prefix: b}": "set one of value and prefix",
+		"userAgent: {value: \"a\\nb\"}":    "spec.userAgent.value",
+		"userAgent: {prefix: é}":           "spec.userAgent.prefix",
+	} {
+		spec := rooting + text + "\n"
+		for _, errs := range []field.ErrorList{Config(config(t, "r", spec)), schema.admit(object(t, "ShardingConfig", spec))} {
+			if says == "" {
+				require.Empty(t, errs, text)
+			} else {
+				require.ErrorContains(t, errs.ToAggregate(), says, text)
+			}
+		}
+	}
+	c := config(t, "r", rooting)
+	c.Spec.Root, c.Spec.ClientCertificates, c.Spec.UserAgent = nil, v1alpha1.ClientCertificatesPassthrough, &v1alpha1.UserAgent{Value: "a"}
+	require.ErrorContains(t, Config(c).ToAggregate(), "spec.userAgent: Forbidden")
 }

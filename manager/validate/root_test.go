@@ -74,11 +74,11 @@ func TestDefaultOnlyRequiresADefaultSubset(t *testing.T) {
 	only := strings.Replace(rooting, "prefix: op", "prefix: op\n  clusterScoped: DefaultOnly", 1)
 	require.ErrorContains(t, Config(config(t, "r", only)).ToAggregate(), "DefaultOnly requires subsets or targetSelector")
 	schema := newCRD(t, "shardingconfigs")
-	require.ErrorContains(t, schema.admit(object(t, "ShardingConfig", strings.TrimPrefix(only, "spec:"))).ToAggregate(), "DefaultOnly requires spec.root.subsets or spec.root.targetSelector")
+	require.ErrorContains(t, schema.admit(object(t, "ShardingConfig", only)).ToAggregate(), "DefaultOnly requires spec.root.subsets or spec.root.targetSelector")
 	subsets := strings.NewReplacer(`canary: {replicas: 1, inNamespaces: [a], inShardHash: ["3"]}`, "subsets: [{name: v2, podLabels: {version: v2}, namespaces: [{names: [a]}]}]",
 		"auto: {shardingSize: 2, everyShardReplicas: 1}", "").Replace(only)
 	require.Empty(t, Config(config(t, "r", subsets)))
-	require.Empty(t, schema.admit(object(t, "ShardingConfig", strings.TrimPrefix(subsets, "spec:"))))
+	require.Empty(t, schema.admit(object(t, "ShardingConfig", subsets)))
 }
 
 func TestLongNamesOfShardsAreRefused(t *testing.T) {

@@ -115,10 +115,31 @@ type ShardingConfigSpec struct {
 	// +kubebuilder:default=Resources
 	Fence Fence `json:"fence,omitempty"`
 
+	// UserAgent changes the User-Agent of the members' requests to the apiserver. Rules of
+	// CircuitBreakers and FaultInjections match that of the client.
+	// +optional
+	UserAgent *UserAgent `json:"userAgent,omitempty"`
+
 	// Root makes this object a sharding root, from which the manager derives shards. A root
 	// selects no pods itself.
 	// +optional
 	Root *RootConfig `json:"root,omitempty"`
+}
+
+// UserAgent is a change of the User-Agent of requests.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.value) != has(self.prefix)",message="set one of value and prefix"
+type UserAgent struct {
+	// Value replaces the User-Agent.
+	// +optional
+	// +kubebuilder:validation:MaxLength=256
+	// +kubebuilder:validation:Pattern=`^[!-~]([ -~]*[!-~])?$`
+	Value string `json:"value,omitempty"`
+	// Prefix is put before the User-Agent.
+	// +optional
+	// +kubebuilder:validation:MaxLength=256
+	// +kubebuilder:validation:Pattern=`^[!-~][ -~]*$`
+	Prefix string `json:"prefix,omitempty"`
 }
 
 // FailurePolicy is what happens to requests of members while no agent serves their node.

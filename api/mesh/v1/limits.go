@@ -35,6 +35,9 @@ const (
 	// AbilityClusterScoped is that of agents that know Sharding.cluster_scoped_owner. An agent
 	// that ignored it would let every shard write objects in no namespace.
 	AbilityClusterScoped = "cluster-scoped"
+	// AbilityUserAgents is that of agents that know Sharding.user_agent and
+	// user_agent_prefix.
+	AbilityUserAgents = "user-agents"
 	// AbilityRequestScope is that of agents that know ResourceMatch.scope. An agent that
 	// ignored it would apply rules to other requests, so that a rule that allows them could
 	// take the place of one that limits them.

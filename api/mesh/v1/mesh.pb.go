@@ -1491,8 +1491,13 @@ type Sharding struct {
 	// Reviews of authentication and authorization are exempt, and so are shared objects with
 	// write_all. Only to agents with AbilityClusterScoped.
 	ClusterScopedOwner string `protobuf:"bytes,17,opt,name=cluster_scoped_owner,json=clusterScopedOwner,proto3" json:"cluster_scoped_owner,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Not empty: replaces the User-Agent of requests to the apiserver. Only to agents with
+	// AbilityUserAgents, as the next one.
+	UserAgent string `protobuf:"bytes,18,opt,name=user_agent,json=userAgent,proto3" json:"user_agent,omitempty"`
+	// Not empty: put before it. Never together with user_agent.
+	UserAgentPrefix string `protobuf:"bytes,19,opt,name=user_agent_prefix,json=userAgentPrefix,proto3" json:"user_agent_prefix,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Sharding) Reset() {
@@ -1633,6 +1638,20 @@ func (x *Sharding) GetRequestTimeoutSeconds() uint32 {
 func (x *Sharding) GetClusterScopedOwner() string {
 	if x != nil {
 		return x.ClusterScopedOwner
+	}
+	return ""
+}
+
+func (x *Sharding) GetUserAgent() string {
+	if x != nil {
+		return x.UserAgent
+	}
+	return ""
+}
+
+func (x *Sharding) GetUserAgentPrefix() string {
+	if x != nil {
+		return x.UserAgentPrefix
 	}
 	return ""
 }
@@ -2197,7 +2216,7 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	" \x01(\bR\vpassthrough\x12\x16\n" +
 	"\x06serial\x18\v \x01(\x04R\x06serial\x123\n" +
 	"\atraffic\x18\f \x01(\v2\x19.ctrlmesh.mesh.v1.TrafficR\atraffic\x12'\n" +
-	"\x0frequired_serial\x18\r \x01(\x04R\x0erequiredSerial\"\xb0\x05\n" +
+	"\x0frequired_serial\x18\r \x01(\x04R\x0erequiredSerial\"\xfb\x05\n" +
 	"\bSharding\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\tR\x05shard\x12/\n" +
 	"\x06limits\x18\x02 \x03(\v2\x17.ctrlmesh.mesh.v1.LimitR\x06limits\x12'\n" +
@@ -2216,7 +2235,10 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\x06owners\x18\x0e \x03(\v2\x17.ctrlmesh.mesh.v1.OwnerR\x06owners\x12%\n" +
 	"\x0estandby_reason\x18\x0f \x01(\tR\rstandbyReason\x126\n" +
 	"\x17request_timeout_seconds\x18\x10 \x01(\rR\x15requestTimeoutSeconds\x120\n" +
-	"\x14cluster_scoped_owner\x18\x11 \x01(\tR\x12clusterScopedOwnerJ\x04\b\x03\x10\x04\"L\n" +
+	"\x14cluster_scoped_owner\x18\x11 \x01(\tR\x12clusterScopedOwner\x12\x1d\n" +
+	"\n" +
+	"user_agent\x18\x12 \x01(\tR\tuserAgent\x12*\n" +
+	"\x11user_agent_prefix\x18\x13 \x01(\tR\x0fuserAgentPrefixJ\x04\b\x03\x10\x04\"L\n" +
 	"\x05Owner\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\tR\x05shard\x12-\n" +
 	"\x05scope\x18\x02 \x01(\v2\x17.ctrlmesh.mesh.v1.ScopeR\x05scope\"\xa1\x01\n" +

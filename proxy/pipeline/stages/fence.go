@@ -279,6 +279,9 @@ func (s *fenceStage) lookUp(x *pipeline.State) (uid string, refused *apierrors.S
 	for _, of := range []string{"Accept-Encoding", "Content-Type", pipeline.AuditHeader} { // an audit id is one request's
 		delete(header, of)
 	}
+	if agent := newUserAgentStage(s.policy); agent != nil {
+		header["User-Agent"] = []string{agent.of(header)}
+	}
 	resp, err := s.policy.env.Get(x.Req.Ctx, &upstream.Request{
 		Method: http.MethodGet, Target: objectPath(&x.Req, x.Out.Path), Host: x.Req.Host, Header: header,
 	})

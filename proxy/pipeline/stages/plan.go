@@ -77,6 +77,9 @@ func (p *Policy) make(key match.Kind, isResource bool) *pipeline.Plan {
 		out.Stages.Add(stale)
 	}
 	out.Stages.Add(newLimitStage(p, key, isResource), newFaultStage(p, key, isResource, stale))
+	if s := newUserAgentStage(p); s != nil {
+		out.Stages.Add(s)
+	}
 	if key.Connects() {
 		out.Stages.Add(connectStage{p, p.env.Enter})
 	}

@@ -14,6 +14,7 @@
 //	fence.go      requests for objects of other shards; standby
 //	cluster.go    writes of objects in no namespace
 //	relisting.go  watches whose clients must list first; lists that a fault makes stale
+//	useragent.go  the User-Agent that the apiserver receives
 //	traffic.go    rules in force, and limits
 //	faulting.go   faults
 //	dryrun.go     what a policy would do

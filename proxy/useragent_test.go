@@ -1,0 +1,58 @@
+package proxy
+
+import (
+	"fmt"
+	"net/http"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+func TestUserAgentIsReplacedOrPrefixed(t *testing.T) {
+	api := &recorder{}
+	m := newMesh(t, api)
+	for _, q := range []struct {
+		sharding *meshv1.Sharding
+		sent     string
+		want     string
+	}{
+		{owning("mine"), "operator/v1", "operator/v1"},
+		{&meshv1.Sharding{Shard: "s1", UserAgent: "canary"}, "operator/v1", "canary"},
+		{&meshv1.Sharding{Shard: "s1", UserAgentPrefix: "canary/"}, "operator/v1", "canary/operator/v1"},
+		{&meshv1.Sharding{Shard: "s1", UserAgent: "canary", DryRun: true}, "operator/v1", "operator/v1"},
+	} {
+		m.policy(q.sharding)
+		for _, target := range []string{"/api/v1/namespaces/mine/pods", "/api/v1/pods?watch=1", "/version"} {
+			require.Equal(t, 200, m.do("GET", target, "", "User-Agent", q.sent).StatusCode)
+			require.Equal(t, []string{q.want}, api.last(t).Header["User-Agent"], target)
+		}
+	}
+}
+
+func TestRulesMatchTheUserAgentOfTheClient(t *testing.T) {
+	m := newMesh(t, &recorder{})
+	m.set(&meshv1.PodPolicy{
+		Version: "1", Sharding: &meshv1.Sharding{Shard: "s1", UserAgent: "canary"},
+		Traffic: &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "b", Rules: []*meshv1.LimitRule{{
+			Name: "r", Key: "k", UserAgents: []string{"operator/*"}, Resources: []*meshv1.ResourceMatch{{}}, Trigger: meshv1.Trigger_TRIGGER_FORCE_OPENED,
+		}}}}},
+	})
+	require.Equal(t, 503, m.do("GET", "/api/v1/nodes", "", "User-Agent", "operator/v1").StatusCode)
+	require.Equal(t, 200, m.do("GET", "/api/v1/nodes", "", "User-Agent", "canary").StatusCode)
+}
+
+func TestOwnerIsLookedUpWithTheUserAgent(t *testing.T) {
+	api := &recorder{then: func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprint(w, `{"metadata":{"name":"a","uid":"theirs"}}`)
+	}}
+	m := newMesh(t, api)
+	s := byObject("pods")
+	s.UserAgentPrefix = "canary/"
+	m.policy(s)
+	require.Equal(t, 403, m.do("DELETE", "/api/v1/namespaces/ns/pods/a", "", "User-Agent", "operator").StatusCode)
+	require.Equal(t, "GET", api.last(t).Method)
+	require.Equal(t, []string{"canary/operator"}, api.last(t).Header["User-Agent"])
+}
