@@ -95,8 +95,20 @@ func (v *virtualApp) configuration() {
 		v.errs = append(v.errs, errs...)
 	}
 	if o := c.RestConfigOverrides; o != nil && o.UserAgentOrPrefix != nil {
-		v.lacks(path.Child("restConfigOverrides", "userAgentOrPrefix"), "requests keep their User-Agent")
+		v.Config.Spec.UserAgent = v.userAgent(*o.UserAgentOrPrefix, path.Child("restConfigOverrides", "userAgentOrPrefix"))
 	}
+}
+
+// userAgent translates a change of the User-Agent.
+func (v *virtualApp) userAgent(value string, path *field.Path) *v1alpha1.UserAgent {
+	if value == "" || value[0] == ' ' || strings.ContainsFunc(value, func(r rune) bool { return r < ' ' || r > '~' }) {
+		v.errs = append(v.errs, field.Invalid(path, value, "must be printable ASCII, and not begin with a space"))
+		return nil
+	}
+	if strings.HasSuffix(value, "/") {
+		return &v1alpha1.UserAgent{Prefix: value}
+	}
+	return &v1alpha1.UserAgent{Value: value}
 }
 
 func (v *virtualApp) indexRules() {

@@ -1,6 +1,7 @@
 package dialect
 
 import (
+	"math/rand/v2"
 	"os"
 	"strings"
 	"testing"
@@ -45,6 +46,9 @@ func TestInvalidVirtualAppsAreRefused(t *testing.T) {
 		},
 		"spec.configuration.webhook.port: Invalid value: 0: must be from 1 to 65535": func(s *kruise.VirtualAppSpec) {
 			s.Configuration.Webhook.Port = 0
+		},
+		`spec.configuration.restConfigOverrides.userAgentOrPrefix: Invalid value: "a\nb": must be printable ASCII, and not begin with a space`: func(s *kruise.VirtualAppSpec) {
+			s.Configuration.RestConfigOverrides = &kruise.RestConfigOverrides{UserAgentOrPrefix: new("a\nb")}
 		},
 		"spec.route.subRules[0].match[1].resources: Forbidden: a namespace has one owner for all resources: list the same resources in every rule, or none": func(s *kruise.VirtualAppSpec) {
 			s.Route.SubRules[0].Match[1].Resources = resources("apps", "deployments")
@@ -113,6 +117,17 @@ func TestBothSpellingsNameOneLock(t *testing.T) {
 		out, errs := VirtualApp(readApp(t, seed))
 		require.Empty(t, errs)
 		require.Equal(t, &v1alpha1.ControllerConfig{LeaderElectionName: "test-operator"}, out.Config.Spec.Controller)
+	}
+}
+
+func TestUserAgentThatEndsWithSlashIsAPrefix(t *testing.T) {
+	for text, want := range map[string]v1alpha1.UserAgent{"canary": {Value: "canary"}, "canary/": {Prefix: "canary/"}, "a/b": {Value: "a/b"}} {
+		app := randomApp(rand.New(rand.NewPCG(1, 2)))
+		app.Spec.Configuration = &kruise.VirtualAppConfiguration{RestConfigOverrides: &kruise.RestConfigOverrides{UserAgentOrPrefix: &text}}
+		out, errs := VirtualApp(app)
+		require.Empty(t, errs)
+		require.Empty(t, validate.Config(out.Config))
+		require.Equal(t, &want, out.Config.Spec.UserAgent)
 	}
 }
 
