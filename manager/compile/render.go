@@ -122,6 +122,9 @@ func isolate(s *meshv1.Sharding, c *v1alpha1.ShardingConfig) {
 		if owner := layout.DefaultShard(r); r.ClusterScoped == v1alpha1.ClusterScopedDefaultOnly && s.Shard != owner {
 			s.ClusterScopedOwner = owner
 		}
+		if !s.Standby && s.Shard != layout.DefaultShard(r) {
+			s.DeniedUserAgents = r.DefaultOnlyUserAgents
+		}
 		s.Shared = collect.Map(c.Spec.Root.Shared, func(o v1alpha1.SharedObjects) *meshv1.SharedObjects {
 			return &meshv1.SharedObjects{
 				Resources:  []*meshv1.ResourceGroup{{ApiGroups: o.APIGroups, Resources: o.Resources}},

@@ -43,6 +43,9 @@ func Validate(root *v1alpha1.RootConfig, path *field.Path) field.ErrorList {
 	if root.Key == v1alpha1.KeyObject {
 		errs = append(errs, validateByObject(root, path)...)
 	}
+	if len(root.DefaultOnlyUserAgents) > 0 && !byLabels(root) {
+		errs = append(errs, field.Forbidden(path.Child("defaultOnlyUserAgents"), "it requires subsets or targetSelector: without them there is no default subset"))
+	}
 	if root.ClusterScoped == v1alpha1.ClusterScopedDefaultOnly && !byLabels(root) {
 		errs = append(errs, field.Forbidden(path.Child("clusterScoped"), "DefaultOnly requires subsets or targetSelector: without them there is no default subset"))
 	}

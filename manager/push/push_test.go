@@ -785,9 +785,10 @@ func TestOwnerOfClusterScopedObjectsIsWithheldFromOlderAgents(t *testing.T) {
 
 func TestUserAgentsAreWithheldFromOlderAgents(t *testing.T) {
 	w := start(t)
-	p := policies("value@n1=1", "prefix@n1=1")
+	p := policies("value@n1=1", "prefix@n1=1", "denied@n1=1")
 	p["value"].Sharding = &meshv1.Sharding{Shard: "s", UserAgent: "a"}
 	p["prefix"].Sharding = &meshv1.Sharding{Shard: "s", UserAgentPrefix: "a/"}
+	p["denied"].Sharding = &meshv1.Sharding{Shard: "s", DeniedUserAgents: []string{"a"}}
 	w.Set(cluster1, p)
 	older := w.hello(&meshv1.Hello{Node: "n1", Abilities: []string{meshv1.AbilityStandby}})
 	_, sent := older.world()

@@ -134,7 +134,7 @@ func (st *stream) lacks(p *meshv1.PodPolicy) string {
 		return "its agent knows neither standby nor the operator's locks"
 	case !st.can.cluster && s.GetClusterScopedOwner() != "":
 		return "its agent does not know clusterScoped of roots"
-	case !st.can.userAgents && (s.GetUserAgent() != "" || s.GetUserAgentPrefix() != ""):
+	case !st.can.userAgents && (s.GetUserAgent() != "" || s.GetUserAgentPrefix() != "" || len(s.GetDeniedUserAgents()) > 0):
 		return "its agent does not know User-Agents of configurations"
 	case !st.can.scope && scoped(p.GetTraffic()):
 		return "its agent does not know scope of rules"

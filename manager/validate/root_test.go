@@ -81,6 +81,17 @@ func TestDefaultOnlyRequiresADefaultSubset(t *testing.T) {
 	require.Empty(t, schema.admit(object(t, "ShardingConfig", subsets)))
 }
 
+func TestDefaultOnlyUserAgentsRequireADefaultSubset(t *testing.T) {
+	only := strings.Replace(rooting, "prefix: op", "prefix: op\n  defaultOnlyUserAgents: [a, b/*]", 1)
+	require.ErrorContains(t, Config(config(t, "r", only)).ToAggregate(), "spec.root.defaultOnlyUserAgents: Forbidden: it requires subsets or targetSelector")
+	schema := newCRD(t, "shardingconfigs")
+	require.ErrorContains(t, schema.admit(object(t, "ShardingConfig", only)).ToAggregate(), "defaultOnlyUserAgents requires spec.root.subsets or spec.root.targetSelector")
+	subsets := strings.NewReplacer(`canary: {replicas: 1, inNamespaces: [a], inShardHash: ["3"]}`, "", "targetStatefulSet: op", "targetSelector: {matchLabels: {app: op}}",
+		"auto: {shardingSize: 2, everyShardReplicas: 1}", "").Replace(only)
+	require.Empty(t, Config(config(t, "r", subsets)))
+	require.Empty(t, schema.admit(object(t, "ShardingConfig", subsets)))
+}
+
 func TestLongNamesOfShardsAreRefused(t *testing.T) {
 	root := &v1alpha1.RootConfig{Prefix: strings.Repeat("p", 40), Subsets: []v1alpha1.Subset{{Name: strings.Repeat("s", 22)}}}
 	require.Empty(t, longNames(root, field.NewPath("spec", "root")))

@@ -67,6 +67,7 @@ func (d *Division) Affects(next *Division, res schema.GroupResource) bool {
 	return selector.String() != next.Selector(res).String() ||
 		filtered != filters || filtered && (d.byUID != next.byUID || !before.Equal(after)) ||
 		divided && d.KeepCaches && !next.KeepCaches ||
+		!slices.Equal(d.message.GetDeniedUserAgents(), next.message.GetDeniedUserAgents()) ||
 		(divided || selector != nil) && !d.exemptsAs(next)
 }
 

@@ -17,6 +17,9 @@ type Narrowing struct {
 	selector string
 }
 
+// NoObjects narrows lists and watches of any resource to nothing.
+var NoObjects = &Narrowing{by: byUID}
+
 // assignment is what assigns the objects of a resource to shards.
 type assignment int
 

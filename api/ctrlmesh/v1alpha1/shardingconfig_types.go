@@ -296,6 +296,7 @@ type ResourceGroup struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.key) || self.key != 'Object' || !has(self.subsets)",message="spec.root.key: Object leaves no namespaces to give to subsets: remove spec.root.subsets"
 // +kubebuilder:validation:XValidation:rule="!has(self.key) || self.key != 'Object' || !has(self.canary)",message="spec.root.key: Object leaves no namespaces to give to a canary: remove spec.root.canary"
 // +kubebuilder:validation:XValidation:rule="!has(self.key) || self.key != 'Object' || !has(self.method) || self.method != 'Labels'",message="spec.root.key: Object cannot be imposed by labels: choose another spec.root.method"
+// +kubebuilder:validation:XValidation:rule="!has(self.defaultOnlyUserAgents) || size(self.defaultOnlyUserAgents) == 0 || has(self.subsets) || has(self.targetSelector)",message="spec.root.defaultOnlyUserAgents requires spec.root.subsets or spec.root.targetSelector"
 // +kubebuilder:validation:XValidation:rule="!has(self.clusterScoped) || self.clusterScoped != 'DefaultOnly' || has(self.subsets) || has(self.targetSelector)",message="spec.root.clusterScoped: DefaultOnly requires spec.root.subsets or spec.root.targetSelector"
 // +kubebuilder:validation:XValidation:rule="!has(self.clusterScoped) || self.clusterScoped != 'DefaultOnly' || !has(self.key) || self.key != 'Object'",message="spec.root.key: Object assigns objects in no namespace by uid: choose spec.root.clusterScoped Everyone"
 type RootConfig struct {
@@ -360,6 +361,17 @@ type RootConfig struct {
 	// +optional
 	// +kubebuilder:default=Everyone
 	ClusterScoped ClusterScoped `json:"clusterScoped,omitempty"`
+
+	// DefaultOnlyUserAgents are User-Agents of clients that the default subset alone serves:
+	// exact values, or prefixes that end with "*". In other subsets their lists are empty,
+	// their watches have no events, and all other requests for resources are refused with
+	// 403, except those for locks. It requires subsets or targetSelector.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=256
+	DefaultOnlyUserAgents []string `json:"defaultOnlyUserAgents,omitempty"`
 
 	// Key is how objects are assigned to shards. Namespace: by their namespace; every shard
 	// sees cluster-scoped objects. Object: by their uid.

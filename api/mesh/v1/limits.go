@@ -35,8 +35,8 @@ const (
 	// AbilityClusterScoped is that of agents that know Sharding.cluster_scoped_owner. An agent
 	// that ignored it would let every shard write objects in no namespace.
 	AbilityClusterScoped = "cluster-scoped"
-	// AbilityUserAgents is that of agents that know Sharding.user_agent and
-	// user_agent_prefix.
+	// AbilityUserAgents is that of agents that know Sharding.user_agent, user_agent_prefix and
+	// denied_user_agents. An agent that ignored the last would serve all clients.
 	AbilityUserAgents = "user-agents"
 	// AbilityRequestScope is that of agents that know ResourceMatch.scope. An agent that
 	// ignored it would apply rules to other requests, so that a rule that allows them could

@@ -1496,8 +1496,13 @@ type Sharding struct {
 	UserAgent string `protobuf:"bytes,18,opt,name=user_agent,json=userAgent,proto3" json:"user_agent,omitempty"`
 	// Not empty: put before it. Never together with user_agent.
 	UserAgentPrefix string `protobuf:"bytes,19,opt,name=user_agent_prefix,json=userAgentPrefix,proto3" json:"user_agent_prefix,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// User-Agents of clients that find no objects: exact values, or prefixes that end with "*".
+	// Their lists are empty, their watches have no events, and all other requests for
+	// resources are answered 403, except those for locks. Only to agents with
+	// AbilityUserAgents.
+	DeniedUserAgents []string `protobuf:"bytes,20,rep,name=denied_user_agents,json=deniedUserAgents,proto3" json:"denied_user_agents,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Sharding) Reset() {
@@ -1654,6 +1659,13 @@ func (x *Sharding) GetUserAgentPrefix() string {
 		return x.UserAgentPrefix
 	}
 	return ""
+}
+
+func (x *Sharding) GetDeniedUserAgents() []string {
+	if x != nil {
+		return x.DeniedUserAgents
+	}
+	return nil
 }
 
 // Owner is a shard and the keys that it owns.
@@ -2216,7 +2228,7 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	" \x01(\bR\vpassthrough\x12\x16\n" +
 	"\x06serial\x18\v \x01(\x04R\x06serial\x123\n" +
 	"\atraffic\x18\f \x01(\v2\x19.ctrlmesh.mesh.v1.TrafficR\atraffic\x12'\n" +
-	"\x0frequired_serial\x18\r \x01(\x04R\x0erequiredSerial\"\xfb\x05\n" +
+	"\x0frequired_serial\x18\r \x01(\x04R\x0erequiredSerial\"\xa9\x06\n" +
 	"\bSharding\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\tR\x05shard\x12/\n" +
 	"\x06limits\x18\x02 \x03(\v2\x17.ctrlmesh.mesh.v1.LimitR\x06limits\x12'\n" +
@@ -2238,7 +2250,8 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\x14cluster_scoped_owner\x18\x11 \x01(\tR\x12clusterScopedOwner\x12\x1d\n" +
 	"\n" +
 	"user_agent\x18\x12 \x01(\tR\tuserAgent\x12*\n" +
-	"\x11user_agent_prefix\x18\x13 \x01(\tR\x0fuserAgentPrefixJ\x04\b\x03\x10\x04\"L\n" +
+	"\x11user_agent_prefix\x18\x13 \x01(\tR\x0fuserAgentPrefix\x12,\n" +
+	"\x12denied_user_agents\x18\x14 \x03(\tR\x10deniedUserAgentsJ\x04\b\x03\x10\x04\"L\n" +
 	"\x05Owner\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\tR\x05shard\x12-\n" +
 	"\x05scope\x18\x02 \x01(\v2\x17.ctrlmesh.mesh.v1.ScopeR\x05scope\"\xa1\x01\n" +

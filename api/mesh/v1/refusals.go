@@ -19,6 +19,7 @@ const (
 const (
 	RefusedForeign       Refusal = "foreign" // another shard owns the object
 	RefusedUnknown       Refusal = "unknown" // the owner cannot be read
+	RefusedUserAgent     Refusal = "user_agent"
 	RefusedStandby       Refusal = "standby"
 	RefusedLock          Refusal = "lock"
 	RefusedUnknownLock   Refusal = "unknown_lock"

@@ -49,6 +49,9 @@ func (p *Policy) dryRunStages(key match.Kind) (out pipeline.Stages) {
 	if len(would.Locks) > 0 && key.Subresource == "" && lock.Kind(key.Group, key.Resource) {
 		out = append(out, &dryLockStage{would.Locks, newDryRun(p, key, wouldRename)})
 	}
+	if s := dryDeniedStage(p, would, key); s != nil {
+		out.Add(s)
+	}
 	out.Add(newElectionStage(p, key))
 	if e := would.Exemption(key); e != nil && !e.InBody { // the body is not awaited
 		out.Add(exemptStage{e})

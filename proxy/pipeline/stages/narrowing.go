@@ -15,6 +15,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
 	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/query"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
@@ -107,7 +108,7 @@ type narrowStage struct {
 	watch         bool
 	weight        int64 // that filtering takes at least, in bytes
 	kept, dropped prometheus.Counter
-	methods       *isolation.Methods
+	methods       *isolation.Methods // nil: the method is of no interest
 }
 
 // newNarrowStage returns the stage for a list or watch, nil where scopes narrow nothing.
@@ -120,6 +121,15 @@ func newNarrowStage(p *Policy, res schema.GroupResource, watch bool) pipeline.St
 		return p.Metrics.Counter(p.env.Metrics.Filtered, p.Metrics.Resource(res.Resource), result)
 	}
 	s := &narrowStage{Narrowing: n, resource: res, watch: watch, weight: filter.ListBuffer, kept: count("kept"), dropped: count("dropped"), methods: &p.env.Methods}
+	if watch {
+		s.weight = filter.WatchBuffer
+	}
+	return s
+}
+
+// emptyStage returns the stage for a list or watch that finds nothing.
+func emptyStage(res schema.GroupResource, watch bool) *narrowStage {
+	s := &narrowStage{Narrowing: isolation.NoObjects, resource: res, watch: watch, weight: filter.ListBuffer, kept: metrics.Discard, dropped: metrics.Discard}
 	if watch {
 		s.weight = filter.WatchBuffer
 	}
@@ -192,7 +202,7 @@ func (s *narrowStage) keep(x *pipeline.State, k filter.Key) bool {
 // echoes the selector if the apiserver applied it. A watch does not: the apiserver applied
 // it if the watch could have had foreign objects, and had none.
 func (s *narrowStage) NoteMethod(x *pipeline.State) {
-	if !s.Shows(x.Req.Info.Namespace) || s.watch && !x.Judged.Load() {
+	if s.methods == nil || !s.Shows(x.Req.Info.Namespace) || s.watch && !x.Judged.Load() {
 		return
 	}
 	method := isolation.Filtered

@@ -94,6 +94,9 @@ func (p *Policy) shardingStages(key match.Kind, locks *lockStage) (out pipeline.
 	if locks != nil {
 		out.Add(locks)
 	}
+	if s := newDeniedStage(p, key); s != nil && p.Would == nil {
+		out.Add(s)
+	}
 	if p.Would == nil {
 		out.Add(newElectionStage(p, key))
 	}

@@ -10,6 +10,7 @@
 //	admission.go  upgrade, budgets, header fields, connections into pods
 //	locks.go      names of the operator's locks
 //	election.go   locks that the policy does not name; writes of the mesh's CA
+//	denied.go     clients that find no objects
 //	narrowing.go  lists and watches of the shard alone, by selectors and filters
 //	fence.go      requests for objects of other shards; standby
 //	cluster.go    writes of objects in no namespace
