@@ -252,14 +252,25 @@ func (v *virtualApp) conclude() {
 			v.warn(route.Child("subRules").Index(i), "rule %s has no effect: no subset lists it in routeRules", r.Name)
 		}
 	}
-	if len(v.route.SubsetDefaultOnlyUserAgents) > 0 {
-		v.lacks(route.Child("subsetDefaultOnlyUserAgents"), "all subsets may send requests with these User-Agents")
-	}
+	v.defaultOnly(route.Child("subsetDefaultOnlyUserAgents"))
 	if len(v.Spec.Subsets) == 0 {
 		v.warn(subsets, "the default subset owns all namespaces, where openkruise denies requests for all of them")
 		return
 	}
 	v.warn(subsets, "every subset reads cluster-scoped objects, where openkruise serves them to the default subset alone")
+}
+
+// defaultOnly sets which clients the default subset alone serves.
+func (v *virtualApp) defaultOnly(path *field.Path) {
+	for i, agent := range v.route.SubsetDefaultOnlyUserAgents {
+		if agent == "" || strings.HasSuffix(agent, "*") {
+			v.errs = append(v.errs, field.Invalid(path.Index(i), agent, `name a User-Agent exactly: it must not be empty, or end with "*"`))
+		}
+	}
+	v.root.DefaultOnlyUserAgents = slices.Clone(v.route.SubsetDefaultOnlyUserAgents)
+	if len(v.root.DefaultOnlyUserAgents) > 0 && v.Config.Spec.UserAgent != nil {
+		v.warn(path, "it is compared with the User-Agents of the clients, where openkruise compares it with the result of userAgentOrPrefix")
+	}
 }
 
 // matchOf translates an entry that matches namespaces. It returns nil for one that matches

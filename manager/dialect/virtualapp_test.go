@@ -50,6 +50,9 @@ func TestInvalidVirtualAppsAreRefused(t *testing.T) {
 		`spec.configuration.restConfigOverrides.userAgentOrPrefix: Invalid value: "a\nb": must be printable ASCII, and not begin with a space`: func(s *kruise.VirtualAppSpec) {
 			s.Configuration.RestConfigOverrides = &kruise.RestConfigOverrides{UserAgentOrPrefix: new("a\nb")}
 		},
+		`spec.route.subsetDefaultOnlyUserAgents[1]: Invalid value: "a*": name a User-Agent exactly: it must not be empty, or end with "*"`: func(s *kruise.VirtualAppSpec) {
+			s.Route.SubsetDefaultOnlyUserAgents = []string{"a", "a*"}
+		},
 		"spec.route.subRules[0].match[1].resources: Forbidden: a namespace has one owner for all resources: list the same resources in every rule, or none": func(s *kruise.VirtualAppSpec) {
 			s.Route.SubRules[0].Match[1].Resources = resources("apps", "deployments")
 		},
