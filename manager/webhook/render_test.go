@@ -42,13 +42,13 @@ func rooted(change func(*v1alpha1.ShardingConfigSpec)) compile.Result {
 		s.Root = &v1alpha1.RootConfig{}
 		change(s)
 	})
-	one, two, spare := pod("one", "n1", "192.0.2.1"), pod("two", "n2", "192.0.2.2"), pod("spare", "n1", "192.0.2.3")
+	one, two, surplus := pod("one", "n1", "192.0.2.1"), pod("two", "n2", "192.0.2.2"), pod("surplus", "n1", "192.0.2.3")
 	unready := pod("unready", "n2", "192.0.2.4")
 	unready.Status.Conditions[0].Status = corev1.ConditionFalse
 	canary := sharding.Keys("a")
 	return compile.Result{
 		Shards: []compile.Shard{
-			shardOf(c, nil, "op", sharding.Scope{}, one, two, spare, unready),
+			shardOf(c, nil, "op", sharding.Scope{}, one, two, surplus, unready),
 			shardOf(nil, c, "op-one", canary, one),
 			shardOf(nil, c, "op-two", sharding.All().Minus(canary), two, unready),
 		},
@@ -66,7 +66,7 @@ func TestWebhooksOfARoot(t *testing.T) {
 		}
 	}), []Service{hook, {NamespacedName: types.NamespacedName{Namespace: "ns", Name: "other"}, Selector: map[string]string{"app": "other"}, CA: []byte("x")}})
 	require.Len(t, nodes, 2)
-	require.Equal(t, map[string]string{"one": "op-one", "spare": ""}, nodes["n1"].Webhooks[0].Pods)
+	require.Equal(t, map[string]string{"one": "op-one", "surplus": ""}, nodes["n1"].Webhooks[0].Pods)
 	require.Equal(t, map[string]string{"two": "op-two", "unready": "op-two"}, nodes["n2"].Webhooks[0].Pods)
 	w := nodes["n1"].Webhooks[0]
 	require.Equal(t, "/certs", w.CertDir)
