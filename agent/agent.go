@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/events"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/inbound"
 	"github.com/ctrlmesh/ctrlmesh/agent/certs"
 	"github.com/ctrlmesh/ctrlmesh/agent/control"
 	"github.com/ctrlmesh/ctrlmesh/agent/journal"
@@ -103,6 +104,11 @@ func (a *agent) open() error {
 	if a.capture, err = capture.Open(a.captureConfig(unified, a.metrics)); err != nil {
 		return fmt.Errorf("no way to capture pods on this node: %w", err)
 	}
+	inboundNode, noInbound := inbound.Open(PinDir(a.BPFDir), a.Logger)
+	if noInbound != nil {
+		inboundNode = nil
+		a.Logger.Warn("reviews cannot be routed on this node", "reason", noInbound)
+	}
 	for mode, why := range a.capture.Unavailable() {
 		a.events.Node("CaptureUnavailable", fmt.Sprintf("pods cannot be captured by %s on this node: %v", mode, why))
 	}
@@ -117,7 +123,7 @@ func (a *agent) open() error {
 	}
 	a.journal = node.OpenJournal(filepath.Join(a.RunDir, "journal"), a.events, a.Logger)
 	a.node = node.New(node.Config{
-		Locator: locator, Capture: a.capture, Proxy: server, Store: store, Journal: a.journal,
+		Locator: locator, Capture: a.capture, Inbound: inboundNode, NoInbound: noInbound, Proxy: server, Store: store, Journal: a.journal,
 		Manager: a.manager, RenewLeaf: a.keeper.Renew, Events: a.events, Metrics: a.metrics,
 		PodStart: a.podStart, Logger: a.Logger,
 	})

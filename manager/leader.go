@@ -28,6 +28,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers/stamp"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers/status"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers/traffic"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers/webhook"
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
@@ -112,6 +113,7 @@ func (l *leader) controllers() []controllers.Reconciler {
 		&status.Controller{Client: l.live, Cache: l.cache, Recorder: l.recorder, Keeper: l.keeper, Sweeper: l.sweeper, Push: l.push, State: s},
 		&node.Controller{Client: l.live, Namespace: l.Namespace, Push: l.push, State: s},
 		&share.Controller{Push: l.push, State: s},
+		&webhook.Controller{Client: l.live, Push: l.push, State: s},
 		&traffic.Controller{Client: l.live, Cache: l.cache, Recorder: l.recorder, Push: l.push, State: s},
 		&endpoint.Controller{
 			Client: l.live, Namespace: l.Namespace, Service: l.ManagerService, PodName: l.PodName, PodIP: l.PodIP, Address: l.PushAddress,

@@ -70,6 +70,11 @@
 // ServeEgress serves the pod's redirected connections to other hosts (passthrough.go,
 // package egress), with accounts of their own from the same pools.
 //
+// # Webhooks
+//
+// Reviews serves the connections to the pod's own webhook (reviews.go, package review), also
+// with accounts of their own.
+//
 // # Bounds
 //
 // Everything that a pod can make the proxy keep is bounded per pod. What is above a bound

@@ -25,14 +25,16 @@ func (p *Pod) Drain(ctx context.Context) error {
 	defer p.die()
 	p.conns.Stop()
 	p.egress.Stop()
-	others := make(chan error, 1)
+	p.reviews.Stop()
+	others := make(chan error, 2)
 	go func() { others <- p.egress.Drain(ctx) }()
+	go func() { others <- p.reviews.Drain(ctx) }()
 	// Not http.Server.Shutdown, which drops requests that arrive on HTTP/1 connections.
 	err := p.conns.Wait(ctx)
 	if err != nil {
 		p.cut()
 	}
-	return errors.Join(err, <-others)
+	return errors.Join(err, <-others, <-others)
 }
 
 // Shutdown ends everything of the pod for good: as Drain, but watches, upgrades
@@ -45,6 +47,8 @@ func (p *Pod) Shutdown(ctx context.Context) error {
 	p.cutTunnels()
 	p.egress.Stop()
 	p.egress.Cut()
+	p.reviews.Stop()
+	p.reviews.Cut()
 	err := p.http.Shutdown(ctx)
 	if err != nil {
 		p.cut()

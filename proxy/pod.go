@@ -22,6 +22,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline/stages"
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
+	"github.com/ctrlmesh/ctrlmesh/proxy/review"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
@@ -53,6 +54,7 @@ type Pod struct {
 	inForce
 
 	egress  *egress.Server
+	reviews *review.Server
 	notices notices
 }
 
@@ -127,6 +129,7 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 	context.AfterFunc(p.life, func() { time.AfterFunc(p.unseen(), func() { p.endWriting(nil) }) })
 	p.http, p.http11 = p.newHTTP()
 	p.egress = newEgress(p)
+	p.reviews = newReviews(p)
 	return p
 }
 

@@ -205,4 +205,5 @@ func Cleanup(pinDir string, netnsPaths ...string) error {
 type Files struct {
 	Listeners []*os.File
 	Egress    []*os.File // those of [Pod.SetEgress]
+	Inbound   []*os.File // those of package inbound, which Capture ignores
 }

@@ -14,7 +14,7 @@ func (f *Files) Close() {
 	if f == nil {
 		return
 	}
-	for _, file := range slices.Concat(f.Listeners, f.Egress) {
+	for _, file := range slices.Concat(f.Listeners, f.Egress, f.Inbound) {
 		_ = file.Close()
 	}
 }

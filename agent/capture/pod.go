@@ -104,6 +104,9 @@ func (p *Pod) SetAddresses(addresses []netip.Addr) error {
 	return p.addressed.SetAddresses(addresses)
 }
 
+// NetNS returns a path of the pod's network namespace that is valid until [Pod.Release].
+func (p *Pod) NetNS() string { return fmt.Sprintf("/proc/self/fd/%d", p.netns.Fd()) }
+
 // Mode returns the mode that the pod was captured by.
 func (p *Pod) Mode() Mode { return p.mode }
 

@@ -42,6 +42,8 @@ type Handler interface {
 	// Serial returns the highest serial of a policy that the pod has had. barred means that
 	// the pod was refused since, and that no policy with that serial is applied any more.
 	Serial(uid string) (serial uint64, barred bool)
+	// SetWebhooks replaces how reviews are routed.
+	SetWebhooks(*meshv1.Webhooks)
 	// Synced receives the uids of all pods that the manager has a policy for.
 	Synced(uids map[string]bool)
 	// Versions returns the versions of the policies that settled, by the uids of all pods
@@ -319,6 +321,8 @@ func (s *session) apply(ctx context.Context, msg *meshv1.ManagerMessage) error {
 	case *meshv1.ManagerMessage_Remove:
 		settled, err := s.handler.RemovePolicy(k.Remove.GetUid())
 		s.ack(ctx, k.Remove.GetUid(), "", settled, err)
+	case *meshv1.ManagerMessage_Webhooks:
+		s.handler.SetWebhooks(k.Webhooks)
 	case *meshv1.ManagerMessage_Synced:
 		if s.synced {
 			return errors.New("the manager sent Synced twice")

@@ -98,6 +98,8 @@ func (r *recorder) TrafficProblem(uid string) string {
 	}
 	return ""
 }
+func (r *recorder) SetWebhooks(*meshv1.Webhooks) {}
+
 func (r *recorder) Synced(uids map[string]bool)   { r.synced <- uids }
 func (r *recorder) Namespaces() map[string]string { return map[string]string{"held": "ns"} }
 func (r *recorder) Versions() map[string]string {

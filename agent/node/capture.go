@@ -108,6 +108,9 @@ func (c *capturer) capturePod(uid string, p *pod, f pods.Found) error {
 		Addresses: p.info.Addresses, FailOpen: p.failsOpen(), Files: p.files, Egress: p.egressPorts(),
 	}
 	start := time.Now()
+	if p.files != nil {
+		p.inbound, p.files.Inbound = p.files.Inbound, nil
+	}
 	p.files = nil // the backend closes them
 	captured, err := c.Capture.Capture(request)
 	if err != nil {
@@ -142,6 +145,7 @@ func (c *capturer) serve(uid string, p *pod) {
 		go c.effects.accept(p.proxied.Serve, l, p.info.String())
 	}
 	go c.watchLocks(uid, p.proxied)
+	c.effects.setWebhook(p)
 }
 
 // checkSandboxes releases the captured pods that run in another network namespace and no

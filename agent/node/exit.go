@@ -79,6 +79,7 @@ func (d *departure) yield() {
 func (d *departure) abandon(uid string, p *pod) {
 	name := p.info.String()
 	d.logError(p.captured.Abandon(), "failed to abandon a pod", p)
+	d.logError(p.webhook.abandon(), "failed to abandon the webhook of a pod", p)
 	captured, proxied, record := p.captured, p.proxied, p.journal
 	p.captured = nil // policies still reach the requests in flight
 	d.effects.handle(uid, p, lifecycle.Takeover)
@@ -148,11 +149,15 @@ func (d *departure) stop() {
 		if proxied := p.proxied; proxied != nil {
 			ended.Go(func() { _ = proxied.Shutdown(ctx) })
 		}
+		_ = p.webhook.abandon()
 		p.captured, p.proxied = nil, nil
 		d.effects.handle(uid, p, lifecycle.Stop)
 	}
 	ended.Wait()
 	d.logError(d.Capture.Close(), "failed to close the capture", nil)
+	if d.Inbound != nil {
+		d.logError(d.Inbound.Close(), "failed to close the capture of inbound connections", nil)
+	}
 	if before < yielded {
 		close(d.yielded)
 	}

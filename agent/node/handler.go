@@ -51,6 +51,11 @@ func (h handler) RemovePolicy(uid string) (settled <-chan struct{}, err error) {
 	return settled, err
 }
 
+// SetWebhooks implements control.Handler.
+func (h handler) SetWebhooks(w *meshv1.Webhooks) {
+	_ = h.run(h.ctx, func() { h.effects.setWebhooks(w) })
+}
+
 // Synced implements control.Handler.
 func (h handler) Synced(uids map[string]bool) {
 	_ = h.run(h.ctx, func() {

@@ -93,6 +93,7 @@ func (n *Node) WatchHealth(ctx context.Context, socket *takeover.Socket) {
 
 func (n *Node) check(ctx context.Context) {
 	found := n.Capture.Check(phase(n.shown.Load()) == serving)
+	n.checkInbound()
 	if ctx.Err() != nil || phase(n.shown.Load()) != serving {
 		return // the agent is about to exit: a probe that did not arrive is no loss
 	}
@@ -116,6 +117,19 @@ func (n *Node) check(ctx context.Context) {
 				}
 			})
 		}()
+	}
+}
+
+// checkInbound steers the ports at which webhooks listen, and no others.
+func (n *Node) checkInbound() {
+	if n.Inbound == nil {
+		return
+	}
+	if !slices.Contains(n.Capture.Modes(), capture.EBPF) { // its checks give the sign of life
+		n.Inbound.Beat()
+	}
+	if err := n.Inbound.Check(); err != nil {
+		n.Logger.Error("failed to check the connections to webhooks", "error", err)
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/inbound"
 	"github.com/ctrlmesh/ctrlmesh/agent/inflight"
 	"github.com/ctrlmesh/ctrlmesh/agent/journal"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
@@ -42,10 +43,14 @@ const (
 type Config struct {
 	Locator *pods.Locator
 	Capture capture.Backend
-	Proxy   *proxy.Server
-	Store   *state.Store
-	Journal *journal.Journal
-	Manager Manager
+	// Inbound captures the connections to webhooks. It is nil if NoInbound says why that is
+	// impossible on this node.
+	Inbound   *inbound.Node
+	NoInbound error
+	Proxy     *proxy.Server
+	Store     *state.Store
+	Journal   *journal.Journal
+	Manager   Manager
 	// RenewLeaf requests a serving certificate with the names of a new cluster.
 	RenewLeaf func()
 	Events    *telemetry.Recorder
@@ -67,8 +72,10 @@ type core struct {
 	work    chan func()
 	pods    map[string]*pod // by uid
 	earlier *inflight.Earlier
-	phase   phase
-	shown   atomic.Int32 // phase, for other goroutines than the loop
+	// webhooks are how reviews are routed, by the uids of pods.
+	webhooks map[string]*meshv1.Webhook
+	phase    phase
+	shown    atomic.Int32 // phase, for other goroutines than the loop
 }
 
 // do runs f in the loop and waits for it.
@@ -232,6 +239,9 @@ func (n *Node) tick() {
 	n.capturer.checkSandboxes()
 	n.capturer.captureMissing()
 	n.effects.retry()
+	for _, p := range n.pods {
+		n.effects.setWebhook(p)
+	}
 	n.earlier.Tidy()
 	if len(n.uids((*pod).deleted)) > 0 {
 		n.presence.sync()

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"os"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -77,12 +78,15 @@ type redirection struct {
 
 	egressServed  bool   // its connections to other hosts are served
 	egressProblem string // why they are not redirected as the rules require
+
+	webhook reviews
 }
 
 // inherited is what the predecessor offered, until the pod is captured.
 type inherited struct {
-	files  *capture.Files
-	counts []byte // of its rules
+	files   *capture.Files
+	inbound []*os.File // of files, until the webhook is routed
+	counts  []byte     // of its rules
 }
 
 // reporting is the state of the reports about a pod.

@@ -286,6 +286,7 @@ func (e *effects) discard(uid string, p *pod) {
 func (e *effects) release(p *pod) {
 	p.files.Close()
 	p.files = nil
+	e.endWebhook(p)
 	if p.captured == nil {
 		return
 	}

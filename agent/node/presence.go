@@ -48,6 +48,9 @@ func (s *presence) restore(d *destinations, offered []takeover.Pod, drained <-ch
 			p.rules = saved.GetTraffic()
 		}
 	}
+	webhooks, err := s.Store.Webhooks()
+	s.logError(err, "failed to load the saved webhooks: reviews are not routed until the manager sends them", nil)
+	s.effects.keepWebhooks(webhooks)
 	for _, o := range offered {
 		p := s.restored(o.UID, o.Namespace, o.Name)
 		p.files, p.confirmed, p.counts = o.Files, o.Version, o.Traffic
@@ -88,6 +91,9 @@ func (s *presence) sync() {
 	s.removeAbsent(s.absent(listed))
 	if s.phase != serving {
 		return
+	}
+	if s.Inbound != nil {
+		s.logError(s.Inbound.Sweep(func(uid string) bool { return s.pods[uid] != nil }), "failed to end the steering to deleted pods", nil)
 	}
 	s.logError(s.Capture.Sweep(func(uid string) bool { return s.pods[uid] != nil }), "failed to remove the redirections of deleted pods", nil)
 }

@@ -46,6 +46,7 @@ func (n *Node) report(uid string, p *pod) *meshv1.PodReport {
 	r.Methods = p.proxied.Methods()
 	r.EgressMessage = p.egressProblem
 	r.TrafficMessage = p.trafficProblem()
+	r.WebhookMessage = n.webhookProblem(p)
 	p.addCounts(r)
 	return r
 }

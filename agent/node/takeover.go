@@ -103,6 +103,10 @@ func (i incumbent) Offer(ctx context.Context) (offered []takeover.Pod, err error
 func (i incumbent) offer(uid string, p *pod) takeover.Pod {
 	files, err := p.captured.Files()
 	i.logError(err, "failed to offer the listeners of a pod: the successor captures it as after a crash", p)
+	if files != nil && p.webhook.captured != nil {
+		files.Inbound, err = p.webhook.captured.Files()
+		i.logError(err, "failed to offer the listeners of a pod's webhook", p)
+	}
 	p.confirmed = i.version(p) // holds for what the successor does until it serves
 	return takeover.Pod{
 		UID: uid, Namespace: p.info.Namespace, Name: p.info.Name, Version: p.confirmed, Files: files,

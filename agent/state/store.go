@@ -27,6 +27,7 @@ type Store struct{ dir string }
 
 const (
 	clusterFile  = "cluster.pb"
+	webhooksFile = "webhooks.pb"
 	policySuffix = ".policy.pb"
 	podSuffix    = ".pod.json"
 )
@@ -130,6 +131,25 @@ func (s *Store) SaveCluster(c *meshv1.Cluster) error {
 		return fmt.Errorf("encoding %s: %w", clusterFile, err)
 	}
 	return s.writeSummed(clusterFile, b, time.Now())
+}
+
+// SaveWebhooks replaces the saved webhooks.
+func (s *Store) SaveWebhooks(w *meshv1.Webhooks) error {
+	b, err := deterministic.Marshal(w)
+	if err != nil {
+		return fmt.Errorf("encoding %s: %w", webhooksFile, err)
+	}
+	return s.writeSummed(webhooksFile, b, time.Now())
+}
+
+// Webhooks returns the saved webhooks, none if nothing was saved.
+func (s *Store) Webhooks() (*meshv1.Webhooks, error) {
+	w := &meshv1.Webhooks{}
+	err := s.read(webhooksFile, func(b []byte) error { return proto.Unmarshal(b, w) })
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return w, err
 }
 
 // SavePolicy replaces the saved policy of a pod. An equal one that is saved already keeps

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -429,10 +430,10 @@ func TestListenersForEgressArePassedOn(t *testing.T) {
 			require.NoError(t, err)
 		}
 		inodes = append(inodes, inode)
-		offered := &capture.Files{Listeners: files[:2], Egress: files[2:]}
+		offered := &capture.Files{Listeners: files[:2], Inbound: files[2:3], Egress: files[3:]}
 		if i%10 == 0 { // one without
 			closeAll(files[2:])
-			offered.Egress = nil
+			offered.Egress, offered.Inbound = nil, nil
 		}
 		sent = append(sent, Pod{UID: fmt.Sprint(i), Files: offered})
 	}
@@ -447,8 +448,9 @@ func TestListenersForEgressArePassedOn(t *testing.T) {
 	for i, pod := range got {
 		require.Equal(t, fmt.Sprint(i), pod.UID)
 		require.Len(t, pod.Files.Listeners, 2)
-		require.Len(t, pod.Files.Egress, map[bool]int{true: 0, false: 2}[i%10 == 0])
-		for j, f := range append(pod.Files.Listeners, pod.Files.Egress...) {
+		require.Len(t, pod.Files.Egress, map[bool]int{true: 0, false: 1}[i%10 == 0])
+		require.Len(t, pod.Files.Inbound, len(pod.Files.Egress))
+		for j, f := range slices.Concat(pod.Files.Listeners, pod.Files.Inbound, pod.Files.Egress) {
 			is, err := os.Readlink(fmt.Sprint("/proc/self/fd/", f.Fd()))
 			require.NoError(t, err)
 			require.Equal(t, inodes[i][j], is)

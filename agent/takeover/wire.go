@@ -80,12 +80,14 @@ func (m message) err() error {
 }
 
 // podMessage is a Pod. Its listeners are the next files of the message, those for egress
-// last. An agent that does not know egress closes these as surplus listeners.
+// last, those of inbound connections before these. An agent that does not know egress or
+// inbound connections closes theirs as surplus listeners.
 type podMessage struct {
 	Pod
 	Handed    bool `json:"handed"`
 	Listeners int  `json:"listeners"`
-	Egress    int  `json:"egress,omitempty"` // how many of Listeners
+	Egress    int  `json:"egress,omitempty"`  // how many of Listeners
+	Inbound   int  `json:"inbound,omitempty"` // how many of Listeners
 }
 
 // peer is one end of a connection.
@@ -172,11 +174,12 @@ func (p peer) sendPods(pods []Pod) error {
 				break
 			}
 			if h := pm.Files; h != nil {
-				pm.Handed, pm.Listeners, pm.Egress = true, len(h.Listeners)+len(h.Egress), len(h.Egress)
+				pm.Handed, pm.Egress, pm.Inbound = true, len(h.Egress), len(h.Inbound)
+				pm.Listeners = len(h.Listeners) + pm.Inbound + pm.Egress
 				if len(files)+pm.Listeners > maxFiles {
 					break
 				}
-				files = append(append(files, h.Listeners...), h.Egress...)
+				files = slices.Concat(files, h.Listeners, h.Inbound, h.Egress)
 			}
 			m.Pods, pods = append(m.Pods, pm), pods[1:]
 		}
@@ -204,13 +207,14 @@ func (p peer) receivePods() ([]Pod, error) {
 			return fail(err)
 		}
 		for _, pm := range m.Pods {
-			if pm.Egress < 0 || pm.Listeners < pm.Egress || pm.Listeners > len(files) {
+			if pm.Egress < 0 || pm.Inbound < 0 || pm.Listeners < pm.Egress+pm.Inbound || pm.Listeners > len(files) {
 				closeAll(files)
 				return fail(errors.New("listeners are missing"))
 			}
 			if pm.Handed {
-				first := pm.Listeners - pm.Egress
-				pm.Files = &capture.Files{Listeners: files[:first:first], Egress: files[first:pm.Listeners:pm.Listeners]}
+				egress := pm.Listeners - pm.Egress
+				inbound := egress - pm.Inbound
+				pm.Files = &capture.Files{Listeners: files[:inbound:inbound], Inbound: files[inbound:egress:egress], Egress: files[egress:pm.Listeners:pm.Listeners]}
 				files = files[pm.Listeners:]
 			}
 			pods = append(pods, pm.Pod)

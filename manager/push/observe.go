@@ -37,6 +37,8 @@ type Observation struct {
 	// Methods are the methods that apply to lists and watches of divided resources, by
 	// resource.group. The caller must not modify the map.
 	Methods map[string]string
+	// WebhookMessage says why reviews that arrive at the pod are not routed.
+	WebhookMessage string
 	LockReport
 	TrafficReport
 }

@@ -821,3 +821,27 @@ func TestRulesWithScopeAreWithheldFromOlderAgents(t *testing.T) {
 	_, sent = w.hello(&meshv1.Hello{Node: "n1", Abilities: []string{meshv1.AbilityTraffic, meshv1.AbilityRequestScope}}).world()
 	require.Len(t, sent, 3)
 }
+
+func TestWebhooksFollowThePolicies(t *testing.T) {
+	w := start(t)
+	w.Set(cluster1, policies("a@n1=1"))
+	webhooks := func(version string) map[string]*meshv1.Webhooks {
+		return map[string]*meshv1.Webhooks{"n1": {Version: version}, "n2": {Version: "x"}}
+	}
+	a := w.connect("n1", nil)
+	a.world()
+	w.SetWebhooks(webhooks("1"))
+	require.Equal(t, "1", a.next().GetWebhooks().GetVersion())
+	w.SetWebhooks(webhooks("1"))
+	w.SetWebhooks(webhooks("2"))
+	require.Equal(t, "2", a.next().GetWebhooks().GetVersion(), "the same is sent once")
+	w.SetWebhooks(nil)
+	last := a.next().GetWebhooks()
+	require.NotNil(t, last)
+	require.Empty(t, last.GetVersion())
+
+	w.SetWebhooks(webhooks("3"))
+	b := w.connect("n1", nil)
+	b.world()
+	require.Equal(t, "3", b.next().GetWebhooks().GetVersion(), "after Synced")
+}

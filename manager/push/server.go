@@ -81,6 +81,8 @@ type Server struct {
 	mu      sync.Mutex
 	cluster *meshv1.Cluster
 	nodes   nodes
+	// webhooksKnown: SetWebhooks was called. Until then agents keep what they have.
+	webhooksKnown bool
 }
 
 // nodes are the nodes with pods or an agent, by name.
@@ -94,7 +96,8 @@ type node struct {
 	last *stream
 	left time.Time
 	// lost are the streams that ended within meshv1.LostWrite.
-	lost []*stream
+	lost     []*stream
+	webhooks *meshv1.Webhooks // nil: none
 	// removed are pods without a policy that may act, by uid.
 	removed map[string]*removed
 	// egress bounds the certificates for other hosts; nil before the first.
@@ -130,6 +133,24 @@ func (s *Server) Set(cluster *meshv1.Cluster, policies map[types.UID]compile.Pol
 			if first {
 				n.removeUnknown(st)
 			}
+			st.ready.Set()
+		}
+		s.nodes.forget(name)
+	}
+}
+
+// SetWebhooks replaces the webhooks of all nodes, by node. A node that had some and has none
+// any more is sent an empty message.
+func (s *Server) SetWebhooks(byNode map[string]*meshv1.Webhooks) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name := range byNode {
+		s.nodes.node(name)
+	}
+	s.webhooksKnown = true
+	for name, n := range s.nodes {
+		n.webhooks = byNode[name]
+		for _, st := range n.streams {
 			st.ready.Set()
 		}
 		s.nodes.forget(name)
@@ -181,7 +202,7 @@ func (all *nodes) node(name string) *node {
 
 // forget removes a node that has neither pods nor an agent.
 func (all nodes) forget(name string) {
-	if n := all[name]; len(n.policies) == 0 && len(n.streams) == 0 && len(n.removed) == 0 {
+	if n := all[name]; len(n.policies) == 0 && len(n.streams) == 0 && len(n.removed) == 0 && n.webhooks == nil {
 		delete(all, name)
 	}
 }

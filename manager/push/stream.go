@@ -37,6 +37,7 @@ type stream struct {
 
 	clusterDirty bool
 	synced       bool
+	webhooks     *string                // version that was sent last; nil before the first
 	dirty        map[string]struct{}    // pods whose policy must still be sent
 	seen         map[string]Observation // the agent's reports, by pod uid
 	// versions and namespaces are the versions and namespaces of the pods in its hello. They are
@@ -120,7 +121,25 @@ func (s *Server) next(name string, st *stream) *meshv1.ManagerMessage {
 		st.synced = true
 		return &meshv1.ManagerMessage{Kind: &meshv1.ManagerMessage_Synced{Synced: &meshv1.Synced{}}}
 	}
-	return nil
+	return s.nextWebhooks(name, st)
+}
+
+// nextWebhooks returns the webhooks of a node, unless its agent has them. It comes last, so
+// that no policy waits for it.
+func (s *Server) nextWebhooks(name string, st *stream) *meshv1.ManagerMessage {
+	w := s.nodes.node(name).webhooks
+	if !s.webhooksKnown || st.webhooks != nil && *st.webhooks == w.GetVersion() {
+		return nil
+	}
+	if w == nil {
+		w = &meshv1.Webhooks{}
+	}
+	st.webhooks = new(w.GetVersion())
+	if proto.Size(w) > meshv1.MaxPolicyBytes { // the stream would end, and affect all pods of the node
+		s.log().Error("the webhooks of a node are too large: reviews are not routed there", "node", name)
+		w = &meshv1.Webhooks{}
+	}
+	return &meshv1.ManagerMessage{Kind: &meshv1.ManagerMessage_Webhooks{Webhooks: w}}
 }
 
 // lacks returns why a policy must not be sent to an agent; empty if it may. A policy that
@@ -244,6 +263,7 @@ func (s *Server) reportPod(name string, st *stream, p *meshv1.PodReport) (news b
 	o.Known, o.Capture, o.Message, o.Version, o.Methods = true, clip(p.Capture), clip(p.Message), clip(p.Version), clipMethods(p.Methods)
 	o.LockReport = LockReport{p.LockHolder, heldLocks(p.HeldLocks), observedLocks(p.ObservedLocks), deadHolders(p.DeadHolders)}
 	o.TrafficReport = TrafficReport{Rules: rules, Faults: faults, EgressMessage: clip(p.EgressMessage), TrafficMessage: clip(p.TrafficMessage)}
+	o.WebhookMessage = clip(p.WebhookMessage)
 	if o.Version == o.Nacked && !o.Withheld { // saved by a later try, which no ack follows
 		o.Nacked, o.Nack = "", ""
 	}

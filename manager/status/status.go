@@ -62,6 +62,9 @@ type verdict struct {
 	v1alpha1.MemberStatus
 	ready  bool
 	reason v1alpha1.Reason
+	// unrouted is why reviews that arrive at it are not routed; empty if they are, or are not
+	// to be.
+	unrouted string
 }
 
 func (v verdict) unready() bool { return !v.ready }
@@ -136,7 +139,7 @@ func (in Input) member(pod *corev1.Pod) verdict {
 	o := in.Observe(node, uid)
 	v := verdict{MemberStatus: v1alpha1.MemberStatus{
 		Name: pod.Name, Node: node, Capture: o.Capture, PolicyVersion: o.Version, LockHolder: o.LockHolder,
-	}}
+	}, unrouted: o.WebhookMessage}
 	before := in.before(pod, o)
 	if before != nil {
 		v.Capture, v.PolicyVersion, v.LockHolder = before.Capture, before.PolicyVersion, before.LockHolder
@@ -291,6 +294,10 @@ func memberTroubles(config *v1alpha1.ShardingConfig, verdicts []verdict, stampin
 		return condition{true, v1alpha1.ReasonCannotFailOpen, stuckMessage + describe(verdicts, stuck)}
 	case stamping != nil && stamping.Message != "":
 		return condition{true, v1alpha1.ReasonStampingProblems, stamping.Message}
+	case config.Spec.Webhook != nil:
+		if i := slices.IndexFunc(verdicts, func(v verdict) bool { return v.unrouted != "" }); i >= 0 {
+			return condition{true, v1alpha1.ReasonWebhookNotRouted, fmt.Sprintf("%spod %s: %s", unroutedMessage, verdicts[i].Name, verdicts[i].unrouted)}
+		}
 	}
 	return condition{false, v1alpha1.ReasonHealthy, ""}
 }
@@ -300,6 +307,7 @@ const (
 	openWarning     = "; failurePolicy is Open: while no agent serves their node, members run unsharded"
 	stampingMessage = "existing objects are being labelled"
 
+	unroutedMessage    = "reviews that the apiserver sends to some members are not routed to the shard that owns the namespace: "
 	handingOverMessage = "keys are handed over"
 	stuckMessage       = "failurePolicy is Open, but members that are not captured by ebpf are refused when their agent dies: "
 )

@@ -23,6 +23,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
 // Conn is a redirected connection of the pod. If it has a method NetConn, as tls.Conn
@@ -129,7 +130,7 @@ func NewServer(c Config) *Server {
 		Transport:      roundTripper{},
 		FlushInterval:  -1,
 		ErrorLog:       s.http.ErrorLog,
-		BufferPool:     buffers{},
+		BufferPool:     upstream.BufferPool{},
 		ModifyResponse: answered,
 		ErrorHandler:   failed,
 	}

@@ -443,10 +443,3 @@ func reason(err error) string {
 	}
 	return err.Error()
 }
-
-// buffers is the pool of buffers to copy bodies with.
-type buffers struct{}
-
-func (buffers) Get() []byte { return upstream.Buffer().B }
-
-func (buffers) Put(b []byte) { (&upstream.Buf{B: b}).Free() }

@@ -121,3 +121,8 @@ func (e *Exemption) Covers(namespace, name string) bool {
 	}
 	return has(e.shared, namespace, name)
 }
+
+// EveryoneWrites reports whether every shard may write an object.
+func (d *Division) EveryoneWrites(res schema.GroupResource, namespace, name string) bool {
+	return has(d.shared(res, true), namespace, name)
+}

@@ -23,7 +23,7 @@ const ClientGone = 499
 type Node struct {
 	Refusals, UpstreamErrors, DryRun                *prometheus.CounterVec
 	Bounds, Tunnels, TunnelBytes, Filtered, Foreign *prometheus.CounterVec
-	Egress                                          *prometheus.CounterVec
+	Egress, Reviews                                 *prometheus.CounterVec
 	Panics                                          prometheus.Counter
 	Limits, Faults                                  Rules
 	Workloads                                       Workloads
@@ -72,6 +72,7 @@ func NewNode(r prometheus.Registerer) (*Node, error) {
 		{&m.Filtered, "filtered_objects", "Objects of lists and watches that the proxy filtered, by result: kept or dropped.", []string{"resource", "result"}},
 		{&m.DryRun, "dry_run_requests", "Requests of members under spec.dryRun, by what the policy would do: narrowed, refused or renamed.", []string{"verb", "action"}},
 		{&m.Egress, "egress_requests", "Requests of captured pods to other hosts than the apiserver, or connections where requests cannot be seen, by verdict.", []string{"protocol", "verdict"}},
+		{&m.Reviews, "reviews", "Requests to webhooks of captured pods, by decision: local, forwarded (to a pod of the shard that owns the namespace), unreachable (no such pod could be reached; answered locally), or allowed (outside the limits of the operator).", []string{"decision"}},
 	} {
 		*c.vec = counter(c.name, c.help, c.labels...)
 		m.Workloads.vectors = append(m.Workloads.vectors, *c.vec)

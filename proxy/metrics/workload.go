@@ -21,8 +21,8 @@ type Workload struct {
 		mu    sync.Mutex
 		known map[string]bool
 	}
-	refusals, bounds Counters[string]
-	egress           Counters[egressResult]
+	refusals, bounds, reviews Counters[string]
+	egress                    Counters[egressResult]
 }
 
 type workloadID struct{ namespace, workload, shard string }
@@ -131,6 +131,11 @@ func (w *Workload) Bounded(m *Node, bound string) {
 // Egressed counts a request to another host than the apiserver.
 func (w *Workload) Egressed(m *Node, protocol, verdict string) {
 	w.egress.Of(egressResult{protocol, verdict}, func(egressResult) prometheus.Counter { return w.Counter(m.Egress, protocol, verdict) }).Inc()
+}
+
+// Reviewed counts a request to a webhook.
+func (w *Workload) Reviewed(m *Node, decision string) {
+	w.reviews.Of(decision, func(string) prometheus.Counter { return w.Counter(m.Reviews, decision) }).Inc()
 }
 
 // Resource returns the label of a resource.

@@ -65,9 +65,9 @@ type Decision struct {
 
 var namespaces = schema.GroupResource{Resource: "namespaces"}
 
-// key returns the namespace that decides: for a namespace itself, its name. It is empty for
+// Key returns the namespace that decides: for a namespace itself, its name. It is empty for
 // other objects in no namespace.
-func (h Head) key() string {
+func (h Head) Key() string {
 	if h.Namespace == "" && h.Resource.GroupResource() == namespaces {
 		return h.Name
 	}
@@ -87,7 +87,7 @@ func (r *Routes) Decide(h Head, forwarded bool) Decision {
 	case r.Shared != nil && r.Shared(h):
 		return Decision{Reason: Shared}
 	}
-	key := h.key()
+	key := h.Key()
 	switch {
 	case r.ByUID:
 		return Decision{Reason: Unknown}

@@ -33,6 +33,8 @@ const (
 	ReasonStamping Reason = "Stamping"
 	// ReasonStampingProblems: the manager may not label the objects of a kind.
 	ReasonStampingProblems Reason = "StampingProblems"
+	// ReasonWebhookNotRouted: the agent of a pod cannot route the reviews that arrive there.
+	ReasonWebhookNotRouted Reason = "WebhookNotRouted"
 	// ReasonConflict: two configurations select one pod.
 	ReasonConflict Reason = "Conflict"
 	// ReasonPolicyRejected: an agent could not apply a policy.

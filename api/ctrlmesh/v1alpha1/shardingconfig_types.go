@@ -51,8 +51,8 @@ type ShardingConfigSpec struct {
 	// +optional
 	Controller *ControllerConfig `json:"controller,omitempty"`
 
-	// Webhook is where the operator serves its own webhooks. It is accepted for
-	// compatibility and has no effect.
+	// Webhook is where the operator serves its own webhooks. With it, an admission review
+	// about a namespace reaches the shard that owns the namespace.
 	// +optional
 	Webhook *WebhookConfig `json:"webhook,omitempty"`
 
@@ -242,7 +242,8 @@ type LockReference struct {
 
 // WebhookConfig is where the operator serves its own webhooks.
 type WebhookConfig struct {
-	// CertDir is the directory of the webhook server's certificate.
+	// CertDir is the directory of the webhook server's certificate in the pods: tls.crt and
+	// tls.key.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=4096
 	CertDir string `json:"certDir"`

@@ -19,6 +19,9 @@
 //  5. Report. The agent sends [Report] whenever the state of a pod changes: how it is
 //     captured, which version applies to it, which locks it holds, what rules counted.
 //
+// [Webhooks] says how reviews are routed. The manager sends it after Synced and whenever it
+// changes. It is not acked.
+//
 // If the stream breaks, the agent connects again and begins with Hello. Without a manager it
 // applies the policies that it has on disk. A serial orders the policies of a pod whose shard
 // hands over keys, across managers and agents: an agent rejects a policy with a lower serial

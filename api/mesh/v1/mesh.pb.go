@@ -710,9 +710,12 @@ type PodReport struct {
 	DeadHolders []*DeadHolder `protobuf:"bytes,13,rep,name=dead_holders,json=deadHolders,proto3" json:"dead_holders,omitempty"`
 	// Names of the policy's locks that the pod holds, as namespace/name, by its last
 	// renewals seen.
-	HeldLocks     []string `protobuf:"bytes,14,rep,name=held_locks,json=heldLocks,proto3" json:"held_locks,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	HeldLocks []string `protobuf:"bytes,14,rep,name=held_locks,json=heldLocks,proto3" json:"held_locks,omitempty"`
+	// Why reviews that arrive at the pod are not routed although its configuration has
+	// spec.webhook, as text for people.
+	WebhookMessage string `protobuf:"bytes,15,opt,name=webhook_message,json=webhookMessage,proto3" json:"webhook_message,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *PodReport) Reset() {
@@ -834,6 +837,13 @@ func (x *PodReport) GetHeldLocks() []string {
 		return x.HeldLocks
 	}
 	return nil
+}
+
+func (x *PodReport) GetWebhookMessage() string {
+	if x != nil {
+		return x.WebhookMessage
+	}
+	return ""
 }
 
 // ObservedLock is a leader-election lock seen in a pod's requests.
@@ -996,6 +1006,7 @@ type ManagerMessage struct {
 	//	*ManagerMessage_Upsert
 	//	*ManagerMessage_Remove
 	//	*ManagerMessage_Synced
+	//	*ManagerMessage_Webhooks
 	Kind          isManagerMessage_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1074,6 +1085,15 @@ func (x *ManagerMessage) GetSynced() *Synced {
 	return nil
 }
 
+func (x *ManagerMessage) GetWebhooks() *Webhooks {
+	if x != nil {
+		if x, ok := x.Kind.(*ManagerMessage_Webhooks); ok {
+			return x.Webhooks
+		}
+	}
+	return nil
+}
+
 type isManagerMessage_Kind interface {
 	isManagerMessage_Kind()
 }
@@ -1097,6 +1117,12 @@ type ManagerMessage_Synced struct {
 	Synced *Synced `protobuf:"bytes,4,opt,name=synced,proto3,oneof"`
 }
 
+type ManagerMessage_Webhooks struct {
+	// Replaces the webhooks that were sent before. It is sent after Synced, and not acked:
+	// no handover waits for it.
+	Webhooks *Webhooks `protobuf:"bytes,5,opt,name=webhooks,proto3,oneof"`
+}
+
 func (*ManagerMessage_Cluster) isManagerMessage_Kind() {}
 
 func (*ManagerMessage_Upsert) isManagerMessage_Kind() {}
@@ -1104,6 +1130,298 @@ func (*ManagerMessage_Upsert) isManagerMessage_Kind() {}
 func (*ManagerMessage_Remove) isManagerMessage_Kind() {}
 
 func (*ManagerMessage_Synced) isManagerMessage_Kind() {}
+
+func (*ManagerMessage_Webhooks) isManagerMessage_Kind() {}
+
+// Webhooks are the webhooks of the operators that have pods on a node.
+type Webhooks struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Hash of the content.
+	Version       string     `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
+	Webhooks      []*Webhook `protobuf:"bytes,2,rep,name=webhooks,proto3" json:"webhooks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Webhooks) Reset() {
+	*x = Webhooks{}
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Webhooks) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Webhooks) ProtoMessage() {}
+
+func (x *Webhooks) ProtoReflect() protoreflect.Message {
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Webhooks.ProtoReflect.Descriptor instead.
+func (*Webhooks) Descriptor() ([]byte, []int) {
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *Webhooks) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *Webhooks) GetWebhooks() []*Webhook {
+	if x != nil {
+		return x.Webhooks
+	}
+	return nil
+}
+
+// Webhook says how the reviews are routed that arrive at the pods of one operator. During
+// a handover, no shard owns the keys that move: the pod that is asked answers.
+type Webhook struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The operator's pods on this node: names of shards by pod uid, empty for a pod without one.
+	Pods map[string]string `protobuf:"bytes,1,rep,name=pods,proto3" json:"pods,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Directory of the certificate in the pods' file systems, with tls.crt and tls.key.
+	CertDir string `protobuf:"bytes,2,opt,name=cert_dir,json=certDir,proto3" json:"cert_dir,omitempty"`
+	// Where the operator listens, in each of its pods.
+	Port uint32 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
+	Key  Key    `protobuf:"varint,4,opt,name=key,proto3,enum=ctrlmesh.mesh.v1.Key" json:"key,omitempty"`
+	// Sorted by name.
+	Owners []*Owner `protobuf:"bytes,5,rep,name=owners,proto3" json:"owners,omitempty"`
+	// Shard of objects in no namespace; empty: the pod that is asked answers.
+	DefaultShard string `protobuf:"bytes,6,opt,name=default_shard,json=defaultShard,proto3" json:"default_shard,omitempty"`
+	// Objects that every shard may answer for.
+	Shared []*SharedObjects `protobuf:"bytes,7,rep,name=shared,proto3" json:"shared,omitempty"`
+	// The objects that any shard may own at most. Reviews of others are allowed.
+	Limits []*Limit `protobuf:"bytes,8,rep,name=limits,proto3" json:"limits,omitempty"`
+	// Sorted by shard.
+	Ready []*ReadyPods `protobuf:"bytes,9,rep,name=ready,proto3" json:"ready,omitempty"`
+	// Sorted by server name.
+	Authorities   []*ServerAuthority `protobuf:"bytes,10,rep,name=authorities,proto3" json:"authorities,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Webhook) Reset() {
+	*x = Webhook{}
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Webhook) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Webhook) ProtoMessage() {}
+
+func (x *Webhook) ProtoReflect() protoreflect.Message {
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Webhook.ProtoReflect.Descriptor instead.
+func (*Webhook) Descriptor() ([]byte, []int) {
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Webhook) GetPods() map[string]string {
+	if x != nil {
+		return x.Pods
+	}
+	return nil
+}
+
+func (x *Webhook) GetCertDir() string {
+	if x != nil {
+		return x.CertDir
+	}
+	return ""
+}
+
+func (x *Webhook) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *Webhook) GetKey() Key {
+	if x != nil {
+		return x.Key
+	}
+	return Key_KEY_NAMESPACE
+}
+
+func (x *Webhook) GetOwners() []*Owner {
+	if x != nil {
+		return x.Owners
+	}
+	return nil
+}
+
+func (x *Webhook) GetDefaultShard() string {
+	if x != nil {
+		return x.DefaultShard
+	}
+	return ""
+}
+
+func (x *Webhook) GetShared() []*SharedObjects {
+	if x != nil {
+		return x.Shared
+	}
+	return nil
+}
+
+func (x *Webhook) GetLimits() []*Limit {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
+func (x *Webhook) GetReady() []*ReadyPods {
+	if x != nil {
+		return x.Ready
+	}
+	return nil
+}
+
+func (x *Webhook) GetAuthorities() []*ServerAuthority {
+	if x != nil {
+		return x.Authorities
+	}
+	return nil
+}
+
+// ReadyPods are the pods of one shard that answer reviews.
+type ReadyPods struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Shard string                 `protobuf:"bytes,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	// Literal addresses, sorted.
+	Addresses     []string `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadyPods) Reset() {
+	*x = ReadyPods{}
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadyPods) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadyPods) ProtoMessage() {}
+
+func (x *ReadyPods) ProtoReflect() protoreflect.Message {
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadyPods.ProtoReflect.Descriptor instead.
+func (*ReadyPods) Descriptor() ([]byte, []int) {
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ReadyPods) GetShard() string {
+	if x != nil {
+		return x.Shard
+	}
+	return ""
+}
+
+func (x *ReadyPods) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+// ServerAuthority verifies the certificates of an operator's pods as the apiserver does.
+type ServerAuthority struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the operator's Service, as the apiserver asks for it: "name.namespace.svc".
+	ServerName string `protobuf:"bytes,1,opt,name=server_name,json=serverName,proto3" json:"server_name,omitempty"`
+	// PEM certificates.
+	Ca            []byte `protobuf:"bytes,2,opt,name=ca,proto3" json:"ca,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServerAuthority) Reset() {
+	*x = ServerAuthority{}
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServerAuthority) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServerAuthority) ProtoMessage() {}
+
+func (x *ServerAuthority) ProtoReflect() protoreflect.Message {
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServerAuthority.ProtoReflect.Descriptor instead.
+func (*ServerAuthority) Descriptor() ([]byte, []int) {
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *ServerAuthority) GetServerName() string {
+	if x != nil {
+		return x.ServerName
+	}
+	return ""
+}
+
+func (x *ServerAuthority) GetCa() []byte {
+	if x != nil {
+		return x.Ca
+	}
+	return nil
+}
 
 // Cluster describes how to reach and verify the real apiserver.
 type Cluster struct {
@@ -1128,7 +1446,7 @@ type Cluster struct {
 
 func (x *Cluster) Reset() {
 	*x = Cluster{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[11]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1140,7 +1458,7 @@ func (x *Cluster) String() string {
 func (*Cluster) ProtoMessage() {}
 
 func (x *Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[11]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1153,7 +1471,7 @@ func (x *Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cluster.ProtoReflect.Descriptor instead.
 func (*Cluster) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{11}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Cluster) GetVersion() string {
@@ -1207,7 +1525,7 @@ type Remove struct {
 
 func (x *Remove) Reset() {
 	*x = Remove{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[12]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1219,7 +1537,7 @@ func (x *Remove) String() string {
 func (*Remove) ProtoMessage() {}
 
 func (x *Remove) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[12]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1232,7 +1550,7 @@ func (x *Remove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Remove.ProtoReflect.Descriptor instead.
 func (*Remove) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{12}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Remove) GetUid() string {
@@ -1250,7 +1568,7 @@ type Synced struct {
 
 func (x *Synced) Reset() {
 	*x = Synced{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[13]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1262,7 +1580,7 @@ func (x *Synced) String() string {
 func (*Synced) ProtoMessage() {}
 
 func (x *Synced) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[13]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1275,7 +1593,7 @@ func (x *Synced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Synced.ProtoReflect.Descriptor instead.
 func (*Synced) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{13}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{17}
 }
 
 // PodPolicy is everything that applies to one pod.
@@ -1323,7 +1641,7 @@ type PodPolicy struct {
 
 func (x *PodPolicy) Reset() {
 	*x = PodPolicy{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1335,7 +1653,7 @@ func (x *PodPolicy) String() string {
 func (*PodPolicy) ProtoMessage() {}
 
 func (x *PodPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1348,7 +1666,7 @@ func (x *PodPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodPolicy.ProtoReflect.Descriptor instead.
 func (*PodPolicy) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{14}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *PodPolicy) GetUid() string {
@@ -1507,7 +1825,7 @@ type Sharding struct {
 
 func (x *Sharding) Reset() {
 	*x = Sharding{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1519,7 +1837,7 @@ func (x *Sharding) String() string {
 func (*Sharding) ProtoMessage() {}
 
 func (x *Sharding) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1532,7 +1850,7 @@ func (x *Sharding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sharding.ProtoReflect.Descriptor instead.
 func (*Sharding) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{15}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Sharding) GetShard() string {
@@ -1679,7 +1997,7 @@ type Owner struct {
 
 func (x *Owner) Reset() {
 	*x = Owner{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[16]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1691,7 +2009,7 @@ func (x *Owner) String() string {
 func (*Owner) ProtoMessage() {}
 
 func (x *Owner) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[16]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1704,7 +2022,7 @@ func (x *Owner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Owner.ProtoReflect.Descriptor instead.
 func (*Owner) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{16}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Owner) GetShard() string {
@@ -1736,7 +2054,7 @@ type SharedObjects struct {
 
 func (x *SharedObjects) Reset() {
 	*x = SharedObjects{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[17]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1748,7 +2066,7 @@ func (x *SharedObjects) String() string {
 func (*SharedObjects) ProtoMessage() {}
 
 func (x *SharedObjects) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[17]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1761,7 +2079,7 @@ func (x *SharedObjects) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SharedObjects.ProtoReflect.Descriptor instead.
 func (*SharedObjects) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{17}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SharedObjects) GetResources() []*ResourceGroup {
@@ -1807,7 +2125,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[18]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1819,7 +2137,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[18]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1832,7 +2150,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{18}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Limit) GetResources() []*ResourceGroup {
@@ -1866,7 +2184,7 @@ type Scope struct {
 
 func (x *Scope) Reset() {
 	*x = Scope{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[19]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1878,7 +2196,7 @@ func (x *Scope) String() string {
 func (*Scope) ProtoMessage() {}
 
 func (x *Scope) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[19]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1891,7 +2209,7 @@ func (x *Scope) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scope.ProtoReflect.Descriptor instead.
 func (*Scope) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{19}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Scope) GetParts() []*ScopePart {
@@ -1912,7 +2230,7 @@ type ScopePart struct {
 
 func (x *ScopePart) Reset() {
 	*x = ScopePart{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[20]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1924,7 +2242,7 @@ func (x *ScopePart) String() string {
 func (*ScopePart) ProtoMessage() {}
 
 func (x *ScopePart) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[20]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1937,7 +2255,7 @@ func (x *ScopePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScopePart.ProtoReflect.Descriptor instead.
 func (*ScopePart) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{20}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ScopePart) GetBuckets() uint32 {
@@ -1965,7 +2283,7 @@ type KeyRange struct {
 
 func (x *KeyRange) Reset() {
 	*x = KeyRange{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[21]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1977,7 +2295,7 @@ func (x *KeyRange) String() string {
 func (*KeyRange) ProtoMessage() {}
 
 func (x *KeyRange) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[21]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1990,7 +2308,7 @@ func (x *KeyRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyRange.ProtoReflect.Descriptor instead.
 func (*KeyRange) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{21}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *KeyRange) GetFirst() uint64 {
@@ -2018,7 +2336,7 @@ type ResourceGroup struct {
 
 func (x *ResourceGroup) Reset() {
 	*x = ResourceGroup{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[22]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2030,7 +2348,7 @@ func (x *ResourceGroup) String() string {
 func (*ResourceGroup) ProtoMessage() {}
 
 func (x *ResourceGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[22]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2043,7 +2361,7 @@ func (x *ResourceGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceGroup.ProtoReflect.Descriptor instead.
 func (*ResourceGroup) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{22}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ResourceGroup) GetApiGroups() []string {
@@ -2074,7 +2392,7 @@ type Lock struct {
 
 func (x *Lock) Reset() {
 	*x = Lock{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[23]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2086,7 +2404,7 @@ func (x *Lock) String() string {
 func (*Lock) ProtoMessage() {}
 
 func (x *Lock) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[23]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2099,7 +2417,7 @@ func (x *Lock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lock.ProtoReflect.Descriptor instead.
 func (*Lock) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{23}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Lock) GetNamespace() string {
@@ -2165,7 +2483,7 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\x06serial\x18\x05 \x01(\x04R\x06serial\x12\x16\n" +
 	"\x06barred\x18\x06 \x01(\bR\x06barred\"9\n" +
 	"\x06Report\x12/\n" +
-	"\x04pods\x18\x01 \x03(\v2\x1b.ctrlmesh.mesh.v1.PodReportR\x04pods\"\xf2\x04\n" +
+	"\x04pods\x18\x01 \x03(\v2\x1b.ctrlmesh.mesh.v1.PodReportR\x04pods\"\x9b\x05\n" +
 	"\tPodReport\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x18\n" +
 	"\acapture\x18\x02 \x01(\tR\acapture\x12\x18\n" +
@@ -2182,7 +2500,8 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\x0eobserved_locks\x18\f \x03(\v2\x1e.ctrlmesh.mesh.v1.ObservedLockR\robservedLocks\x12?\n" +
 	"\fdead_holders\x18\r \x03(\v2\x1c.ctrlmesh.mesh.v1.DeadHolderR\vdeadHolders\x12\x1d\n" +
 	"\n" +
-	"held_locks\x18\x0e \x03(\tR\theldLocks\x1a:\n" +
+	"held_locks\x18\x0e \x03(\tR\theldLocks\x12'\n" +
+	"\x0fwebhook_message\x18\x0f \x01(\tR\x0ewebhookMessage\x1a:\n" +
 	"\fMethodsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\x06\x10\a\"\x8e\x01\n" +
@@ -2197,13 +2516,39 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\bidentity\x18\x01 \x01(\tR\bidentity\x12)\n" +
 	"\x10resource_version\x18\x02 \x01(\tR\x0fresourceVersion\x12\x1c\n" +
 	"\tnamespace\x18\x03 \x01(\tR\tnamespace\x12\x12\n" +
-	"\x04name\x18\x04 \x01(\tR\x04name\"\xee\x01\n" +
+	"\x04name\x18\x04 \x01(\tR\x04name\"\xa8\x02\n" +
 	"\x0eManagerMessage\x125\n" +
 	"\acluster\x18\x01 \x01(\v2\x19.ctrlmesh.mesh.v1.ClusterH\x00R\acluster\x125\n" +
 	"\x06upsert\x18\x02 \x01(\v2\x1b.ctrlmesh.mesh.v1.PodPolicyH\x00R\x06upsert\x122\n" +
 	"\x06remove\x18\x03 \x01(\v2\x18.ctrlmesh.mesh.v1.RemoveH\x00R\x06remove\x122\n" +
-	"\x06synced\x18\x04 \x01(\v2\x18.ctrlmesh.mesh.v1.SyncedH\x00R\x06syncedB\x06\n" +
-	"\x04kind\"\xd7\x01\n" +
+	"\x06synced\x18\x04 \x01(\v2\x18.ctrlmesh.mesh.v1.SyncedH\x00R\x06synced\x128\n" +
+	"\bwebhooks\x18\x05 \x01(\v2\x1a.ctrlmesh.mesh.v1.WebhooksH\x00R\bwebhooksB\x06\n" +
+	"\x04kind\"[\n" +
+	"\bWebhooks\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\tR\aversion\x125\n" +
+	"\bwebhooks\x18\x02 \x03(\v2\x19.ctrlmesh.mesh.v1.WebhookR\bwebhooks\"\x8b\x04\n" +
+	"\aWebhook\x127\n" +
+	"\x04pods\x18\x01 \x03(\v2#.ctrlmesh.mesh.v1.Webhook.PodsEntryR\x04pods\x12\x19\n" +
+	"\bcert_dir\x18\x02 \x01(\tR\acertDir\x12\x12\n" +
+	"\x04port\x18\x03 \x01(\rR\x04port\x12'\n" +
+	"\x03key\x18\x04 \x01(\x0e2\x15.ctrlmesh.mesh.v1.KeyR\x03key\x12/\n" +
+	"\x06owners\x18\x05 \x03(\v2\x17.ctrlmesh.mesh.v1.OwnerR\x06owners\x12#\n" +
+	"\rdefault_shard\x18\x06 \x01(\tR\fdefaultShard\x127\n" +
+	"\x06shared\x18\a \x03(\v2\x1f.ctrlmesh.mesh.v1.SharedObjectsR\x06shared\x12/\n" +
+	"\x06limits\x18\b \x03(\v2\x17.ctrlmesh.mesh.v1.LimitR\x06limits\x121\n" +
+	"\x05ready\x18\t \x03(\v2\x1b.ctrlmesh.mesh.v1.ReadyPodsR\x05ready\x12C\n" +
+	"\vauthorities\x18\n" +
+	" \x03(\v2!.ctrlmesh.mesh.v1.ServerAuthorityR\vauthorities\x1a7\n" +
+	"\tPodsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"?\n" +
+	"\tReadyPods\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\tR\x05shard\x12\x1c\n" +
+	"\taddresses\x18\x02 \x03(\tR\taddresses\"B\n" +
+	"\x0fServerAuthority\x12\x1f\n" +
+	"\vserver_name\x18\x01 \x01(\tR\n" +
+	"serverName\x12\x0e\n" +
+	"\x02ca\x18\x02 \x01(\fR\x02ca\"\xd7\x01\n" +
 	"\aCluster\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12+\n" +
 	"\x11service_addresses\x18\x02 \x03(\tR\x10serviceAddresses\x12-\n" +
@@ -2313,7 +2658,7 @@ func file_api_mesh_v1_mesh_proto_rawDescGZIP() []byte {
 }
 
 var file_api_mesh_v1_mesh_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_mesh_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_api_mesh_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_api_mesh_v1_mesh_proto_goTypes = []any{
 	(Key)(0),                      // 0: ctrlmesh.mesh.v1.Key
 	(Method)(0),                   // 1: ctrlmesh.mesh.v1.Method
@@ -2329,68 +2674,82 @@ var file_api_mesh_v1_mesh_proto_goTypes = []any{
 	(*ObservedLock)(nil),          // 11: ctrlmesh.mesh.v1.ObservedLock
 	(*DeadHolder)(nil),            // 12: ctrlmesh.mesh.v1.DeadHolder
 	(*ManagerMessage)(nil),        // 13: ctrlmesh.mesh.v1.ManagerMessage
-	(*Cluster)(nil),               // 14: ctrlmesh.mesh.v1.Cluster
-	(*Remove)(nil),                // 15: ctrlmesh.mesh.v1.Remove
-	(*Synced)(nil),                // 16: ctrlmesh.mesh.v1.Synced
-	(*PodPolicy)(nil),             // 17: ctrlmesh.mesh.v1.PodPolicy
-	(*Sharding)(nil),              // 18: ctrlmesh.mesh.v1.Sharding
-	(*Owner)(nil),                 // 19: ctrlmesh.mesh.v1.Owner
-	(*SharedObjects)(nil),         // 20: ctrlmesh.mesh.v1.SharedObjects
-	(*Limit)(nil),                 // 21: ctrlmesh.mesh.v1.Limit
-	(*Scope)(nil),                 // 22: ctrlmesh.mesh.v1.Scope
-	(*ScopePart)(nil),             // 23: ctrlmesh.mesh.v1.ScopePart
-	(*KeyRange)(nil),              // 24: ctrlmesh.mesh.v1.KeyRange
-	(*ResourceGroup)(nil),         // 25: ctrlmesh.mesh.v1.ResourceGroup
-	(*Lock)(nil),                  // 26: ctrlmesh.mesh.v1.Lock
-	nil,                           // 27: ctrlmesh.mesh.v1.Hello.VersionsEntry
-	nil,                           // 28: ctrlmesh.mesh.v1.Hello.NamespacesEntry
-	nil,                           // 29: ctrlmesh.mesh.v1.PodReport.MethodsEntry
-	(*RuleState)(nil),             // 30: ctrlmesh.mesh.v1.RuleState
-	(*FaultState)(nil),            // 31: ctrlmesh.mesh.v1.FaultState
-	(*Traffic)(nil),               // 32: ctrlmesh.mesh.v1.Traffic
+	(*Webhooks)(nil),              // 14: ctrlmesh.mesh.v1.Webhooks
+	(*Webhook)(nil),               // 15: ctrlmesh.mesh.v1.Webhook
+	(*ReadyPods)(nil),             // 16: ctrlmesh.mesh.v1.ReadyPods
+	(*ServerAuthority)(nil),       // 17: ctrlmesh.mesh.v1.ServerAuthority
+	(*Cluster)(nil),               // 18: ctrlmesh.mesh.v1.Cluster
+	(*Remove)(nil),                // 19: ctrlmesh.mesh.v1.Remove
+	(*Synced)(nil),                // 20: ctrlmesh.mesh.v1.Synced
+	(*PodPolicy)(nil),             // 21: ctrlmesh.mesh.v1.PodPolicy
+	(*Sharding)(nil),              // 22: ctrlmesh.mesh.v1.Sharding
+	(*Owner)(nil),                 // 23: ctrlmesh.mesh.v1.Owner
+	(*SharedObjects)(nil),         // 24: ctrlmesh.mesh.v1.SharedObjects
+	(*Limit)(nil),                 // 25: ctrlmesh.mesh.v1.Limit
+	(*Scope)(nil),                 // 26: ctrlmesh.mesh.v1.Scope
+	(*ScopePart)(nil),             // 27: ctrlmesh.mesh.v1.ScopePart
+	(*KeyRange)(nil),              // 28: ctrlmesh.mesh.v1.KeyRange
+	(*ResourceGroup)(nil),         // 29: ctrlmesh.mesh.v1.ResourceGroup
+	(*Lock)(nil),                  // 30: ctrlmesh.mesh.v1.Lock
+	nil,                           // 31: ctrlmesh.mesh.v1.Hello.VersionsEntry
+	nil,                           // 32: ctrlmesh.mesh.v1.Hello.NamespacesEntry
+	nil,                           // 33: ctrlmesh.mesh.v1.PodReport.MethodsEntry
+	nil,                           // 34: ctrlmesh.mesh.v1.Webhook.PodsEntry
+	(*RuleState)(nil),             // 35: ctrlmesh.mesh.v1.RuleState
+	(*FaultState)(nil),            // 36: ctrlmesh.mesh.v1.FaultState
+	(*Traffic)(nil),               // 37: ctrlmesh.mesh.v1.Traffic
 }
 var file_api_mesh_v1_mesh_proto_depIdxs = []int32{
 	7,  // 0: ctrlmesh.mesh.v1.AgentMessage.hello:type_name -> ctrlmesh.mesh.v1.Hello
 	8,  // 1: ctrlmesh.mesh.v1.AgentMessage.ack:type_name -> ctrlmesh.mesh.v1.Ack
 	9,  // 2: ctrlmesh.mesh.v1.AgentMessage.report:type_name -> ctrlmesh.mesh.v1.Report
-	27, // 3: ctrlmesh.mesh.v1.Hello.versions:type_name -> ctrlmesh.mesh.v1.Hello.VersionsEntry
-	28, // 4: ctrlmesh.mesh.v1.Hello.namespaces:type_name -> ctrlmesh.mesh.v1.Hello.NamespacesEntry
+	31, // 3: ctrlmesh.mesh.v1.Hello.versions:type_name -> ctrlmesh.mesh.v1.Hello.VersionsEntry
+	32, // 4: ctrlmesh.mesh.v1.Hello.namespaces:type_name -> ctrlmesh.mesh.v1.Hello.NamespacesEntry
 	10, // 5: ctrlmesh.mesh.v1.Report.pods:type_name -> ctrlmesh.mesh.v1.PodReport
-	29, // 6: ctrlmesh.mesh.v1.PodReport.methods:type_name -> ctrlmesh.mesh.v1.PodReport.MethodsEntry
-	30, // 7: ctrlmesh.mesh.v1.PodReport.rules:type_name -> ctrlmesh.mesh.v1.RuleState
-	31, // 8: ctrlmesh.mesh.v1.PodReport.faults:type_name -> ctrlmesh.mesh.v1.FaultState
+	33, // 6: ctrlmesh.mesh.v1.PodReport.methods:type_name -> ctrlmesh.mesh.v1.PodReport.MethodsEntry
+	35, // 7: ctrlmesh.mesh.v1.PodReport.rules:type_name -> ctrlmesh.mesh.v1.RuleState
+	36, // 8: ctrlmesh.mesh.v1.PodReport.faults:type_name -> ctrlmesh.mesh.v1.FaultState
 	11, // 9: ctrlmesh.mesh.v1.PodReport.observed_locks:type_name -> ctrlmesh.mesh.v1.ObservedLock
 	12, // 10: ctrlmesh.mesh.v1.PodReport.dead_holders:type_name -> ctrlmesh.mesh.v1.DeadHolder
-	14, // 11: ctrlmesh.mesh.v1.ManagerMessage.cluster:type_name -> ctrlmesh.mesh.v1.Cluster
-	17, // 12: ctrlmesh.mesh.v1.ManagerMessage.upsert:type_name -> ctrlmesh.mesh.v1.PodPolicy
-	15, // 13: ctrlmesh.mesh.v1.ManagerMessage.remove:type_name -> ctrlmesh.mesh.v1.Remove
-	16, // 14: ctrlmesh.mesh.v1.ManagerMessage.synced:type_name -> ctrlmesh.mesh.v1.Synced
-	18, // 15: ctrlmesh.mesh.v1.PodPolicy.sharding:type_name -> ctrlmesh.mesh.v1.Sharding
-	32, // 16: ctrlmesh.mesh.v1.PodPolicy.traffic:type_name -> ctrlmesh.mesh.v1.Traffic
-	21, // 17: ctrlmesh.mesh.v1.Sharding.limits:type_name -> ctrlmesh.mesh.v1.Limit
-	0,  // 18: ctrlmesh.mesh.v1.Sharding.key:type_name -> ctrlmesh.mesh.v1.Key
-	1,  // 19: ctrlmesh.mesh.v1.Sharding.method:type_name -> ctrlmesh.mesh.v1.Method
-	2,  // 20: ctrlmesh.mesh.v1.Sharding.isolation:type_name -> ctrlmesh.mesh.v1.Isolation
-	26, // 21: ctrlmesh.mesh.v1.Sharding.locks:type_name -> ctrlmesh.mesh.v1.Lock
-	20, // 22: ctrlmesh.mesh.v1.Sharding.shared:type_name -> ctrlmesh.mesh.v1.SharedObjects
-	19, // 23: ctrlmesh.mesh.v1.Sharding.owners:type_name -> ctrlmesh.mesh.v1.Owner
-	22, // 24: ctrlmesh.mesh.v1.Owner.scope:type_name -> ctrlmesh.mesh.v1.Scope
-	25, // 25: ctrlmesh.mesh.v1.SharedObjects.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
-	25, // 26: ctrlmesh.mesh.v1.Limit.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
-	22, // 27: ctrlmesh.mesh.v1.Limit.scope:type_name -> ctrlmesh.mesh.v1.Scope
-	23, // 28: ctrlmesh.mesh.v1.Scope.parts:type_name -> ctrlmesh.mesh.v1.ScopePart
-	24, // 29: ctrlmesh.mesh.v1.ScopePart.ranges:type_name -> ctrlmesh.mesh.v1.KeyRange
-	6,  // 30: ctrlmesh.mesh.v1.Mesh.Connect:input_type -> ctrlmesh.mesh.v1.AgentMessage
-	4,  // 31: ctrlmesh.mesh.v1.Mesh.SignLeaf:input_type -> ctrlmesh.mesh.v1.SignLeafRequest
-	3,  // 32: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:input_type -> ctrlmesh.mesh.v1.SignEgressLeafRequest
-	13, // 33: ctrlmesh.mesh.v1.Mesh.Connect:output_type -> ctrlmesh.mesh.v1.ManagerMessage
-	5,  // 34: ctrlmesh.mesh.v1.Mesh.SignLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
-	5,  // 35: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
-	33, // [33:36] is the sub-list for method output_type
-	30, // [30:33] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	18, // 11: ctrlmesh.mesh.v1.ManagerMessage.cluster:type_name -> ctrlmesh.mesh.v1.Cluster
+	21, // 12: ctrlmesh.mesh.v1.ManagerMessage.upsert:type_name -> ctrlmesh.mesh.v1.PodPolicy
+	19, // 13: ctrlmesh.mesh.v1.ManagerMessage.remove:type_name -> ctrlmesh.mesh.v1.Remove
+	20, // 14: ctrlmesh.mesh.v1.ManagerMessage.synced:type_name -> ctrlmesh.mesh.v1.Synced
+	14, // 15: ctrlmesh.mesh.v1.ManagerMessage.webhooks:type_name -> ctrlmesh.mesh.v1.Webhooks
+	15, // 16: ctrlmesh.mesh.v1.Webhooks.webhooks:type_name -> ctrlmesh.mesh.v1.Webhook
+	34, // 17: ctrlmesh.mesh.v1.Webhook.pods:type_name -> ctrlmesh.mesh.v1.Webhook.PodsEntry
+	0,  // 18: ctrlmesh.mesh.v1.Webhook.key:type_name -> ctrlmesh.mesh.v1.Key
+	23, // 19: ctrlmesh.mesh.v1.Webhook.owners:type_name -> ctrlmesh.mesh.v1.Owner
+	24, // 20: ctrlmesh.mesh.v1.Webhook.shared:type_name -> ctrlmesh.mesh.v1.SharedObjects
+	25, // 21: ctrlmesh.mesh.v1.Webhook.limits:type_name -> ctrlmesh.mesh.v1.Limit
+	16, // 22: ctrlmesh.mesh.v1.Webhook.ready:type_name -> ctrlmesh.mesh.v1.ReadyPods
+	17, // 23: ctrlmesh.mesh.v1.Webhook.authorities:type_name -> ctrlmesh.mesh.v1.ServerAuthority
+	22, // 24: ctrlmesh.mesh.v1.PodPolicy.sharding:type_name -> ctrlmesh.mesh.v1.Sharding
+	37, // 25: ctrlmesh.mesh.v1.PodPolicy.traffic:type_name -> ctrlmesh.mesh.v1.Traffic
+	25, // 26: ctrlmesh.mesh.v1.Sharding.limits:type_name -> ctrlmesh.mesh.v1.Limit
+	0,  // 27: ctrlmesh.mesh.v1.Sharding.key:type_name -> ctrlmesh.mesh.v1.Key
+	1,  // 28: ctrlmesh.mesh.v1.Sharding.method:type_name -> ctrlmesh.mesh.v1.Method
+	2,  // 29: ctrlmesh.mesh.v1.Sharding.isolation:type_name -> ctrlmesh.mesh.v1.Isolation
+	30, // 30: ctrlmesh.mesh.v1.Sharding.locks:type_name -> ctrlmesh.mesh.v1.Lock
+	24, // 31: ctrlmesh.mesh.v1.Sharding.shared:type_name -> ctrlmesh.mesh.v1.SharedObjects
+	23, // 32: ctrlmesh.mesh.v1.Sharding.owners:type_name -> ctrlmesh.mesh.v1.Owner
+	26, // 33: ctrlmesh.mesh.v1.Owner.scope:type_name -> ctrlmesh.mesh.v1.Scope
+	29, // 34: ctrlmesh.mesh.v1.SharedObjects.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
+	29, // 35: ctrlmesh.mesh.v1.Limit.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
+	26, // 36: ctrlmesh.mesh.v1.Limit.scope:type_name -> ctrlmesh.mesh.v1.Scope
+	27, // 37: ctrlmesh.mesh.v1.Scope.parts:type_name -> ctrlmesh.mesh.v1.ScopePart
+	28, // 38: ctrlmesh.mesh.v1.ScopePart.ranges:type_name -> ctrlmesh.mesh.v1.KeyRange
+	6,  // 39: ctrlmesh.mesh.v1.Mesh.Connect:input_type -> ctrlmesh.mesh.v1.AgentMessage
+	4,  // 40: ctrlmesh.mesh.v1.Mesh.SignLeaf:input_type -> ctrlmesh.mesh.v1.SignLeafRequest
+	3,  // 41: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:input_type -> ctrlmesh.mesh.v1.SignEgressLeafRequest
+	13, // 42: ctrlmesh.mesh.v1.Mesh.Connect:output_type -> ctrlmesh.mesh.v1.ManagerMessage
+	5,  // 43: ctrlmesh.mesh.v1.Mesh.SignLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
+	5,  // 44: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
+	42, // [42:45] is the sub-list for method output_type
+	39, // [39:42] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_api_mesh_v1_mesh_proto_init() }
@@ -2409,6 +2768,7 @@ func file_api_mesh_v1_mesh_proto_init() {
 		(*ManagerMessage_Upsert)(nil),
 		(*ManagerMessage_Remove)(nil),
 		(*ManagerMessage_Synced)(nil),
+		(*ManagerMessage_Webhooks)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2416,7 +2776,7 @@ func file_api_mesh_v1_mesh_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_mesh_v1_mesh_proto_rawDesc), len(file_api_mesh_v1_mesh_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   27,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

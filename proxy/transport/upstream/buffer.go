@@ -18,3 +18,12 @@ func (b *Buf) Free() {
 	b.B = b.B[:cap(b.B)]
 	buffers.Put(b)
 }
+
+// BufferPool is the pool of buffers for [httputil.ReverseProxy].
+type BufferPool struct{}
+
+// Get implements httputil.BufferPool.
+func (BufferPool) Get() []byte { return Buffer().B }
+
+// Put implements httputil.BufferPool.
+func (BufferPool) Put(b []byte) { (&Buf{B: b}).Free() }

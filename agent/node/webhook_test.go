@@ -1,0 +1,86 @@
+package node
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/inbound"
+	"github.com/ctrlmesh/ctrlmesh/agent/pods"
+	"github.com/ctrlmesh/ctrlmesh/agent/state"
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
+)
+
+func TestWebhooksAreCapturedWhileTheyAreRouted(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: makes network namespaces")
+	}
+	if _, err := exec.LookPath("iptables-nft"); err != nil {
+		t.Skip("needs iptables-nft")
+	}
+	path, _ := inNamespace(t)
+	dir, pins := t.TempDir(), filepath.Join(bpftest.BPFFS(t), "ctrlmesh")
+	begin := func() *running {
+		r, _ := startCapturing(t, path, dir)
+		steering, err := inbound.Open(pins, slog.New(slog.DiscardHandler))
+		require.NoError(t, err)
+		require.NoError(t, r.do(t.Context(), func() error { r.Inbound = steering; return nil }))
+		t.Cleanup(func() { _ = steering.Close() })
+		return r
+	}
+	r := begin()
+	require.NoError(t, r.Store.SavePod(pods.Pod{UID: restoredPod, Namespace: "ns", Name: "a", Trust: v1alpha1.TrustMesh}))
+	require.NoError(t, r.Store.SaveCluster(somewhere(t)))
+	require.NoError(t, r.Store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: restoredPod, Namespace: "ns", Name: "a", Version: "1"}, Since: time.Now()}))
+	r.restoreCaptured(t)
+	captured := func(r *running) (yes bool) {
+		require.NoError(t, r.do(t.Context(), func() error { yes = r.pods[restoredPod].webhook.captured != nil; return nil }))
+		return yes
+	}
+	problem := func(r *running) (why string) {
+		require.NoError(t, r.do(t.Context(), func() error { why = r.webhookProblem(r.pods[restoredPod]); return nil }))
+		return why
+	}
+	require.False(t, captured(r))
+	require.Empty(t, problem(r))
+
+	routed := &meshv1.Webhooks{Version: "1", Webhooks: []*meshv1.Webhook{{
+		Pods: map[string]string{restoredPod: "one", "another": "two"}, CertDir: "/nowhere/at/all", Port: 9443,
+	}}}
+	r.SetWebhooks(routed)
+	require.True(t, captured(r))
+	require.NotEmpty(t, problem(r), "there is no certificate")
+
+	require.NoError(t, r.do(t.Context(), func() error { r.departure.stop(); return nil }))
+	next := begin()
+	next.restoreCaptured(t)
+	require.True(t, captured(next), "it is known before the manager answers")
+	offered, err := next.Incumbent().Offer(t.Context())
+	require.NoError(t, err)
+	require.Len(t, offered, 1)
+	require.NotEmpty(t, offered[0].Files.Inbound)
+	offered[0].Files.Close()
+	require.NoError(t, next.Incumbent().Resume(t.Context()))
+
+	next.SetWebhooks(&meshv1.Webhooks{})
+	require.False(t, captured(next))
+	require.Empty(t, problem(next))
+	left, err := filepath.Glob(filepath.Join(pins, "inbound_v*", "*"))
+	require.NoError(t, err)
+	require.Empty(t, left)
+
+	require.NoError(t, next.do(t.Context(), func() error {
+		next.Inbound, next.NoInbound = nil, errors.New("an old kernel")
+		return nil
+	}))
+	next.SetWebhooks(routed)
+	require.Contains(t, problem(next), "an old kernel")
+}

@@ -1,0 +1,236 @@
+package webhook
+
+import (
+	"crypto/tls"
+	"maps"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/review"
+	"github.com/ctrlmesh/ctrlmesh/proxy/webhook"
+)
+
+// decisions returns how many reviews were decided in each way by the agents.
+func (w *world) decisions() map[string]float64 {
+	w.Helper()
+	families, err := w.registry.Gather()
+	require.NoError(w, err)
+	out := map[string]float64{}
+	for _, f := range families {
+		if f.GetName() != "ctrlmesh_reviews_total" {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if l.GetName() == "decision" {
+					out[l.GetValue()] += m.GetCounter().GetValue()
+				}
+			}
+		}
+	}
+	return out
+}
+
+// pair returns a world with two shards, whose pods are routed.
+func pair(t *testing.T) (w *world, ca *authority, one, two *operator) {
+	w, ca = newWorld(t), newAuthority(t)
+	one, two = w.pod(1, "one", ca, nil), w.pod(2, "two", ca, nil)
+	one.route(routes("one", ca, one, two))
+	two.route(routes("two", ca, one, two))
+	one.requireRouted()
+	two.requireRouted()
+	return w, ca, one, two
+}
+
+func TestReviewsReachTheOwningShard(t *testing.T) {
+	w, ca, one, two := pair(t)
+	for _, http2 := range []bool{true, false} {
+		c := w.client(ca, http2)
+		for range 3 {
+			for _, at := range []*operator{one, two} {
+				w.requireAnswer("one", c, at, "a")
+				w.requireAnswer("two", c, at, "b")
+				w.requireAnswer("two", c, at, "") // no namespace: the default shard
+				w.requireAnswer(at.shard, c, at, "unowned")
+				got, err := send(c, at, "", &apiextensions.ConversionReview{TypeMeta: metav1.TypeMeta{Kind: "ConversionReview", APIVersion: "apiextensions.k8s.io/v1"}})
+				require.NoError(t, err)
+				require.Equal(t, at.shard, got)
+			}
+		}
+	}
+	// Per turn, three of ten are another shard's. Its agent counts each once more.
+	require.Equal(t, map[string]float64{review.Local: 6 * 10, review.Forwarded: 6 * 3}, w.decisions())
+}
+
+func TestReviewsOutsideTheLimitsAreAllowed(t *testing.T) {
+	w, ca, one, two := pair(t)
+	r := routes("one", ca, one, two)
+	r.Limited = func(h webhook.Head) bool { return h.Namespace != "outside" }
+	one.proxied.Reviews().SetRoutes(r)
+	w.requireAnswer("mesh", w.client(ca, true), one, "outside")
+	w.requireAnswer("two", w.client(ca, true), one, "b")
+}
+
+func TestUnreachableOwnersLeaveReviewsHere(t *testing.T) {
+	for name, change := range map[string]func(r *review.Routes, two *operator){
+		"no pod":           func(r *review.Routes, _ *operator) { delete(r.Pods, "two") },
+		"no authority":     func(r *review.Routes, _ *operator) { r.Authorities = nil },
+		"wrong authority":  func(r *review.Routes, _ *operator) { r.Authorities[name] = newAuthority(t).pool },
+		"webhook is down":  func(_ *review.Routes, two *operator) { two.stop() },
+		"no route to host": func(r *review.Routes, _ *operator) { r.Pods["two"] = []netip.Addr{netip.MustParseAddr("198.18.9.9")} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, ca, one, two := pair(t)
+			r := routes("one", ca, one, two)
+			change(r, two)
+			one.proxied.Reviews().SetRoutes(r)
+			w.requireAnswer("one", w.client(ca, true), one, "b")
+			require.InDelta(t, 1, w.decisions()[review.Unreachable], 0)
+		})
+	}
+}
+
+// load sends reviews to a pod until it is stopped, and counts who answered.
+func load(w *world, ca *authority, o *operator, namespace string, fresh bool) (total *atomic.Int64, stop func() map[string]int) {
+	total = &atomic.Int64{}
+	counts, quit, done := map[string]int{}, make(chan struct{}), make(chan struct{})
+	c := w.client(ca, true)
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-quit:
+				return
+			default:
+			}
+			if fresh {
+				c.CloseIdleConnections()
+			}
+			who, err := ask(c, o, namespace)
+			if err != nil {
+				who = err.Error()
+			}
+			counts[who]++
+			total.Add(1)
+		}
+	}()
+	return total, func() map[string]int {
+		close(quit)
+		<-done
+		w.Log(counts)
+		return counts
+	}
+}
+
+func awaitMore(t *testing.T, total *atomic.Int64) {
+	t.Helper()
+	before := total.Load()
+	require.Eventually(t, func() bool { return total.Load() > before+20 }, soon, time.Millisecond)
+}
+
+func TestRotatedCertificateIsPresented(t *testing.T) {
+	w, ca, one, _ := pair(t)
+	total, stop := load(w, ca, one, "b", true)
+	awaitMore(t, total)
+	ca.issue(one.certDir, 2)
+	serial := func() int64 {
+		raw, err := w.apiserver.dial(t.Context(), "tcp", netip.AddrPortFrom(one.address, port).String())
+		require.NoError(t, err)
+		defer raw.Close()
+		c := tls.Client(raw, &tls.Config{RootCAs: ca.pool, ServerName: name})
+		require.NoError(t, c.Handshake())
+		return c.ConnectionState().PeerCertificates[0].SerialNumber.Int64()
+	}
+	require.Eventually(t, func() bool { return serial() == 2 }, soon, 50*time.Millisecond)
+	awaitMore(t, total)
+	require.Equal(t, []string{"two"}, keys(stop()), "a review failed, or was not routed")
+	require.NoError(t, one.routed.Problem())
+}
+
+func keys(counts map[string]int) (all []string) {
+	for k := range maps.Keys(counts) {
+		all = append(all, k)
+	}
+	return all
+}
+
+func TestTakeoverFailsNoReview(t *testing.T) {
+	w, ca, one, _ := pair(t)
+	total, stop := load(w, ca, one, "b", true)
+	kept, stopKept := load(w, ca, one, "b", false)
+	awaitMore(t, total)
+	for range 2 {
+		files, err := one.captured.Files()
+		require.NoError(t, err)
+		captured, proxied, routed := one.captured, one.proxied, one.routed
+		w.registry = prometheus.NewRegistry()
+		w.agent()
+		one.route(proxied.Reviews().Routes(), files...)
+		one.requireRouted()
+		routed.Stop()
+		require.NoError(t, captured.Abandon())
+		require.NoError(t, proxied.Drain(t.Context()))
+		awaitMore(t, total)
+		awaitMore(t, kept)
+	}
+	require.Equal(t, []string{"two"}, keys(stop()), "a review failed, or was not routed")
+	require.Equal(t, []string{"two"}, keys(stopKept()), "a review failed, or was not routed")
+}
+
+func TestApplicationAnswersWithoutTheAgent(t *testing.T) {
+	w, ca, one, _ := pair(t)
+	total, stop := load(w, ca, one, "b", true)
+	awaitMore(t, total)
+	one.routed.Stop()
+	require.NoError(t, one.captured.SetPorts(nil))
+	awaitMore(t, total)
+	require.NoError(t, one.captured.Release())
+	awaitMore(t, total)
+	counts := stop()
+	require.Len(t, counts, 2, "a review failed")
+	require.NotZero(t, counts["one"])
+	require.NotZero(t, counts["two"])
+}
+
+func TestWebhooksThatCannotBeTerminated(t *testing.T) {
+	ca := newAuthority(t)
+	pair := &tls.Certificate{}
+	for name, c := range map[string]struct {
+		config  func(*tls.Config)
+		issue   *authority
+		problem string
+	}{
+		"asks for certificates": {func(c *tls.Config) { c.ClientAuth = tls.RequestClientCert }, ca, "asks its clients for certificates"},
+		"another certificate": {func(c *tls.Config) {
+			c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return pair, nil }
+		}, ca, "another certificate"},
+		"no certificate": {func(c *tls.Config) {
+			c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return pair, nil }
+		}, nil, "no such file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			elsewhere := t.TempDir()
+			ca.issue(elsewhere, 1)
+			loaded, err := tls.LoadX509KeyPair(elsewhere+"/tls.crt", elsewhere+"/tls.key")
+			require.NoError(t, err)
+			*pair = loaded
+			one := w.pod(1, "one", c.issue, c.config)
+			one.route(routes("one", ca))
+			require.Eventually(t, func() bool {
+				why := one.routed.Problem()
+				return why != nil && strings.Contains(why.Error(), c.problem)
+			}, soon, 10*time.Millisecond, c.problem)
+			w.requireAnswer("one", w.client(ca, true), one, "b")
+			require.Empty(t, w.decisions(), "it was read")
+		})
+	}
+}

@@ -1,0 +1,72 @@
+package review
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/http"
+	"sync/atomic"
+)
+
+// body is the body of a request, of which the beginning was read. It can be sent again
+// unless more than that was read.
+type body struct {
+	head []byte
+	rest *rest // nil if head is everything
+}
+
+// rest is what follows the head of a body. One transport may read it.
+type rest struct {
+	io.Reader
+	state atomic.Int32
+}
+
+const (
+	untouched int32 = iota
+	touched         // a transport reads it
+	taken           // from a transport that did not begin to read it
+)
+
+var errTaken = errors.New("the request is sent to another pod")
+
+func (r *rest) Read(b []byte) (int, error) {
+	if !r.state.CompareAndSwap(untouched, touched) && r.state.Load() != touched {
+		return 0, errTaken
+	}
+	return r.Reader.Read(b)
+}
+
+// complete reads the rest of the body if that is within limit bytes in all.
+func (b *body) complete(from io.Reader, limit int64) error {
+	more, err := io.ReadAll(io.LimitReader(from, limit-int64(len(b.head))))
+	b.head = append(b.head, more...)
+	if int64(len(b.head)) < limit {
+		return err
+	}
+	b.rest = &rest{Reader: from}
+	return err
+}
+
+// set makes r send the body. It reports false if it cannot be sent any more.
+func (b *body) set(r *http.Request) bool {
+	if b.rest != nil {
+		if !b.rest.state.CompareAndSwap(untouched, taken) {
+			return false
+		}
+		b.rest = &rest{Reader: b.rest.Reader}
+		r.Body = io.NopCloser(io.MultiReader(bytes.NewReader(b.head), b.rest))
+		return true
+	}
+	r.ContentLength = int64(len(b.head))
+	r.GetBody = func() (io.ReadCloser, error) {
+		if len(b.head) == 0 {
+			return http.NoBody, nil
+		}
+		return io.NopCloser(bytes.NewReader(b.head)), nil
+	}
+	r.Body, _ = r.GetBody()
+	// Webhooks must expect a review twice. The header is not sent: it lets net/http send the
+	// request again if an idle connection was closed meanwhile.
+	r.Header["Idempotency-Key"] = nil
+	return true
+}

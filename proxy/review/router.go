@@ -1,0 +1,132 @@
+package review
+
+import (
+	"bytes"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"strconv"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/webhook"
+)
+
+// maxRead bounds what is read of a review before it is sent. A review of which that is not
+// the whole is streamed, and sent once.
+const maxRead = 1 << 20
+
+var (
+	// errSent means that a request cannot be sent again.
+	errSent = errors.New("the review was sent to another pod, which did not answer")
+	// errDown means that the agent of another pod answered instead of the application.
+	errDown = errors.New("the application of the other pod does not answer")
+)
+
+// exchange is one request of the apiserver.
+type exchange struct {
+	local  netip.AddrPort // where the apiserver connected to
+	name   string         // the server name that it used
+	unread bool           // the request is not looked at
+	hopped bool           // another pod sent it
+}
+
+type exchangeKey struct{}
+
+// router is a RoundTripper that sends each review where it is answered.
+type router struct{ *Server }
+
+// RoundTrip implements http.RoundTripper.
+func (s router) RoundTrip(r *http.Request) (*http.Response, error) {
+	x := r.Context().Value(exchangeKey{}).(*exchange) //nolint:forcetypeassert // ServeHTTP sets it
+	if x.unread {
+		s.Count(Local)
+		return s.targets.application.fresh.RoundTrip(to(r, x.local))
+	}
+	from := io.Reader(http.NoBody)
+	if r.Body != nil {
+		from = r.Body
+	}
+	head, read, failed := webhook.Read(from, maxRead)
+	b := &body{head: read}
+	if err := b.complete(from, maxRead); err != nil {
+		return nil, fmt.Errorf("reading the review: %w", err)
+	}
+	routes := s.routes.Load()
+	if failed != nil || routes == nil || r.Method != http.MethodPost { // the application decides what it is
+		return s.toApplication(r, x, b)
+	}
+	switch decision := routes.Decide(head, x.hopped); decision.Action {
+	case webhook.Allow:
+		s.Count(Allowed)
+		return allowed(r, webhook.Allowed(head)), nil
+	case webhook.Forward:
+		return s.forward(r, x, b, routes, decision.Shard)
+	}
+	return s.toApplication(r, x, b)
+}
+
+// toApplication sends a request to the application in this pod.
+func (s router) toApplication(r *http.Request, x *exchange, b *body) (*http.Response, error) {
+	s.Count(Local)
+	return s.targets.application.send(to(r, x.local), b)
+}
+
+// forward sends a review to a ready pod of the owner, and to the application if none
+// answers.
+func (s router) forward(r *http.Request, x *exchange, b *body, routes *Routes, shard string) (*http.Response, error) {
+	if pool := routes.Authorities[x.name]; pool != nil {
+		if resp := s.tryPods(r, x, b, routes.Pods[shard], pool); resp != nil {
+			s.Count(Forwarded)
+			return resp, nil
+		}
+	}
+	if err := r.Context().Err(); err != nil {
+		return nil, err
+	}
+	s.Count(Unreachable)
+	return s.targets.application.send(to(r, x.local), b)
+}
+
+// tryPods returns the response of the first pod that answers, nil if none does.
+func (s router) tryPods(r *http.Request, x *exchange, b *body, pods []netip.Addr, pool *x509.CertPool) *http.Response {
+	target := s.targets.other(x.name, pool)
+	for _, pod := range s.avoided.order(pods, x.local.Addr()) {
+		out := to(r, netip.AddrPortFrom(pod, x.local.Port()))
+		out.Header[meshv1.ForwardedHeader] = []string{"1"}
+		resp, err := target.send(out, b)
+		if err == nil && resp.Header.Get(meshv1.ForwardedHeader) == "" {
+			return resp
+		}
+		if err == nil {
+			_ = resp.Body.Close()
+			err = errDown
+		}
+		if r.Context().Err() != nil || errors.Is(err, errSent) {
+			return nil
+		}
+		s.avoided.add(pod)
+		s.Log.Debug("failed to forward a review", "pod", s.Pod, "to", pod.String(), "error", err)
+	}
+	return nil
+}
+
+// to returns a copy of a request that is sent to an address.
+func to(r *http.Request, at netip.AddrPort) *http.Request {
+	out := r.Clone(r.Context())
+	out.URL.Scheme, out.URL.Host = "https", at.String()
+	return out
+}
+
+// allowed returns a response with a body of JSON.
+func allowed(r *http.Request, body []byte) *http.Response {
+	// The apiserver may wait until all of its review was read.
+	_, _ = io.Copy(io.Discard, io.LimitReader(r.Body, 8*maxRead))
+	return &http.Response{
+		StatusCode: http.StatusOK, ProtoMajor: 1, ProtoMinor: 1, Request: r,
+		Header:        http.Header{"Content-Type": {"application/json"}, "Content-Length": {strconv.Itoa(len(body))}},
+		ContentLength: int64(len(body)), Body: io.NopCloser(bytes.NewReader(body)),
+	}
+}

@@ -1,0 +1,243 @@
+// Package review serves the connections that the apiserver makes to a captured pod's webhook.
+//
+// The Server terminates TLS with the certificate of the webhook itself. It reads the head of
+// each review, and decides with package webhook where it is answered: by the application in
+// the pod, by a ready pod of the shard that owns the namespace, or by the Server itself. A
+// pod that gets a forwarded review answers it, so that a review is forwarded once at most.
+// What cannot be understood or forwarded is answered by the application, as it would be
+// without the mesh. Without a certificate, connections are passed to the application unread.
+package review
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/relay"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
+)
+
+// Decisions that are passed to Config.Count.
+const (
+	Local       = "local"       // answered by the application in the pod
+	Forwarded   = "forwarded"   // answered by a pod of the owner
+	Unreachable = "unreachable" // answered by the application, because no pod of the owner could be reached
+	Allowed     = "allowed"     // allowed by the Server: the operator is not responsible
+)
+
+// Config is what a Server needs from its caller. All fields are required.
+type Config struct {
+	Pod string // namespace/name
+	// Dial connects from the pod's network namespace. addr is a literal IP and port.
+	Dial  func(ctx context.Context, network, addr string) (net.Conn, error)
+	Conns *downstream.Conns
+	// Held counts the memory of reviews under way in bytes.
+	Held *bounds.Account
+	Log  *slog.Logger
+	// Count is called for each request with one of the decisions.
+	Count func(decision string)
+}
+
+const (
+	maxStreams = 256
+	// readTimeout bounds the time in which a review is received. The apiserver waits thirty
+	// seconds at most for the answer, and a read fails until then if the client has left.
+	readTimeout = 40 * time.Second
+	// weight is the memory of a request in bytes besides its body, which is kept in up to
+	// bodyCopies copies while it is read.
+	weight     = 48<<10 + upstream.BufferSize
+	bodyCopies = 3
+)
+
+// Server serves the webhook of one pod. It is safe for concurrent use.
+type Server struct {
+	Config
+	http        *http.Server
+	http11      *tls.Config // serves no HTTP/2
+	proxy       *httputil.ReverseProxy
+	targets     *targets
+	avoided     avoided
+	routes      atomic.Pointer[Routes]
+	certificate certificate
+}
+
+// NewServer returns a Server that passes connections unread until it has a certificate, and
+// leaves all reviews to the application until it has routes.
+func NewServer(c Config) *Server {
+	s := &Server{Config: c, targets: newTargets(c.Dial)}
+	s.http = downstream.NewServer(s, c.Log, http.HTTP2Config{
+		MaxConcurrentStreams:          maxStreams,
+		MaxReceiveBufferPerStream:     64 << 10,
+		MaxReceiveBufferPerConnection: 512 << 10,
+	})
+	s.http11 = &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}, GetCertificate: s.certificate.get}
+	both := s.http11.Clone()
+	both.NextProtos = []string{"h2", "http/1.1"}
+	both.GetConfigForClient = s.hello
+	s.http.TLSConfig = both
+	s.proxy = &httputil.ReverseProxy{
+		Rewrite: rewrite, Transport: router{s}, ErrorLog: s.http.ErrorLog, BufferPool: upstream.BufferPool{}, ErrorHandler: s.failed,
+	}
+	return s
+}
+
+// SetRoutes replaces the routes. With nil the application answers all reviews.
+func (s *Server) SetRoutes(r *Routes) {
+	s.routes.Store(r)
+	if r == nil {
+		s.targets.keep(nil)
+		return
+	}
+	s.targets.keep(r.Authorities)
+}
+
+// Routes returns what reviews are routed by; nil if the application answers all.
+func (s *Server) Routes() *Routes { return s.routes.Load() }
+
+// SetCertificate replaces the certificate that is presented to clients.
+func (s *Server) SetCertificate(c *tls.Certificate) { s.certificate.set(c) }
+
+// Serve accepts connections on l, which it closes. Their local address is where the client
+// connected to. It returns nil after Stop, and may be called for several listeners.
+func (s *Server) Serve(l net.Listener) error {
+	own := newListener(l, s)
+	s.Conns.Listen(own)
+	err := s.http.ServeTLS(own, "", "")
+	if s.Conns.Draining.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// Stop closes the listeners: no further connections are accepted.
+func (s *Server) Stop() { s.Conns.Stop() }
+
+// Drain waits, after Stop, until all connections have ended, each after its next review.
+// When ctx is done, Drain cuts those that are left and returns its error.
+func (s *Server) Drain(ctx context.Context) error {
+	err := s.Conns.Wait(ctx)
+	if err != nil {
+		downstream.Cut(s.http)
+	}
+	s.Cut()
+	return err
+}
+
+// Cut closes all connections. Call it after Stop.
+func (s *Server) Cut() {
+	_ = s.http.Close()
+	for _, c := range s.Conns.List() {
+		_ = c.Close()
+	}
+	s.targets.close()
+}
+
+// hello is called with each ClientHello. It waits for its turn to compute.
+func (s *Server) hello(h *tls.ClientHelloInfo) (*tls.Config, error) {
+	c, ok := h.Conn.(*downstream.Conn)
+	if !ok {
+		return nil, nil
+	}
+	if err := c.Compute(h.Context()); err != nil {
+		return nil, err
+	}
+	if slices.Contains(h.SupportedProtos, "h2") && !c.TakeHTTP2() {
+		return s.http11, nil
+	}
+	return nil, nil
+}
+
+// ServeHTTP serves one request.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	c := downstream.Of[*downstream.Conn](r)
+	c.Enter()
+	defer c.Serving(-1)
+	if r.ProtoMajor == 2 {
+		guard := downstream.NewGuard(w, downstream.Stall)
+		defer guard.Release()
+		w = guard
+	}
+	if s.Conns.Draining.Err() != nil {
+		w.Header()["Connection"] = []string{"close"}
+	}
+	x := &exchange{local: addressOf(c.LocalAddr()), name: r.TLS.ServerName, hopped: r.Header.Get(meshv1.ForwardedHeader) != ""}
+	size := int64(maxRead)
+	if r.ContentLength >= 0 {
+		size = min(size, r.ContentLength)
+	}
+	held := weight + bodyCopies*size + downstream.HeadWeight(r.Header, 2)
+	defer s.Held.Give(held)
+	if !s.Held.Take(held) {
+		s.Conns.Reached("webhook reviews")
+		x.unread = true
+	}
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(readTimeout))
+	s.proxy.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x)))
+}
+
+func addressOf(a net.Addr) netip.AddrPort {
+	at, ok := a.(*net.TCPAddr)
+	if !ok {
+		return netip.AddrPort{}
+	}
+	return netip.AddrPortFrom(at.AddrPort().Addr().Unmap(), at.AddrPort().Port())
+}
+
+// rewrite keeps the request as it came. RoundTrip says where it goes.
+func rewrite(pr *httputil.ProxyRequest) {
+	in, out := pr.In, pr.Out
+	for _, k := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {
+		if v := in.Header[k]; v != nil {
+			out.Header[k] = v
+		}
+	}
+	out.Header.Del(meshv1.ForwardedHeader)
+	out.Header.Del("Expect") // the body is read here
+	out.Host, out.URL.RawQuery, out.URL.ForceQuery = in.Host, in.URL.RawQuery, in.URL.ForceQuery
+}
+
+// failed answers a request that the application did not answer.
+func (s *Server) failed(w http.ResponseWriter, r *http.Request, err error) {
+	if r.Context().Err() != nil { // the client has disconnected
+		panic(http.ErrAbortHandler)
+	}
+	s.Log.Debug("failed to answer a review", "pod", s.Pod, "error", err)
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set(meshv1.ForwardedHeader, "unanswered") // another agent tries another pod
+	w.WriteHeader(http.StatusBadGateway)
+	_, _ = io.WriteString(w, "ctrlmesh: the webhook of pod "+s.Pod+" did not answer: "+reason(err)+"\n")
+}
+
+// reason returns the part of an error that the client of a webhook may see.
+func reason(err error) string {
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Err != nil {
+		return op.Err.Error()
+	}
+	return err.Error()
+}
+
+// tunnel passes a connection to the application unread.
+func (s *Server) tunnel(c *downstream.Conn) {
+	defer func() { _ = c.Close() }()
+	ctx, cancel := context.WithTimeout(c.Life, localTimeout)
+	up, err := s.Dial(ctx, "tcp", addressOf(c.LocalAddr()).String())
+	cancel()
+	if err != nil {
+		c.Reset()
+		return
+	}
+	defer func() { _ = up.Close() }()
+	relay.Both(c.Bare(), up, downstream.TunnelIdle)
+}

@@ -1,0 +1,117 @@
+package review
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
+)
+
+const (
+	// localTimeout bounds a connection to the application, forwardTimeout one to another
+	// pod: the apiserver waits ten seconds for the answer by default.
+	localTimeout   = 5 * time.Second
+	forwardTimeout = time.Second
+	maxAnswerHead  = 64 << 10
+)
+
+// targets are the connections to the application and to other pods.
+type targets struct {
+	dial        func(ctx context.Context, network, addr string) (net.Conn, error)
+	application target
+
+	mu     sync.Mutex
+	others map[string]*authority // by server name
+}
+
+// target sends requests to servers that are verified in one way.
+type target struct {
+	shared *http.Transport
+	fresh  *http.Transport // with a connection for each request
+}
+
+// authority sends requests to pods that pool verifies.
+type authority struct {
+	pool *x509.CertPool
+	target
+}
+
+func newTargets(dial func(ctx context.Context, network, addr string) (net.Conn, error)) *targets {
+	t := &targets{dial: dial, others: map[string]*authority{}}
+	// The connection leads to a process of the pod that has the certificate's key.
+	t.application = t.target(localTimeout, &tls.Config{InsecureSkipVerify: true}) //nolint:gosec // see above
+	return t
+}
+
+func (t *targets) target(timeout time.Duration, config *tls.Config) target {
+	config.MinVersion = tls.VersionTLS12
+	shared := &http.Transport{
+		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			ctx, cancel := context.WithTimeout(ctx, timeout)
+			defer cancel()
+			return t.dial(ctx, network, addr)
+		},
+		TLSClientConfig: config, TLSHandshakeTimeout: timeout, ForceAttemptHTTP2: true,
+		DisableCompression: true, MaxResponseHeaderBytes: maxAnswerHead,
+		IdleConnTimeout: downstream.Idle, MaxIdleConnsPerHost: 8,
+		HTTP2: &http.HTTP2Config{MaxReceiveBufferPerStream: 128 << 10, MaxReceiveBufferPerConnection: 1 << 20},
+	}
+	fresh := shared.Clone()
+	fresh.DisableKeepAlives = true
+	return target{shared, fresh}
+}
+
+func (t target) close() {
+	t.shared.CloseIdleConnections()
+	t.fresh.CloseIdleConnections()
+}
+
+// other returns the target for other pods under a server name.
+func (t *targets) other(name string, pool *x509.CertPool) target {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	known := t.others[name]
+	if known != nil && known.pool.Equal(pool) {
+		return known.target
+	}
+	if known != nil {
+		known.close()
+	}
+	known = &authority{pool, t.target(forwardTimeout, &tls.Config{ServerName: name, RootCAs: pool})}
+	t.others[name] = known
+	return known.target
+}
+
+// keep drops the targets of other server names.
+func (t *targets) keep(names map[string]*x509.CertPool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for name, known := range t.others {
+		if names[name] == nil {
+			known.close()
+			delete(t.others, name)
+		}
+	}
+}
+
+// close closes the idle connections.
+func (t *targets) close() {
+	t.application.close()
+	t.keep(nil)
+}
+
+// send sends a request with its body.
+func (t target) send(r *http.Request, b *body) (*http.Response, error) {
+	if !b.set(r) {
+		return nil, errSent
+	}
+	if b.rest == nil {
+		return t.shared.RoundTrip(r)
+	}
+	return t.fresh.RoundTrip(r)
+}
