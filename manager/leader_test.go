@@ -50,8 +50,8 @@ func TestWhatTriggersEachController(t *testing.T) {
 		{"addresses of the apiserver", cluster("1"), []string{"trust"}},
 		{"the same addresses", cluster("1"), nil},
 		{"listed", func() { state.Listed.Store(listed) }, []string{"roots"}},
-		{"first policies", func() { state.Compiled.Store(&controllers.Compiled{Listed: listed}) }, []string{"bundles", "shares", "stamp", "status", "traffic"}},
-		{"policies", func() { state.Compiled.Store(&controllers.Compiled{Listed: listed}) }, []string{"shares", "status", "traffic"}},
+		{"first policies", func() { state.Compiled.Store(&controllers.Compiled{Listed: listed}) }, []string{"bundles", "shares", "stamp", "status", "traffic", "webhooks"}},
+		{"policies", func() { state.Compiled.Store(&controllers.Compiled{Listed: listed}) }, []string{"shares", "status", "traffic", "webhooks"}},
 		{"keys of roots", changed.Roots.Notify, []string{"policies"}},
 		{"demands of roots", changed.Demands.Notify, []string{"locks"}},
 		{"holders of locks", changed.Locks.Notify, []string{"policies", "status"}},
@@ -96,5 +96,6 @@ func TestPeriodsOfControllers(t *testing.T) {
 		"shares":   {10 * ms, 10 * s, true},
 		"traffic":  {200 * ms, 10 * s, false},
 		"endpoint": {0, 15 * s, false},
+		"webhooks": {200 * ms, 10 * s, true},
 	}, is)
 }
