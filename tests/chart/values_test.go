@@ -59,6 +59,7 @@ var effects = []effect{
 	{`agent.nri.directory="/var/run/nri"`, agent, `"path":"/var/run/nri"`},
 	{`agent.resources={"limits":{"memory":"1Gi"}}`, agent, `"limits":{"memory":"1Gi"}`},
 	{`agent.goMemLimit="768MiB"`, agent, `"value":"768MiB"`},
+	{`agent.readCertificates=true`, agent, `"DAC_READ_SEARCH"`},
 	{`agent.cleanup=true`, agent, `"args":["cleanup","--wait","--pod-dir=/run/ctrlmesh-pod"]`},
 	{`priorityClass.manager=""`, manager, `no priorityClassName`},
 	{`priorityClass.agent="mine"`, agent, `"priorityClassName":"mine"`},
