@@ -57,7 +57,7 @@ func testBalance(t *testing.T) {
 		for _, s := range root.Shards {
 			weight += s.Weight
 		}
-		if err != nil || skew > 1.1 || weight != 8*6 || root.Handover != "Settled" {
+		if err != nil || skew > 1.25 || weight != 8*6 || root.Handover != "Settled" {
 			return fmt.Errorf("after %s the skew is %q: %+v", time.Since(start), root.Skew, root.Shards)
 		}
 		return nil
@@ -115,7 +115,9 @@ func testAllKinds(t *testing.T, names tenants, pods []*corev1.Pod, apple, pear s
 	for _, pod := range owners[0] {
 		perPod[pod]++
 	}
-	require.Equal(t, map[string]int{pods[0].Name: 4, pods[1].Name: 4}, perPod)
+	for _, pod := range pods[:2] { // a skew of 1.25 is 5 of 8
+		require.InDelta(t, 4, perPod[pod.Name], 1, "%v", perPod)
+	}
 
 	foreign := names[slices.IndexFunc(names, func(ns string) bool { return owners[0][ns] == pods[1].Name })]
 	_, stderr, err := cluster.Exec(t.Context(), pods[0].Namespace, pods[0].Name, "probe", "kubectl", "-n", foreign, "delete", "quince", "o-0")
