@@ -1,17 +1,14 @@
 package proxy
 
 import (
-	"crypto/tls"
 	"fmt"
 	"net"
-	"slices"
 	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline/stages"
-	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
 
 // Bounds of HTTP/2, and of the kernel's buffers.
@@ -68,21 +65,6 @@ func (l *listener) Accept() (net.Conn, error) {
 func (p *Pod) bound(what string) {
 	p.workload().Bounded(p.server.metrics, what)
 	p.notify(stages.ReasonBound, "pod %s has reached the proxy's bound on %s; what is beyond it is refused", p.env.ID, what)
-}
-
-// hello is called with each ClientHello. It waits for its turn to compute.
-func (p *Pod) hello(h *tls.ClientHelloInfo) (*tls.Config, error) {
-	c, ok := h.Conn.(*downstream.Conn)
-	if !ok {
-		return nil, nil
-	}
-	if err := c.Compute(h.Context()); err != nil {
-		return nil, err
-	}
-	if slices.Contains(h.SupportedProtos, "h2") && !c.TakeHTTP2() {
-		return p.http11, nil
-	}
-	return nil, nil
 }
 
 // noticeInterval is the least time between two notices of one kind about a pod.

@@ -46,7 +46,6 @@ type Pod struct {
 	server *Server
 	dial   DialFunc
 	http   *http.Server
-	http11 *tls.Config // serves no HTTP/2
 
 	lifetime
 	accepting
@@ -127,7 +126,7 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 	p.env.Draining = p.conns.Draining
 	p.env.Notify, p.env.Get, p.env.NoResponse, p.env.Enter = p.notify, p.get, p.noResponse, p.enter
 	context.AfterFunc(p.life, func() { time.AfterFunc(p.unseen(), func() { p.endWriting(nil) }) })
-	p.http, p.http11 = p.newHTTP()
+	p.http = p.newHTTP()
 	p.egress = newEgress(p)
 	p.reviews = newReviews(p)
 	return p
@@ -135,7 +134,7 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 
 // newHTTP returns the server of the pod's clients, and the TLS configuration of clients
 // that are served no HTTP/2.
-func (p *Pod) newHTTP() (*http.Server, *tls.Config) {
+func (p *Pod) newHTTP() *http.Server {
 	s := p.server
 	http11 := &tls.Config{
 		MinVersion: tls.VersionTLS12,
@@ -147,7 +146,7 @@ func (p *Pod) newHTTP() (*http.Server, *tls.Config) {
 	}
 	both := http11.Clone()
 	both.NextProtos = []string{"h2", "http/1.1"}
-	both.GetConfigForClient = p.hello
+	both.GetConfigForClient = downstream.ConfigForClient(http11)
 	server := downstream.NewServer(p, s.log, http.HTTP2Config{
 		MaxConcurrentStreams:          maxStreams,
 		MaxReceiveBufferPerStream:     pipeline.ReceivePerStream,
@@ -155,7 +154,7 @@ func (p *Pod) newHTTP() (*http.Server, *tls.Config) {
 		MaxReadFrameSize:              maxFrame,
 	})
 	server.TLSConfig = both
-	return server, http11
+	return server
 }
 
 // Applied is what applies to a pod's requests after a policy was applied.

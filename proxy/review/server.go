@@ -18,7 +18,6 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/netip"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -65,7 +64,6 @@ const (
 type Server struct {
 	Config
 	http        *http.Server
-	http11      *tls.Config // serves no HTTP/2
 	proxy       *httputil.ReverseProxy
 	targets     *targets
 	avoided     avoided
@@ -82,10 +80,10 @@ func NewServer(c Config) *Server {
 		MaxReceiveBufferPerStream:     64 << 10,
 		MaxReceiveBufferPerConnection: 512 << 10,
 	})
-	s.http11 = &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}, GetCertificate: s.certificate.get}
-	both := s.http11.Clone()
+	http11 := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}, GetCertificate: s.certificate.get}
+	both := http11.Clone()
 	both.NextProtos = []string{"h2", "http/1.1"}
-	both.GetConfigForClient = s.hello
+	both.GetConfigForClient = downstream.ConfigForClient(http11)
 	s.http.TLSConfig = both
 	s.proxy = &httputil.ReverseProxy{
 		Rewrite: rewrite, Transport: router{s}, ErrorLog: s.http.ErrorLog, BufferPool: upstream.BufferPool{}, ErrorHandler: s.failed,
@@ -142,21 +140,6 @@ func (s *Server) Cut() {
 		_ = c.Close()
 	}
 	s.targets.close()
-}
-
-// hello is called with each ClientHello. It waits for its turn to compute.
-func (s *Server) hello(h *tls.ClientHelloInfo) (*tls.Config, error) {
-	c, ok := h.Conn.(*downstream.Conn)
-	if !ok {
-		return nil, nil
-	}
-	if err := c.Compute(h.Context()); err != nil {
-		return nil, err
-	}
-	if slices.Contains(h.SupportedProtos, "h2") && !c.TakeHTTP2() {
-		return s.http11, nil
-	}
-	return nil, nil
 }
 
 // ServeHTTP serves one request.

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"sync/atomic"
 	"time"
 )
@@ -61,6 +62,24 @@ func (c *Conn) Compute(ctx context.Context) error {
 func (c *Conn) computed() {
 	if c.computing.Load() && c.computing.CompareAndSwap(true, false) {
 		<-c.conns.Handshakes
+	}
+}
+
+// ConfigForClient returns a function that is called with each ClientHello. It waits for the
+// connection's turn to compute, and returns http11 if the connection may not speak HTTP/2.
+func ConfigForClient(http11 *tls.Config) func(*tls.ClientHelloInfo) (*tls.Config, error) {
+	return func(h *tls.ClientHelloInfo) (*tls.Config, error) {
+		c, ok := h.Conn.(*Conn)
+		if !ok {
+			return nil, nil
+		}
+		if err := c.Compute(h.Context()); err != nil {
+			return nil, err
+		}
+		if slices.Contains(h.SupportedProtos, "h2") && !c.TakeHTTP2() {
+			return http11, nil
+		}
+		return nil, nil
 	}
 }
 
