@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -43,11 +44,26 @@ func (w *World) WithoutManager(ctx context.Context) (restore func() error, err e
 	})
 }
 
+// renewed is the age from which the lease of a manager that leads is not. It is renewed every
+// 2 s.
+const renewed = 5 * time.Second
+
+// ManagerLeads reports whether a manager has renewed its lease lately.
+func (w *World) ManagerLeads(ctx context.Context) (bool, error) {
+	lease, err := w.leadership(ctx)
+	return err == nil && time.Since(lease.Spec.RenewTime.Time) < renewed, err
+}
+
+func (w *World) leadership(ctx context.Context) (*coordinationv1.Lease, error) {
+	lease := &coordinationv1.Lease{}
+	return lease, failure.Wrap(w.Get(ctx, client.ObjectKey{Namespace: kube.SystemNamespace, Name: kube.ManagerName}, lease), "finding the leader")
+}
+
 // LeadingManager returns the pod of the manager that leads.
 func (w *World) LeadingManager(ctx context.Context) (*corev1.Pod, error) {
-	var lease coordinationv1.Lease
-	if err := w.Get(ctx, client.ObjectKey{Namespace: kube.SystemNamespace, Name: kube.ManagerName}, &lease); err != nil {
-		return nil, fmt.Errorf("finding the leader: %w", err)
+	lease, err := w.leadership(ctx)
+	if err != nil {
+		return nil, err
 	}
 	name, _, _ := strings.Cut(*lease.Spec.HolderIdentity, "_")
 	pod := &corev1.Pod{}

@@ -18,7 +18,9 @@ const (
 	readEvery  = 500 * time.Millisecond
 	// defaultMaxWait is how long an object may wait for its operator. A client whose watches
 	// end again and again waits for up to a minute before it tries again, and a process that
-	// is killed may keep its lock for 15 s more.
+	// is killed may keep its lock for 15 s more. The time in which no manager leads does not
+	// count: without one no pod takes the keys of another, and the kubelet restarts a manager
+	// that is killed again and again ever later.
 	defaultMaxWait = 90 * time.Second
 )
 
@@ -71,13 +73,16 @@ func (w *Writer) change(ctx context.Context, n int) {
 func (w *Writer) read(ctx context.Context, _ int) {
 	var list tallyv1.TallyList
 	err := w.List(ctx, &list, w.labels())
+	leads, leadsErr := w.ManagerLeads(ctx)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := time.Now()
-	unavailable := now.Sub(w.lastRead)
+	since := now.Sub(w.lastRead)
 	w.lastRead = now
+	if err != nil || leadsErr != nil || !leads {
+		w.waits.exclude(since)
+	}
 	if err != nil {
-		w.waits.exclude(unavailable)
 		return
 	}
 	w.objects = list.Items
