@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"testing"
@@ -218,6 +219,37 @@ func TestSilentUntilTheFirstSet(t *testing.T) {
 	w.Set(cluster1, policies("a@n1=1", "b@n1=1"))
 	_, got := a.world()
 	require.Equal(t, map[string]string{"a": "1", "b": "1"}, got)
+}
+
+// script is the manager's end of a stream whose messages come from a channel.
+type script struct {
+	meshv1.Mesh_ConnectServer
+	messages chan *meshv1.AgentMessage
+}
+
+func (s script) Recv() (*meshv1.AgentMessage, error) {
+	m, ok := <-s.messages
+	if !ok {
+		return nil, io.EOF
+	}
+	return m, nil
+}
+
+func TestReportsBeforeTheFirstSetAreKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &Server{Changed: func() {}, Counted: func() {}}
+		conn := script{messages: make(chan *meshv1.AgentMessage)}
+		st := s.join("n1", conn, &meshv1.Hello{Node: "n1", Versions: map[string]string{"a": "1"}}, nil)
+		go func() { _ = s.receive(t.Context(), "n1", st) }()
+		go func() {
+			conn.messages <- &meshv1.AgentMessage{Kind: &meshv1.AgentMessage_Report{Report: &meshv1.Report{Pods: []*meshv1.PodReport{{Uid: "a", Capture: "ebpf", Version: "1"}}}}}
+			close(conn.messages)
+		}()
+		synctest.Wait()
+		s.Set(cluster1, policies("a@n1=1"))
+		synctest.Wait()
+		require.Equal(t, "ebpf", s.Observe("n1", "a").Capture)
+	})
 }
 
 // An agent that does not read holds back nobody, and in the end gets the latest.

@@ -80,7 +80,9 @@ type Server struct {
 
 	mu      sync.Mutex
 	cluster *meshv1.Cluster
-	nodes   nodes
+	// known is closed by the first Set; nil before someone waits for it.
+	known chan struct{}
+	nodes nodes
 	// webhooksKnown: SetWebhooks was called. Until then agents keep what they have.
 	webhooksKnown bool
 }
@@ -111,6 +113,9 @@ func (s *Server) Set(cluster *meshv1.Cluster, policies map[types.UID]compile.Pol
 	first := s.cluster == nil
 	newCluster := first || s.cluster.Version != cluster.Version
 	s.cluster = cluster
+	if first && s.known != nil {
+		close(s.known)
+	}
 
 	byNode := byNode(policies)
 	for name := range byNode {
@@ -137,6 +142,19 @@ func (s *Server) Set(cluster *meshv1.Cluster, policies map[types.UID]compile.Pol
 		}
 		s.nodes.forget(name)
 	}
+}
+
+// firstSet returns a channel that is closed by the first Set.
+func (s *Server) firstSet() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.known == nil {
+		s.known = make(chan struct{})
+		if s.cluster != nil {
+			close(s.known)
+		}
+	}
+	return s.known
 }
 
 // SetWebhooks replaces the webhooks of all nodes, by node. A node that had some and has none
@@ -310,7 +328,7 @@ func (s *Server) Connect(conn meshv1.Mesh_ConnectServer) error {
 	st := s.join(name, conn, hello, cancel)
 	defer s.leave(name, st)
 	done := make(chan error, 2)
-	go func() { done <- s.receive(name, st) }()
+	go func() { done <- s.receive(ctx, name, st) }()
 	go func() { done <- s.send(ctx, name, st) }()
 	// Returning ends the connection's stream, which ends both goroutines.
 	select {

@@ -182,8 +182,14 @@ func (st *stream) sending(uid, version string) {
 	}
 }
 
-// receive reads until the connection ends.
-func (s *Server) receive(name string, st *stream) error {
+// receive reads until the connection ends. It begins with the first Set: before that all reports
+// would be of unknown pods and be ignored, and agents report a pod again only when it changes.
+func (s *Server) receive(ctx context.Context, name string, st *stream) error {
+	select {
+	case <-s.firstSet():
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 	for {
 		msg, err := st.conn.Recv()
 		if errors.Is(err, io.EOF) {
