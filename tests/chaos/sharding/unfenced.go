@@ -39,6 +39,9 @@ func (s *suite) unfenced(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := o.waitWritten(ctx); err != nil {
+		return err
+	}
 	if err := o.moveCanary(ctx, 0); err != nil {
 		return err
 	}
@@ -59,4 +62,20 @@ func (s *suite) unfenced(ctx context.Context) error {
 	}
 	s.Logf("  the judge finds %d double writes: %s", len(j.Foreign), j.Foreign[0])
 	return nil
+}
+
+// waitWritten waits until each tenant was written, and so is in the cache of its member.
+func (o *shardedOperator) waitWritten(ctx context.Context) error {
+	return o.Until(ctx, "each tenant to be written", func(context.Context) error {
+		_, writes, err := o.Evidence()
+		if err != nil {
+			return err
+		}
+		for _, tenant := range o.Tenants.Names {
+			if !slices.ContainsFunc(writes, func(w audit.Request) bool { return w.Namespace == tenant && w.Code >= 200 && w.Code < 300 }) {
+				return fmt.Errorf("%s is not", tenant)
+			}
+		}
+		return nil
+	})
 }
