@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
@@ -88,6 +89,8 @@ func connect(ctx context.Context, config *rest.Config) (c clients, err error) {
 	// The apiserver's priority and fairness is the judge; our own queue would
 	// only put admission behind the controllers.
 	c.config.QPS = -1
+	// Locks may be Endpoints, which are read every few seconds, and are deprecated.
+	c.config.WarningHandlerWithContext = ctrllog.NewKubeAPIWarningLogger(ctrllog.KubeAPIWarningLoggerOptions{Deduplicate: true})
 	if c.live, err = client.New(c.config, client.Options{Scheme: scheme}); err != nil {
 		return c, err
 	}
