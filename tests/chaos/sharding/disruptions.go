@@ -36,15 +36,18 @@ func (o *shardedOperator) somePod(ctx context.Context, random *rand.Rand) (pod *
 	return pod, err
 }
 
-// killPod kills the process in a pod of the operator.
+// killPod kills the process in a pod of the operator. A pod that ends meanwhile is not it.
 func killPod(ctx context.Context, o *shardedOperator, random *rand.Rand) error {
-	pod, err := o.somePod(ctx, random)
-	if err != nil {
+	return o.Until(ctx, "an operator to be killed", func(ctx context.Context) error {
+		pod, err := o.somePod(ctx, random)
+		if err != nil {
+			return err
+		}
+		if _, err = o.KillProcess(ctx, pod, operator.Name); err == nil {
+			o.counts.kills++
+		}
 		return err
-	}
-	o.counts.kills++
-	_, err = o.KillProcess(ctx, pod, operator.Name)
-	return err
+	})
 }
 
 // deletePod deletes a pod of the operator.
