@@ -33,7 +33,7 @@ func TestPlanHasOnlyStagesWithSomethingToDo(t *testing.T) {
 		{"nothing divided", "get", "pods", "", nil, nil, "upgrade admission forwardedHeader audit"},
 		{"list of all", "list", "pods", "", nil, nil, "upgrade admission forwardedHeader relist audit"},
 		{"list of a shard", "list", "pods", "", own, nil, "upgrade admission forwardedHeader narrow relist audit"},
-		{"write of a shard", "update", "pods", "", own, nil, "upgrade admission forwardedHeader fence audit"},
+		{"write of a shard", "update", "pods", "", own, nil, "upgrade admission forwardedHeader fence catchUp audit"},
 		{"connection", "create", "pods", "exec", own, nil, "upgrade admission forwardedHeader fence audit connect"},
 		{"lock", "update", "leases", "", locked("s1"), nil, "upgrade admission forwardedHeader lock election audit readmission"},
 		{"other rules", "get", "secrets", "", nil, decided{limits: limitsOf("pods")}.traffic(), "upgrade admission forwardedHeader audit"},

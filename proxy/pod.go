@@ -183,9 +183,10 @@ func (p *Pod) Apply(m *meshv1.PodPolicy) (Applied, error) {
 
 // Restore is Apply for a first policy that an earlier proxy of this pod had in force since
 // the given time, zero for long ago: caches resume. If it came just before that proxy
-// ended, they may not have been made to list, and are now. After another policy it is
-// the same as Apply.
+// ended, they may not have been made to list, and are now; writes of what the pod owns wait
+// for that. After another policy it is the same as Apply.
 func (p *Pod) Restore(m *meshv1.PodPolicy, since time.Time) error {
+	p.env.Ledger.Restored(since)
 	_, err := p.applySince(m, since)
 	return err
 }

@@ -51,11 +51,19 @@ func (x *exchange) sendHead(resp *upstream.Response) {
 	x.added = x.sending.Sent.Sub(x.start) + time.Since(x.received)
 	x.Plan.Meters.Added.Observe(x.added.Seconds())
 	if x.Plan.Route == pipeline.RouteStream {
-		x.client.flush() // the client of a watch without events must see that it began
 		if x.Initial == nil {
-			x.Settled.Store(time.Now().UnixNano())
+			x.settled(resp.Status)
 		}
+		x.client.flush() // the client of a watch without events must see that it began
 		x.account()
+	}
+}
+
+// settled notes that the client of a stream has all that it began with.
+func (x *exchange) settled(code int) {
+	x.Settled.Store(time.Now().UnixNano())
+	if x.Ticket != nil && code == http.StatusOK {
+		x.Ticket.Filled()
 	}
 }
 
@@ -132,7 +140,7 @@ func (x *exchange) writeStream(p []byte) bool {
 	if x.Initial != nil && x.Initial.Passed(p) {
 		x.Initial = nil
 		x.NoteMethod()
-		x.Settled.Store(time.Now().UnixNano())
+		x.settled(x.code)
 	}
 	return true
 }

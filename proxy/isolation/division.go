@@ -197,3 +197,42 @@ func (d *Division) Refuses(k match.Kind, namespace string) bool {
 	f := d.Fence(k)
 	return f != nil && !f.Observe && (f.ByUID || f.Foreign(namespace))
 }
+
+// InStandby returns the division before the shard was given keys.
+func (d *Division) InStandby() *Division {
+	out := &Division{Limits: d.emptied(), Standby: true, message: d.message, namespace: d.namespace, byUID: d.byUID, method: d.method}
+	if d.widened != nil {
+		out.widened = &sharding.Scope{}
+	}
+	return out
+}
+
+// Gains reports whether d lets the shard write an object of a namespace that it did not own
+// under the division before. By uid, that is known of what is created: anything may belong
+// to an object that the shard gained. GainsKey is about the others.
+func (d *Division) Gains(before *Division, k match.Kind, namespace, name string) bool {
+	if w := before.Waiting(k); w != nil {
+		return w.Refuses(namespace)
+	}
+	if c := before.ClusterScoped(k); c != nil && c.Refuses(namespace) {
+		return c.Exemption == nil || !c.Exemption.Covers(namespace, name)
+	}
+	had, divided := before.border(k)
+	switch {
+	case !divided:
+		return false
+	case !d.byUID:
+		return had.Foreign(namespace)
+	case !creates(k):
+		return false
+	}
+	has, divided := d.border(k)
+	return !divided || !has.owned.Minus(had.owned).Empty()
+}
+
+// GainsKey reports whether the shard did not own the uid of an object under the division
+// before.
+func (d *Division) GainsKey(before *Division, k match.Kind, uid string) bool {
+	had, divided := before.border(k)
+	return divided && d.byUID && !had.Owns(uid)
+}

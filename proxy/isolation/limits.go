@@ -76,6 +76,11 @@ func (l Limits) Scope(res schema.GroupResource) (owned sharding.Scope, divided b
 	return owned, divided
 }
 
+// Divides reports whether some limit has a scope.
+func (l Limits) Divides() bool {
+	return slices.ContainsFunc(l, func(x limit) bool { return x.divides })
+}
+
 // owned returns the keys of any resource that the shard owns; false if nothing is divided.
 func (l Limits) owned() (owned sharding.Scope, divided bool) {
 	for _, x := range l {

@@ -22,6 +22,7 @@ type Bounds struct {
 	Resources int
 	Debts     int // of all resources
 	Gaps      int // of all resources: watches that drop events, or did
+	Awaited   int // views whose caches are awaited after a change
 }
 
 // Settling is how long after a change a cache may resume that had no watch open at the
@@ -75,12 +76,13 @@ type Ledger struct {
 	resources map[schema.GroupResource]*resource
 	debts     int // of all resources
 	gaps      int // of all resources
+	catchUp   catchUp
 }
 
 // NewLedger returns an empty Ledger.
 func NewLedger() *Ledger {
 	return &Ledger{
-		Bounds:    Bounds{Resources: 512, Debts: 1 << 14, Gaps: 1 << 10},
+		Bounds:    Bounds{Resources: 512, Debts: 1 << 14, Gaps: 1 << 10, Awaited: 1 << 10},
 		resources: map[schema.GroupResource]*resource{},
 	}
 }
@@ -125,16 +127,20 @@ type debt struct {
 
 // View identifies a cache of a client by a hash of its requests: the client controls how
 // long and how many they are. Caches with identical requests cannot be distinguished.
-type View struct{ path, words uint64 }
+type View struct {
+	path, words uint64
+	one         bool // object, by its name
+}
 
-// Words of a list or watch that distinguish the caches of a client.
-type Words struct{ Path, Labels, Fields, As, Agent string }
+// Words of a list or watch that distinguish the caches of a client. Name is that of the one
+// object it is about, or empty.
+type Words struct{ Path, Labels, Fields, As, Agent, Name string }
 
 var seed = maphash.MakeSeed()
 
 // View returns the view of a request.
 func (w Words) View() View {
-	return View{maphash.String(seed, w.Path), maphash.Comparable(seed, w)}
+	return View{maphash.String(seed, w.Path), maphash.Comparable(seed, w), w.Name != ""}
 }
 
 // watch is an open watch. end ends it cleanly.
@@ -158,8 +164,11 @@ type Ticket struct {
 func (l *Ledger) Change(next Policy, since time.Time, swap func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	swap()
 	old := l.policy
+	if old != nil {
+		l.catchUp.begin(old) // before requests find next
+	}
+	swap()
 	l.policy = next
 	if longAgo(l.changed) {
 		l.before = old
@@ -201,6 +210,7 @@ func (l *Ledger) expire(s *resource, relist bool) {
 		if !relist {
 			continue
 		}
+		l.catchUp.await(w.view, l.Bounds.Awaited)
 		if d := l.debt(s, w.view, 0); d != nil {
 			d.owed++
 		}
@@ -358,6 +368,9 @@ func (t *Ticket) Resumable(under Policy, version string) bool {
 	}
 	d.owed--
 	d.sent = append(d.sent, hash)
+	if _, known := l.catchUp.awaited[t.view]; !known { // no watch of it was open at the change
+		l.catchUp.await(t.view, l.Bounds.Awaited)
+	}
 	return false
 }
 
@@ -409,6 +422,7 @@ func (l *Ledger) Age(by time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.changed, l.began = l.changed.Add(-by), l.began.Add(-by)
+	l.catchUp.age(by)
 	for _, s := range l.resources {
 		s.changed, s.doubted = s.changed.Add(-by), s.doubted.Add(-by)
 		for _, g := range s.gaps {

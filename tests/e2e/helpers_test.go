@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -42,6 +43,14 @@ func namespace(t *testing.T, name string) string {
 		}
 	})
 	return ns.Name
+}
+
+// labelNamespace sets a label of a namespace.
+func labelNamespace(t *testing.T, name, key, value string) {
+	t.Helper()
+	patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:%q}}}`, key, value)
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	require.NoError(t, cluster.Patch(t.Context(), ns, client.RawPatch(types.MergePatchType, patch)))
 }
 
 // create creates objects, which are deleted with their namespace.

@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
@@ -29,11 +28,7 @@ func testSubsets(t *testing.T) {
 	matching := func(value string) *metav1.LabelSelector {
 		return &metav1.LabelSelector{MatchLabels: map[string]string{tier: value}}
 	}
-	label := func(ns, value string) {
-		patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:%q}}}`, tier, value)
-		o := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}}
-		require.NoError(t, cluster.Patch(t.Context(), o, client.RawPatch(types.MergePatchType, patch)))
-	}
+	label := func(ns, value string) { labelNamespace(t, ns, tier, value) }
 	mark := tenants[0]
 	for _, ns := range tenants[:3] {
 		label(ns, mark+"-old")
@@ -83,7 +78,7 @@ func testSubsets(t *testing.T) {
 			_, err := clientset.CoreV1().ConfigMaps(ns).Patch(t.Context(), "cm", types.MergePatchType, []byte(`{"data":{"by":"`+pod.Name+`"}}`), metav1.PatchOptions{})
 			return err
 		}
-		require.NoError(t, write([]string{tenants[1], tenants[0]}[i]))
+		until(t, "the caches of "+pod.Name, func(context.Context) error { return write([]string{tenants[1], tenants[0]}[i]) })
 		err = write([]string{tenants[0], tenants[1]}[i])
 		require.True(t, apierrors.IsForbidden(err), "%v", err)
 		require.ErrorContains(t, err, []string{"shard part-default owns it", "shard part-next owns it"}[i])

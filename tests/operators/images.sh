@@ -8,6 +8,7 @@ cd "$(dirname "$0")/../.."
 image() { progress "packing $1" tests/cluster/image.sh "localhost/ctrlmesh/$1:dev" ".run/images/$1.tar" -entrypoint "/$1" "${@:2}" ".run/images/$1=/$1" >/dev/null; }
 image tally
 image sloppy
+image keeper
 applets=()
 for a in $(busybox --list); do [ "$a" = busybox ] || applets+=("bin/$a@busybox"); done
 shell=("$(command -v busybox)=/bin/busybox" "${applets[@]}")

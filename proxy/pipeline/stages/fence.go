@@ -202,6 +202,11 @@ func (s *fenceStage) object(x *pipeline.State) *pipeline.Outcome {
 	case s.Observe:
 		return nil
 	}
+	if x.Plan.Key.Writes() {
+		if end := s.policy.catchingUp(x, func(before *isolation.Division) bool { return s.policy.GainsKey(before, x.Plan.Key, uid) }); end != nil {
+			return end
+		}
+	}
 	return s.pin(x, body, uid)
 }
 

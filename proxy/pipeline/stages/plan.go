@@ -113,6 +113,7 @@ func (p *Policy) shardingStages(key match.Kind, locks *lockStage) (out pipeline.
 	if s := newClusterScopedStage(p, key); s != nil {
 		out.Add(s)
 	}
+	out.Add(newCatchUpStage(p, key))
 	switch key.Verb {
 	case "deletecollection":
 		if b, ok := p.Sweep(key); ok {

@@ -14,7 +14,8 @@
 //	narrowing.go  lists and watches of the shard alone, by selectors and filters
 //	fence.go      requests for objects of other shards; standby
 //	cluster.go    writes of objects in no namespace
-//	relisting.go  watches whose clients must list first; lists that a fault makes stale
+//	relisting.go  watches whose clients must list first, and their writes meanwhile; lists
+//	              that a fault makes stale
 //	useragent.go  the User-Agent that the apiserver receives
 //	traffic.go    rules in force, and limits
 //	faulting.go   faults

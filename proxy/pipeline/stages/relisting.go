@@ -11,8 +11,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
+	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/query"
@@ -55,6 +57,7 @@ func viewOf(x *pipeline.State, q url.Values) relist.View {
 		Fields: q.Get("fieldSelector"),
 		As:     transform(x.Out.Header.Get("Accept")),
 		Agent:  x.Out.Header.Get("User-Agent"),
+		Name:   x.Req.Info.Name,
 	}.View()
 }
 
@@ -73,6 +76,48 @@ func (s *relistStage) resume(x *pipeline.State, version string) *apierrors.Statu
 		return expired("faults may have kept events of %s from watches of an earlier proxy, which is gone: list again", resource)
 	}
 	return expired("what shard %q sees of %s has changed since resource version %s: list again", s.policy.Shard, resource, version)
+}
+
+// catchUpStage refuses writes of objects that the pod has gained, until its caches have them.
+// The refusal is a conflict, so that a controller reads and decides again: clients repeat a
+// request that is refused with 429 or 503 as it is.
+type catchUpStage struct {
+	policy *Policy
+	key    match.Kind
+}
+
+// newCatchUpStage returns nil for requests that are no decision about objects of a shard.
+func newCatchUpStage(p *Policy, key match.Kind) pipeline.Stage {
+	if !key.Writes() || key.Connects() || key.Resource == "events" || p.Standby || !p.Divides() {
+		return nil
+	}
+	return catchUpStage{p, key}
+}
+
+func (s catchUpStage) Apply(x *pipeline.State) *pipeline.Outcome {
+	if x.Exempt || x.Lock != nil {
+		return nil
+	}
+	return s.policy.catchingUp(x, func(before *isolation.Division) bool {
+		return s.policy.Gains(before, s.key, x.Req.Info.Namespace, x.Req.Info.Name)
+	})
+}
+
+// catchingUp refuses a write if some cache of the pod was filled under a division before
+// which gained is true of.
+func (p *Policy) catchingUp(x *pipeline.State, gained func(before *isolation.Division) bool) *pipeline.Outcome {
+	behind := p.env.Ledger.CatchingUp(func(before relist.Policy) bool {
+		if before == nil {
+			return gained(p.InStandby())
+		}
+		return gained(before.(*Policy).Division)
+	})
+	if !behind {
+		return nil
+	}
+	return pipeline.RefusalFor(meshv1.RefusedCatchUp, status.New(http.StatusConflict, metav1.StatusReasonConflict, 0,
+		"%s %s: the object came to this pod's shard, ShardingConfig %s/%s, just now, and not all caches of pod %s have it yet: read it, and decide again",
+		x.Req.Info.Verb, x.Req.Info.Resource, p.env.Info.Namespace, p.Shard, p.env.ID))
 }
 
 // transform returns the kind into which an Accept header requests objects to be converted.
