@@ -36,6 +36,8 @@ func longAgo(changed time.Time) bool { return time.Since(changed) > Settling }
 type Policy interface {
 	// Affects reports whether clients get other objects of a resource under next.
 	Affects(next Policy, res schema.GroupResource) bool
+	// Redivides reports whether the pod owns other objects under next, or caches others.
+	Redivides(next Policy) bool
 	// KeepsCaches reports whether caches must not be made to list.
 	KeepsCaches() bool
 	// DropsEvents reports whether faults drop events from watches of a resource.
@@ -165,7 +167,7 @@ func (l *Ledger) Change(next Policy, since time.Time, swap func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	old := l.policy
-	if old != nil {
+	if old != nil && (old.Redivides(next) || l.resources[overflow] != nil) {
 		l.catchUp.begin(old) // before requests find next
 	}
 	swap()

@@ -218,6 +218,12 @@ func (p *Policy) Affects(next relist.Policy, res schema.GroupResource) bool {
 		lock.Kind(res.Group, res.Resource) && !p.Locks.Equal(n.Locks)
 }
 
+// Redivides implements relist.Policy. It is true of all that Affects is true of.
+func (p *Policy) Redivides(next relist.Policy) bool {
+	n := next.(*Policy)
+	return p.Refuse != n.Refuse || !p.Division.Equal(n.Division) || !p.Locks.Equal(n.Locks)
+}
+
 // KeepsCaches implements relist.Policy.
 func (p *Policy) KeepsCaches() bool { return p.KeepCaches }
 
