@@ -157,20 +157,15 @@ func TestProgramWithoutCachesWritesAtOnce(t *testing.T) {
 	g.requireCode(200, "PUT", gained)
 }
 
-// Nothing is awaited, so writes do not lock the ledger.
-func TestChangeOfOtherRulesBeginsNoCatchUp(t *testing.T) {
+func TestOnlyShardingRedivides(t *testing.T) {
 	g := newGaining(t, dividing("a"))
-	asks := func() (asked bool) {
-		g.pod.env.Ledger.CatchingUp(func(relist.Policy) bool { asked = true; return false })
-		return asked
-	}
-	g.watch(allPods + fromFive)
 	before := g.pod.env.Policy.Load()
 	g.set(&meshv1.PodPolicy{Uid: "uid-1", Workload: "operator", Version: "v", Sharding: dividing("a"), Traffic: decided{limits: limitsOf("pods")}.traffic()})
-	require.NotSame(t, before, g.pod.env.Policy.Load())
-	require.False(t, asks())
+	limited := g.pod.env.Policy.Load()
+	require.NotSame(t, before, limited)
+	require.False(t, before.Redivides(limited))
 	g.change(dividing("a", "b"))
-	require.True(t, asks())
+	require.True(t, limited.Redivides(g.pod.env.Policy.Load()))
 }
 
 func TestWaitForOneObjectDelaysNoWrite(t *testing.T) {
