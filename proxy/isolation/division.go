@@ -57,8 +57,8 @@ func (d *Division) Filters(res schema.GroupResource) (owned sharding.Scope, ok b
 	return owned, divided && d.method != meshv1.Method_METHOD_LABELS && !owned.Everything()
 }
 
-// Equal reports whether two divisions of a pod are the same.
-func (d *Division) Equal(other *Division) bool { return proto.Equal(d.message, other.message) }
+// Redivides reports whether next differs from d.
+func (d *Division) Redivides(next *Division) bool { return !proto.Equal(d.message, next.message) }
 
 // Affects reports whether clients get other objects of a resource under next than under
 // d, or must drop under next what they could keep under d.

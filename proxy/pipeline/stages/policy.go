@@ -221,7 +221,7 @@ func (p *Policy) Affects(next relist.Policy, res schema.GroupResource) bool {
 // Redivides implements relist.Policy. It is true of all that Affects is true of.
 func (p *Policy) Redivides(next relist.Policy) bool {
 	n := next.(*Policy)
-	return p.Refuse != n.Refuse || !p.Division.Equal(n.Division) || !p.Locks.Equal(n.Locks)
+	return p.Refuse != n.Refuse || p.Division.Redivides(n.Division) || !p.Locks.Equal(n.Locks)
 }
 
 // KeepsCaches implements relist.Policy.
