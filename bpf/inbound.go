@@ -113,12 +113,12 @@ func (i *Inbound) load(dir string) (*lookup, error) {
 	return objects, nil
 }
 
-// Beat is the agent's heartbeat, that of [Redirect.Beat]. While the last beat is more than
-// two seconds old, all connections reach the applications.
-func (i *Inbound) Beat() {
+// Beat is the agent's heartbeat, that of [Redirect.Beat], and reports the same. While the last
+// beat is more than two seconds old, all connections reach the applications.
+func (i *Inbound) Beat() (lapsed bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.beat.beat()
+	return i.beat.beat()
 }
 
 // Sweep ends the steering of the pods for which keep is false, in other layouts too. Call

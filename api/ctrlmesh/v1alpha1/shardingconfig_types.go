@@ -386,7 +386,7 @@ type RootConfig struct {
 	// +kubebuilder:default=Auto
 	Method Method `json:"method,omitempty"`
 	// OnChange is what happens to members whose caches contain objects that another shard owns
-	// now. Restart: they are evicted, one at a time. Relist: their watches get 410, and they
+	// now. Restart: they are evicted, one at a time. Relist: their watches resume, and they
 	// see those objects deleted.
 	// +optional
 	// +kubebuilder:default=Restart

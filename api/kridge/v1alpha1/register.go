@@ -12,6 +12,13 @@ const GroupName = "kridge.kusionstack.io"
 // GroupVersion is the group and version of this package's kinds.
 var GroupVersion = schema.GroupVersion{Group: GroupName, Version: "v1alpha1"}
 
+// EnableProxyLabel with the value "true" puts a pod on the mesh when it is created.
+const EnableProxyLabel = GroupName + "/enable-proxy"
+
+// RootLabel is on the ShardingConfigs that Kridge's own manager derived from a root, with the
+// root's name.
+const RootLabel = GroupName + "/auto-sharding-root"
+
 var (
 	// SchemeBuilder collects the functions that add this group to a scheme.
 	SchemeBuilder = runtime.NewSchemeBuilder(addKnownTypes)

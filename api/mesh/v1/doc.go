@@ -11,8 +11,8 @@
 //  3. Apply. From then on the manager sends a PodPolicy or a Remove whenever one changes.
 //     The agent makes the proxy apply it to new requests, and saves it to disk. Then it
 //     waits until the writes that earlier policies allowed have ended at the apiserver.
-//  4. Ack. The agent answers each PodPolicy, Remove and Cluster with one [Ack]: applied, or
-//     rejected with a reason. In the latter case the last valid policy applies, unless only
+//  4. Ack. The agent answers a PodPolicy, Remove or Cluster with an [Ack], unless a later one
+//     of the pod replaces that before it is sent: applied, or rejected with a reason. In the latter case the last valid policy applies, unless only
 //     saving failed. The manager compares the version of an Ack with the one that it wants
 //     now. The second phase of a handover, which grants keys to their new shard, waits for
 //     these.
@@ -24,8 +24,8 @@
 //
 // If the stream breaks, the agent connects again and begins with Hello. Without a manager it
 // applies the policies that it has on disk. A serial orders the policies of a pod whose shard
-// hands over keys, across managers and agents: an agent rejects a policy with a lower serial
-// than the pod has had.
+// hands over keys, across managers and agents: an agent rejects a policy whose serial is
+// lower than the pod may act on, unless it is a refusal.
 //
 // A takeover is the replacement of an agent by another on the same node. The new agent
 // receives listeners, counts, and the state of locks and rules from the old one over a Unix

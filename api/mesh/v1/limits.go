@@ -12,8 +12,9 @@ const (
 )
 
 const (
-	// MaxPolicyBytes bounds the policy of one pod, encoded. The manager replaces a larger
-	// one by a refusal of that pod.
+	// MaxPolicyBytes bounds the policy of one pod, and the webhooks of one node, encoded. The
+	// manager replaces a larger policy by a refusal of that pod, and the largest webhooks by
+	// their problem.
 	MaxPolicyBytes = 8 << 20
 	// MaxMessageBytes bounds a message from the manager to an agent: a policy, and what
 	// is around it.

@@ -931,11 +931,13 @@ type DeadHolder struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Holder that it named.
 	Identity string `protobuf:"bytes,1,opt,name=identity,proto3" json:"identity,omitempty"`
-	// The Lease's, as written.
+	// The object's, as written.
 	ResourceVersion string `protobuf:"bytes,2,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
 	// The lock, by the operator's own name.
-	Namespace     string `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	Name          string `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
+	Namespace string `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name      string `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
+	// Of the object: leases, configmaps or endpoints. Empty, as from earlier agents: leases.
+	Resource      string `protobuf:"bytes,5,opt,name=resource,proto3" json:"resource,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -994,6 +996,13 @@ func (x *DeadHolder) GetNamespace() string {
 func (x *DeadHolder) GetName() string {
 	if x != nil {
 		return x.Name
+	}
+	return ""
+}
+
+func (x *DeadHolder) GetResource() string {
+	if x != nil {
+		return x.Resource
 	}
 	return ""
 }
@@ -1209,7 +1218,9 @@ type Webhook struct {
 	// Sorted by shard.
 	Ready []*ReadyPods `protobuf:"bytes,9,rep,name=ready,proto3" json:"ready,omitempty"`
 	// Sorted by server name.
-	Authorities   []*ServerAuthority `protobuf:"bytes,10,rep,name=authorities,proto3" json:"authorities,omitempty"`
+	Authorities []*ServerAuthority `protobuf:"bytes,10,rep,name=authorities,proto3" json:"authorities,omitempty"`
+	// Why the reviews are not routed, as text for people. Then only pods is set, too.
+	Problem       string `protobuf:"bytes,11,opt,name=problem,proto3" json:"problem,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1312,6 +1323,13 @@ func (x *Webhook) GetAuthorities() []*ServerAuthority {
 		return x.Authorities
 	}
 	return nil
+}
+
+func (x *Webhook) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
 }
 
 // ReadyPods are the pods of one shard that answer reviews.
@@ -1776,8 +1794,8 @@ type Sharding struct {
 	// too; never those in the pod's own namespace.
 	FenceNamespaces bool `protobuf:"varint,7,opt,name=fence_namespaces,json=fenceNamespaces,proto3" json:"fence_namespaces,omitempty"`
 	// The manager will restart the pod, because its caches have objects that its shard
-	// does not own any more. Until then its watches resume under this policy and are not
-	// answered 410.
+	// does not own any more. Until then its watches resume under this policy, without
+	// events about what changed hands.
 	KeepCaches bool `protobuf:"varint,8,opt,name=keep_caches,json=keepCaches,proto3" json:"keep_caches,omitempty"`
 	// The operator's locks, each renamed upstream.
 	Locks []*Lock `protobuf:"bytes,9,rep,name=locks,proto3" json:"locks,omitempty"`
@@ -2510,13 +2528,14 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1a\n" +
 	"\bresource\x18\x03 \x01(\tR\bresource\x12\x16\n" +
 	"\x06holder\x18\x04 \x01(\tR\x06holder\x12\x18\n" +
-	"\awritten\x18\x05 \x01(\bR\awritten\"\x85\x01\n" +
+	"\awritten\x18\x05 \x01(\bR\awritten\"\xa1\x01\n" +
 	"\n" +
 	"DeadHolder\x12\x1a\n" +
 	"\bidentity\x18\x01 \x01(\tR\bidentity\x12)\n" +
 	"\x10resource_version\x18\x02 \x01(\tR\x0fresourceVersion\x12\x1c\n" +
 	"\tnamespace\x18\x03 \x01(\tR\tnamespace\x12\x12\n" +
-	"\x04name\x18\x04 \x01(\tR\x04name\"\xa8\x02\n" +
+	"\x04name\x18\x04 \x01(\tR\x04name\x12\x1a\n" +
+	"\bresource\x18\x05 \x01(\tR\bresource\"\xa8\x02\n" +
 	"\x0eManagerMessage\x125\n" +
 	"\acluster\x18\x01 \x01(\v2\x19.ctrlmesh.mesh.v1.ClusterH\x00R\acluster\x125\n" +
 	"\x06upsert\x18\x02 \x01(\v2\x1b.ctrlmesh.mesh.v1.PodPolicyH\x00R\x06upsert\x122\n" +
@@ -2526,7 +2545,7 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\x04kind\"[\n" +
 	"\bWebhooks\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x125\n" +
-	"\bwebhooks\x18\x02 \x03(\v2\x19.ctrlmesh.mesh.v1.WebhookR\bwebhooks\"\x8b\x04\n" +
+	"\bwebhooks\x18\x02 \x03(\v2\x19.ctrlmesh.mesh.v1.WebhookR\bwebhooks\"\xa5\x04\n" +
 	"\aWebhook\x127\n" +
 	"\x04pods\x18\x01 \x03(\v2#.ctrlmesh.mesh.v1.Webhook.PodsEntryR\x04pods\x12\x19\n" +
 	"\bcert_dir\x18\x02 \x01(\tR\acertDir\x12\x12\n" +
@@ -2538,7 +2557,8 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\x06limits\x18\b \x03(\v2\x17.ctrlmesh.mesh.v1.LimitR\x06limits\x121\n" +
 	"\x05ready\x18\t \x03(\v2\x1b.ctrlmesh.mesh.v1.ReadyPodsR\x05ready\x12C\n" +
 	"\vauthorities\x18\n" +
-	" \x03(\v2!.ctrlmesh.mesh.v1.ServerAuthorityR\vauthorities\x1a7\n" +
+	" \x03(\v2!.ctrlmesh.mesh.v1.ServerAuthorityR\vauthorities\x12\x18\n" +
+	"\aproblem\x18\v \x01(\tR\aproblem\x1a7\n" +
 	"\tPodsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"?\n" +
