@@ -2,19 +2,27 @@ package proxy
 
 import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
-	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/review"
 )
 
-// newReviews returns the server of the connections to the pod's webhook. They have accounts
-// of their own, so that the clients of the webhook keep the pod from nothing else.
+// Bounds of the memory of the reviews of one client in bytes, if no other client uses as much.
+const (
+	maxReviews = 32 << 20 // three hundred small ones, ten of 1 MiB
+	ownReviews = 512 << 10
+)
+
+// newReviews returns the server of the connections to the pod's webhook. Neither their
+// connections nor their memory are those of the pod's own requests: any pod of the cluster may
+// be a client of the webhook.
 func newReviews(p *Pod) *review.Server {
 	s := p.server
+	conns := s.reviewConns.Conns(p.bound)
+	conns.Open.Own = review.MaxOpen
 	return review.NewServer(review.Config{
 		Pod:   p.env.ID,
 		Dial:  p.dial,
-		Conns: s.conns.Conns(p.bound),
-		Held:  &bounds.Account{Pool: s.long, Own: pipeline.OwnLong},
+		Conns: conns,
+		Held:  &bounds.Peers{Pool: s.reviewed, Own: ownReviews},
 		Log:   s.log,
 		Count: func(decision string) { p.workload().Reviewed(s.metrics, decision) },
 	})

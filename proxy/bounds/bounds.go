@@ -1,4 +1,4 @@
-// Package bounds divides a bounded resource of a node among its pods.
+// Package bounds divides a bounded resource of a node among its pods, or among peers.
 package bounds
 
 import "sync/atomic"

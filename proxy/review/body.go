@@ -6,7 +6,35 @@ import (
 	"io"
 	"net/http"
 	"sync/atomic"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
 )
+
+// errBound means that the client has too many reviews in progress.
+var errBound = errors.New("too many reviews in progress")
+
+// charged charges a client for the first bytes of a body, which are kept in memory, as they
+// arrive: a length that a client only announces takes nothing from others.
+type charged struct {
+	io.ReadCloser
+	held *bounds.Share
+	left int64 // bytes that are kept when they arrive
+	err  error
+}
+
+func (c *charged) Read(b []byte) (int, error) {
+	if c.err != nil {
+		return 0, c.err
+	}
+	n, err := c.ReadCloser.Read(b)
+	kept := min(int64(n), c.left)
+	c.left -= kept
+	if kept > 0 && !c.held.Take(bodyCopies*kept) {
+		c.err = errBound
+		return 0, c.err
+	}
+	return n, err
+}
 
 // body is the body of a request, of which the beginning was read. It can be sent again
 // unless more than that was read.

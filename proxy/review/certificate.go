@@ -7,14 +7,18 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
+	"time"
 )
 
 // certificate is the certificate of the application.
 type certificate struct {
 	mu    sync.Mutex
-	known []*tls.Certificate // the last ones, the current one first
+	known []*tls.Certificate // the last ones of the directory, the current one first
+	shown []byte             // the leaf that the application presented last
 	unfit error              // why the application's connections cannot be terminated
+	since time.Time          // when connections could be terminated first; zero: they cannot
 }
 
 // maxKnown is how many certificates are known: the application may present the one before.
@@ -30,46 +34,76 @@ var (
 func (c *certificate) set(pair *tls.Certificate) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.known) > 0 && bytes.Equal(c.known[0].Certificate[0], pair.Certificate[0]) {
-		c.known[0] = pair
-		return
-	}
-	c.known = append([]*tls.Certificate{pair}, c.known...)
+	defer c.note()
+	c.known = slices.DeleteFunc(c.known, func(k *tls.Certificate) bool { return bytes.Equal(k.Certificate[0], pair.Certificate[0]) })
+	c.known = slices.Insert(c.known, 0, pair)
 	c.known = c.known[:min(len(c.known), maxKnown)]
 }
 
+// forget forgets all that is known.
+func (c *certificate) forget() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.known, c.shown, c.unfit = nil, nil, nil
+	c.note()
+}
+
+// get returns what the application presents: it may read its directory later than the agent.
 func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.known) == 0 {
 		return nil, errNone
 	}
+	if k := c.find(c.shown); k != nil {
+		return k, nil
+	}
 	return c.known[0], nil
 }
 
-// usable reports whether connections can be terminated.
-func (c *certificate) usable() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return len(c.known) > 0 && c.unfit == nil
-}
-
-// has reports whether the application may present a leaf.
-func (c *certificate) has(leaf []byte) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+// find returns, with mu locked, the known certificate with a leaf; nil if there is none.
+func (c *certificate) find(leaf []byte) *tls.Certificate {
 	for _, k := range c.known {
 		if bytes.Equal(k.Certificate[0], leaf) {
-			return true
+			return k
 		}
 	}
-	return false
+	return nil
 }
 
-func (c *certificate) judge(unfit error) {
+// usableSince returns since when connections can be terminated, and whether they can.
+func (c *certificate) usableSince() (since time.Time, usable bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.unfit = unfit
+	return c.since, !c.since.IsZero()
+}
+
+// note notes, with mu locked, since when connections can be terminated.
+func (c *certificate) note() {
+	switch usable := len(c.known) > 0 && c.unfit == nil; {
+	case !usable:
+		c.since = time.Time{}
+	case c.since.IsZero():
+		c.since = time.Now()
+	}
+}
+
+// judge records what the application presented. It returns why its connections cannot be
+// terminated.
+func (c *certificate) judge(leaf []byte, mutual bool) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.unfit = nil
+	switch {
+	case mutual:
+		c.unfit = errMutual
+	case c.find(leaf) == nil:
+		c.unfit = errOther
+	default:
+		c.shown = leaf
+	}
+	c.note()
+	return c.unfit
 }
 
 // Probe connects to the application at an address of the pod. It returns nil if its
@@ -95,12 +129,9 @@ func (s *Server) Probe(ctx context.Context, at netip.AddrPort) (why error, ok bo
 	if err := conn.HandshakeContext(ctx); err != nil && !mutual {
 		return fmt.Errorf("connecting to the webhook: %w", err), false
 	}
-	switch state := conn.ConnectionState(); {
-	case mutual:
-		why = errMutual
-	case len(state.PeerCertificates) == 0 || !s.certificate.has(state.PeerCertificates[0].Raw):
-		why = errOther
+	var leaf []byte
+	if presented := conn.ConnectionState().PeerCertificates; len(presented) > 0 {
+		leaf = presented[0].Raw
 	}
-	s.certificate.judge(why)
-	return why, true
+	return s.certificate.judge(leaf, mutual), true
 }

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"strconv"
+	"time"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/webhook"
@@ -29,7 +30,6 @@ var (
 type exchange struct {
 	local  netip.AddrPort // where the apiserver connected to
 	name   string         // the server name that it used
-	unread bool           // the request is not looked at
 	hopped bool           // another pod sent it
 }
 
@@ -41,10 +41,6 @@ type router struct{ *Server }
 // RoundTrip implements http.RoundTripper.
 func (s router) RoundTrip(r *http.Request) (*http.Response, error) {
 	x := r.Context().Value(exchangeKey{}).(*exchange) //nolint:forcetypeassert // ServeHTTP sets it
-	if x.unread {
-		s.Count(Local)
-		return s.targets.application.fresh.RoundTrip(to(r, x.local))
-	}
 	from := io.Reader(http.NoBody)
 	if r.Body != nil {
 		from = r.Body
@@ -93,10 +89,16 @@ func (s router) forward(r *http.Request, x *exchange, b *body, routes *Routes, s
 // tryPods returns the response of the first pod that answers, nil if none does.
 func (s router) tryPods(r *http.Request, x *exchange, b *body, pods []netip.Addr, pool *x509.CertPool) *http.Response {
 	target := s.targets.other(x.name, pool)
-	for _, pod := range s.avoided.order(pods, x.local.Addr()) {
+	deadline := time.Now().Add(reachWithin(r.URL.Query()))
+	pods = s.avoided.choose(pods, x.local.Addr())
+	for i, pod := range pods {
+		left := time.Until(deadline)
+		if left <= 0 {
+			return nil
+		}
 		out := to(r, netip.AddrPortFrom(pod, x.local.Port()))
 		out.Header[meshv1.ForwardedHeader] = []string{"1"}
-		resp, err := target.send(out, b)
+		resp, reached, err := target.reach(out, b, left/time.Duration(len(pods)-i))
 		if err == nil && resp.Header.Get(meshv1.ForwardedHeader) == "" {
 			return resp
 		}
@@ -105,9 +107,11 @@ func (s router) tryPods(r *http.Request, x *exchange, b *body, pods []netip.Addr
 			err = errDown
 		}
 		if r.Context().Err() != nil || errors.Is(err, errSent) {
-			return nil
+			return nil // a client that leaves says nothing about the pod
 		}
-		s.avoided.add(pod)
+		if !reached {
+			s.avoided.add(pod)
+		}
 		s.Log.Debug("failed to forward a review", "pod", s.Pod, "to", pod.String(), "error", err)
 	}
 	return nil

@@ -4,6 +4,7 @@ import (
 	"crypto/x509"
 	"math/rand/v2"
 	"net/netip"
+	"net/url"
 	"slices"
 	"sync"
 	"time"
@@ -24,9 +25,22 @@ type Routes struct {
 const (
 	// maxAttempts is how many pods of the owner are tried.
 	maxAttempts = 3
-	// avoidFor is how long a pod is tried last that could not be reached.
+	// avoidFor is how long a pod is not tried that could not be reached: each attempt may take
+	// the time that the application needs to answer in its place.
 	avoidFor = 5 * time.Second
+	// The bounds of a webhook's timeout, and its default.
+	minTimeout, maxTimeout, defaultTimeout = time.Second, 30 * time.Second, 10 * time.Second
 )
+
+// reachWithin returns how long it may take to reach pods with a review: a third of the timeout
+// of the apiserver, which is in the query. The rest is for the answer.
+func reachWithin(query url.Values) time.Duration {
+	timeout, err := time.ParseDuration(query.Get("timeout"))
+	if err != nil {
+		timeout = defaultTimeout
+	}
+	return min(max(timeout, minTimeout), maxTimeout) / 3
+}
 
 // avoided are the pods that could not be reached lately. It is safe for concurrent use.
 type avoided struct {
@@ -49,22 +63,20 @@ func (a *avoided) add(pod netip.Addr) {
 	a.until[pod] = now.Add(avoidFor)
 }
 
-// order returns the pods to try, at most maxAttempts: in a random order, those of the family
-// of the webhook's own address first, and those that could not be reached lately last.
-func (a *avoided) order(pods []netip.Addr, self netip.Addr) []netip.Addr {
+// choose returns the pods to try, at most maxAttempts, in a random order, those of the family
+// of the webhook's own address first.
+func (a *avoided) choose(pods []netip.Addr, self netip.Addr) []netip.Addr {
 	pods = slices.Clone(pods)
 	rand.Shuffle(len(pods), func(i, j int) { pods[i], pods[j] = pods[j], pods[i] })
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := time.Now()
-	rank := func(p netip.Addr) (rank int) {
-		if now.Before(a.until[p]) {
-			rank += 2
-		}
+	pods = slices.DeleteFunc(pods, func(p netip.Addr) bool { return now.Before(a.until[p]) })
+	rank := func(p netip.Addr) int {
 		if p.Is4() != self.Is4() {
-			rank++
+			return 1
 		}
-		return rank
+		return 0
 	}
 	slices.SortStableFunc(pods, func(p, q netip.Addr) int { return rank(p) - rank(q) })
 	return pods[:min(len(pods), maxAttempts)]

@@ -5,7 +5,8 @@
 // the pod, by a ready pod of the shard that owns the namespace, or by the Server itself. A
 // pod that gets a forwarded review answers it, so that a review is forwarded once at most.
 // What cannot be understood or forwarded is answered by the application, as it would be
-// without the mesh. Without a certificate, connections are passed to the application unread.
+// without the mesh. Without a certificate, connections are passed to the application unread,
+// until there is one.
 package review
 
 import (
@@ -21,10 +22,13 @@ import (
 	"sync/atomic"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/listen"
 	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
+	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
-	"github.com/ctrlmesh/ctrlmesh/proxy/transport/relay"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
@@ -34,6 +38,7 @@ const (
 	Forwarded   = "forwarded"   // answered by a pod of the owner
 	Unreachable = "unreachable" // answered by the application, because no pod of the owner could be reached
 	Allowed     = "allowed"     // allowed by the Server: the operator is not responsible
+	Refused     = "refused"     // refused, because the client has too many in progress
 )
 
 // Config is what a Server needs from its caller. All fields are required.
@@ -42,20 +47,29 @@ type Config struct {
 	// Dial connects from the pod's network namespace. addr is a literal IP and port.
 	Dial  func(ctx context.Context, network, addr string) (net.Conn, error)
 	Conns *downstream.Conns
-	// Held counts the memory of reviews under way in bytes.
-	Held *bounds.Account
+	// Held counts the memory of reviews in progress in bytes.
+	Held *bounds.Peers
 	Log  *slog.Logger
 	// Count is called for each request with one of the decisions.
 	Count func(decision string)
 }
 
 const (
+	// maxConnections bounds the connections of a listener, maxPerPeer those of one client. An
+	// apiserver needs a few of HTTP/2, and opens one for each review that waits while an agent is
+	// stopped. If it speaks HTTP/1.1, each review in progress needs one. It has 200 mutating
+	// requests in progress at most by default.
+	maxConnections = 512
+	maxPerPeer     = 256
+	// MaxOpen is the sum for the listeners of both IP families. The account of connections
+	// must have as many of its own: it does not know the clients.
+	MaxOpen    = 2 * maxConnections
 	maxStreams = 256
 	// readTimeout bounds the time in which a review is received. The apiserver waits thirty
 	// seconds at most for the answer, and a read fails until then if the client has left.
 	readTimeout = 40 * time.Second
-	// weight is the memory of a request in bytes besides its body, which is kept in up to
-	// bodyCopies copies while it is read.
+	// weight is the memory of a request in bytes besides its body. What is kept of the body
+	// takes up to bodyCopies copies while it is read.
 	weight     = 48<<10 + upstream.BufferSize
 	bodyCopies = 3
 )
@@ -69,6 +83,7 @@ type Server struct {
 	avoided     avoided
 	routes      atomic.Pointer[Routes]
 	certificate certificate
+	tunnels     downstream.Set[*tunnel]
 }
 
 // NewServer returns a Server that passes connections unread until it has a certificate, and
@@ -104,15 +119,25 @@ func (s *Server) SetRoutes(r *Routes) {
 // Routes returns what reviews are routed by; nil if the application answers all.
 func (s *Server) Routes() *Routes { return s.routes.Load() }
 
-// SetCertificate replaces the certificate that is presented to clients.
+// SetCertificate sets the certificate in the application's directory. Clients are presented
+// it, or one of the last before it, if a Probe has found that the application presents that.
 func (s *Server) SetCertificate(c *tls.Certificate) { s.certificate.set(c) }
+
+// ForgetCertificates forgets the certificates of a directory that the application does not use.
+func (s *Server) ForgetCertificates() { s.certificate.forget() }
 
 // Serve accepts connections on l, which it closes. Their local address is where the client
 // connected to. It returns nil after Stop, and may be called for several listeners.
 func (s *Server) Serve(l net.Listener) error {
-	own := newListener(l, s)
-	s.Conns.Listen(own)
-	err := s.http.ServeTLS(own, "", "")
+	const bound = "webhook connections"
+	l = listen.Limit(l, listen.Bounds{Total: maxConnections, PerPeer: maxPerPeer, Refused: func(listen.Refusal) { s.Conns.Reached(bound) }})
+	bounded := s.Conns.Bounded(l, bound, func() func(*downstream.Conn) {
+		if _, usable := s.certificate.usableSince(); usable {
+			return nil
+		}
+		return s.tunnel // to the application, unread
+	})
+	err := s.http.ServeTLS(bounded, "", "")
 	if s.Conns.Draining.Err() != nil {
 		return nil
 	}
@@ -131,6 +156,13 @@ func (s *Server) Drain(ctx context.Context) error {
 	}
 	s.Cut()
 	return err
+}
+
+// Shutdown closes all connections, after Stop. It waits for reviews in progress until ctx is
+// done.
+func (s *Server) Shutdown(ctx context.Context) {
+	_ = s.http.Shutdown(ctx) // of HTTP/2 by GOAWAY
+	s.Cut()
 }
 
 // Cut closes all connections. Call it after Stop.
@@ -155,19 +187,26 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if s.Conns.Draining.Err() != nil {
 		w.Header()["Connection"] = []string{"close"}
 	}
-	x := &exchange{local: addressOf(c.LocalAddr()), name: r.TLS.ServerName, hopped: r.Header.Get(meshv1.ForwardedHeader) != ""}
-	size := int64(maxRead)
-	if r.ContentLength >= 0 {
-		size = min(size, r.ContentLength)
+	held := s.Held.Open(addressOf(c.RemoteAddr()).Addr())
+	defer held.Close()
+	if !held.Take(weight + downstream.HeadWeight(r.Header, 2)) {
+		s.refuse(w, r)
+		return
 	}
-	held := weight + bodyCopies*size + downstream.HeadWeight(r.Header, 2)
-	defer s.Held.Give(held)
-	if !s.Held.Take(held) {
-		s.Conns.Reached("webhook reviews")
-		x.unread = true
+	if r.Body != nil {
+		r.Body = &charged{ReadCloser: r.Body, held: held, left: maxRead}
 	}
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(readTimeout))
+	x := &exchange{local: addressOf(c.LocalAddr()), name: r.TLS.ServerName, hopped: r.Header.Get(meshv1.ForwardedHeader) != ""}
 	s.proxy.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x)))
+}
+
+// refuse answers a client that has too many reviews in progress. The apiserver tries again
+// within the webhook's timeout.
+func (s *Server) refuse(w http.ResponseWriter, r *http.Request) {
+	s.Count(Refused)
+	s.Conns.Reached("reviews of one client")
+	status.Write(w, r, status.New(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, 1, "the client has too many reviews in progress at pod %s", s.Pod))
 }
 
 func addressOf(a net.Addr) netip.AddrPort {
@@ -196,6 +235,10 @@ func (s *Server) failed(w http.ResponseWriter, r *http.Request, err error) {
 	if r.Context().Err() != nil { // the client has disconnected
 		panic(http.ErrAbortHandler)
 	}
+	if errors.Is(err, errBound) {
+		s.refuse(w, r)
+		return
+	}
 	s.Log.Debug("failed to answer a review", "pod", s.Pod, "error", err)
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set(meshv1.ForwardedHeader, "unanswered") // another agent tries another pod
@@ -209,18 +252,4 @@ func reason(err error) string {
 		return op.Err.Error()
 	}
 	return err.Error()
-}
-
-// tunnel passes a connection to the application unread.
-func (s *Server) tunnel(c *downstream.Conn) {
-	defer func() { _ = c.Close() }()
-	ctx, cancel := context.WithTimeout(c.Life, localTimeout)
-	up, err := s.Dial(ctx, "tcp", addressOf(c.LocalAddr()).String())
-	cancel()
-	if err != nil {
-		c.Reset()
-		return
-	}
-	defer func() { _ = up.Close() }()
-	relay.Both(c.Bare(), up, downstream.TunnelIdle)
 }

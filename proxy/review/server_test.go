@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"net/url"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -36,6 +37,31 @@ type world struct {
 	client             *http.Client
 	url                string
 	decisions          map[string]*atomic.Int64
+	lost               atomic.Bool // the other pod is lost, without an end of its connections
+	silent             atomic.Bool // other pods do not answer when they are dialled
+	dialed             atomic.Int32
+}
+
+// losable is a connection of which nothing arrives any more once its peer is lost.
+type losable struct {
+	net.Conn
+	lost *atomic.Bool
+}
+
+func (c losable) Read(b []byte) (int, error) {
+	for {
+		n, err := c.Conn.Read(b)
+		if err != nil || !c.lost.Load() {
+			return n, err
+		}
+	}
+}
+
+func (c losable) Write(b []byte) (int, error) {
+	if c.lost.Load() {
+		return len(b), nil
+	}
+	return c.Conn.Write(b)
 }
 
 func newWorld(t *testing.T, application, other http.Handler) *world {
@@ -45,20 +71,25 @@ func newWorld(t *testing.T, application, other http.Handler) *world {
 		s.StartTLS()
 		t.Cleanup(s.Close)
 	}
-	for _, d := range []string{Local, Forwarded, Unreachable, Allowed} {
+	for _, d := range []string{Local, Forwarded, Unreachable, Allowed, Refused} {
 		w.decisions[d] = &atomic.Int64{}
 	}
 	w.Server = NewServer(Config{
 		Pod: "ns/one",
 		Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
-			to := w.application.Listener.Addr().String()
-			if netip.MustParseAddrPort(addr).Addr() == otherPod {
-				to = w.other.Listener.Addr().String()
+			if netip.MustParseAddrPort(addr).Addr().IsLoopback() {
+				return (&net.Dialer{}).DialContext(ctx, network, w.application.Listener.Addr().String())
 			}
-			return (&net.Dialer{}).DialContext(ctx, network, to)
+			w.dialed.Add(1)
+			if w.silent.Load() {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
+			c, err := (&net.Dialer{}).DialContext(ctx, network, w.other.Listener.Addr().String())
+			return losable{c, &w.lost}, err
 		},
 		Conns: downstream.NewPools().Conns(func(string) {}),
-		Held:  &bounds.Account{Pool: bounds.NewPool(1<<30, 1<<20), Own: 1 << 20},
+		Held:  &bounds.Peers{Pool: bounds.NewPool(1<<30, 1<<20), Own: 1 << 20},
 		Log:   slog.New(slog.DiscardHandler),
 		Count: func(decision string) { w.decisions[decision].Add(1) },
 	})
@@ -164,13 +195,95 @@ func TestStartedForwardIsRepeatedLocally(t *testing.T) {
 	require.Contains(t, why, "did not answer")
 }
 
-func TestReviewsAboveTheBoundReachTheApplication(t *testing.T) {
+// A node is lost, or an agent is stopped: nothing ends the connections that are open.
+func TestLostOwnerLeavesReviewsToTheApplication(t *testing.T) {
 	w := newWorld(t, echo("one"), echo("two"))
-	w.Held.Own, w.Held.Pool = 1000, bounds.NewPool(1000, 1000)
-	code, who := w.post(strings.NewReader(reviewOf("b", 3*maxRead)))
+	_, who := w.post(strings.NewReader(reviewOf("b", 10)))
+	require.True(t, strings.HasPrefix(who, "two"), who)
+	w.lost.Store(true)
+	const timeout = 10 * time.Second // of the apiserver
+	w.client.Timeout = timeout
+	code, who := w.post(strings.NewReader(reviewOf("b", 10)))
 	require.Equal(t, http.StatusOK, code)
 	require.True(t, strings.HasPrefix(who, "one"), who)
-	require.Zero(t, w.Held.Taken())
+	require.EqualValues(t, 1, w.decisions[Unreachable].Load())
+}
+
+func TestReviewsAboveTheBoundAreRefused(t *testing.T) {
+	w := newWorld(t, echo("one"), echo("two"))
+	for name, bound := range map[string]int64{"head": 1000, "body": weight + maxRead} {
+		t.Run(name, func(t *testing.T) {
+			w.Held.Own, w.Held.Pool = bound, bounds.NewPool(bound, bound)
+			resp, err := w.client.Post(w.url, "application/json", strings.NewReader(reviewOf("b", maxRead/2)))
+			require.NoError(t, err)
+			defer resp.Body.Close()
+			require.Equal(t, http.StatusTooManyRequests, resp.StatusCode)
+			require.Equal(t, "1", resp.Header.Get("Retry-After"), "the apiserver tries again")
+			require.Eventually(t, func() bool { return w.Held.Taken() == 0 }, soon, time.Millisecond)
+		})
+	}
+	require.EqualValues(t, 2, w.decisions[Refused].Load())
+	require.Zero(t, w.decisions[Local].Load(), "the owner was not asked")
+}
+
+// slowly returns a body that announces its length and sends nothing more, until it is closed.
+func (w *world) slowly(length int64) (end func()) {
+	body, pipe := io.Pipe()
+	r, err := http.NewRequestWithContext(w.Context(), http.MethodPost, w.url, body)
+	require.NoError(w, err)
+	r.ContentLength = length
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if resp, err := w.client.Do(r); err == nil {
+			_ = resp.Body.Close()
+		}
+	}()
+	_, err = io.WriteString(pipe, `{"kind":`)
+	require.NoError(w, err)
+	return func() {
+		_ = pipe.CloseWithError(io.ErrUnexpectedEOF)
+		<-done
+	}
+}
+
+func TestAnnouncedLengthsTakeNothing(t *testing.T) {
+	const clients = 10
+	w := newWorld(t, echo("one"), echo("two"))
+	most := int64((clients + 2) * 2 * weight)
+	w.Held.Own, w.Held.Pool = most, bounds.NewPool(most, most)
+	for range clients {
+		defer w.slowly(maxRead)()
+	}
+	require.Eventually(t, func() bool { return w.Held.Taken() > clients*weight }, soon, time.Millisecond)
+	_, who := w.post(strings.NewReader(reviewOf("b", 10)))
+	require.True(t, strings.HasPrefix(who, "two"), who)
+}
+
+func TestOneClientCannotTakeAllConnections(t *testing.T) {
+	w := newWorld(t, echo("one"), echo("two"))
+	at := strings.TrimSuffix(strings.TrimPrefix(w.url, "https://"), "/mutate")
+	closed := make(chan struct{}, 1)
+	for range 2 * maxPerPeer {
+		c, err := net.Dial("tcp", at)
+		require.NoError(t, err)
+		defer c.Close()
+		go func() {
+			_, _ = c.Read(make([]byte, 1))
+			select {
+			case closed <- struct{}{}:
+			default:
+			}
+		}()
+	}
+	<-closed
+	require.Eventually(t, func() bool { return w.Conns.Open.Taken() == maxPerPeer }, soon, time.Millisecond)
+	w.client.Transport.(*http.Transport).DialContext = func(ctx context.Context, network, _ string) (net.Conn, error) {
+		other := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
+		return other.DialContext(ctx, network, at)
+	}
+	_, who := w.post(strings.NewReader(reviewOf("b", 10)))
+	require.True(t, strings.HasPrefix(who, "two"), who)
 }
 
 func TestDrainAnswersReviewsInProgress(t *testing.T) {
@@ -197,16 +310,67 @@ func TestDrainAnswersReviewsInProgress(t *testing.T) {
 	require.NoError(t, <-drained)
 }
 
-func TestPodsThatFailedAreTriedLast(t *testing.T) {
+func TestPodsThatFailedAreNotChosen(t *testing.T) {
 	var a avoided
 	v4, v6 := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")
 	failed := netip.MustParseAddr("192.0.2.2")
+	require.Len(t, a.choose([]netip.Addr{v4, v4.Next(), v6, v6.Next(), failed}, v4), maxAttempts)
 	a.add(failed)
 	for range 20 {
-		require.Equal(t, []netip.Addr{v4, v6, failed}, a.order([]netip.Addr{failed, v6, v4}, v4))
-		require.Equal(t, []netip.Addr{v6, v4, failed}, a.order([]netip.Addr{failed, v6, v4}, v6))
+		require.Equal(t, []netip.Addr{v4, v6}, a.choose([]netip.Addr{failed, v6, v4}, v4))
+		require.Equal(t, []netip.Addr{v6, v4}, a.choose([]netip.Addr{failed, v6, v4}, v6))
 	}
-	require.Len(t, a.order([]netip.Addr{v4, v4.Next(), v6, v6.Next(), failed}, v4), maxAttempts)
+	require.Empty(t, a.choose([]netip.Addr{failed}, v4))
+}
+
+func TestUnreachablePodsLeaveTimeToAnswer(t *testing.T) {
+	w := newWorld(t, echo("one"), echo("two"))
+	w.silent.Store(true)
+	more := *w.Routes()
+	more.Pods = map[string][]netip.Addr{"two": {otherPod, otherPod.Next(), otherPod.Next().Next()}}
+	w.SetRoutes(&more)
+	const timeout = 2 * time.Second // of the apiserver
+	w.client.Timeout = timeout
+	w.url += "?timeout=" + timeout.String()
+	for range 2 {
+		code, who := w.post(strings.NewReader(reviewOf("b", 10)))
+		require.Equal(t, http.StatusOK, code)
+		require.True(t, strings.HasPrefix(who, "one"), who)
+	}
+	require.EqualValues(t, 2, w.decisions[Unreachable].Load())
+	require.EqualValues(t, 3, w.dialed.Load(), "pods that are avoided are dialled")
+}
+
+func TestClientsCannotMakePodsAvoided(t *testing.T) {
+	began := make(chan struct{}, 1)
+	w := newWorld(t, echo("one"), http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		began <- struct{}{}
+		_, _ = io.Copy(io.Discard, r.Body)
+		<-r.Context().Done()
+	}))
+	for name, size := range map[string]int{"short": 10, "streamed": 2 * maxRead} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			r, err := http.NewRequestWithContext(ctx, http.MethodPost, w.url, strings.NewReader(reviewOf("b", size)))
+			require.NoError(t, err)
+			go func() {
+				<-began
+				cancel()
+			}()
+			_, err = w.client.Do(r)
+			require.ErrorIs(t, err, context.Canceled)
+			require.Eventually(t, func() bool { return w.Held.Taken() == 0 }, soon, time.Millisecond)
+			require.Len(t, w.avoided.choose([]netip.Addr{otherPod}, otherPod), 1)
+		})
+	}
+}
+
+func TestReachingPodsTakesAThirdOfTheTimeout(t *testing.T) {
+	for timeout, want := range map[string]time.Duration{
+		"": 10 * time.Second / 3, "x": 10 * time.Second / 3, "3s": time.Second, "1ms": time.Second / 3, "100h": 10 * time.Second,
+	} {
+		require.Equal(t, want, reachWithin(url.Values{"timeout": {timeout}}), timeout)
+	}
 }
 
 // A client that sends slowly, and one that ends, keep nothing.
@@ -230,4 +394,58 @@ func TestClientsThatEndKeepNothing(t *testing.T) {
 	_ = end.Close()
 	<-done
 	require.Eventually(t, func() bool { return w.Held.Taken() == 0 }, soon, time.Millisecond)
+}
+
+// A certificate becomes usable after connections were passed on unread.
+func TestUnreadConnectionsEndWhenTheyAreQuiet(t *testing.T) {
+	started, finish := make(chan struct{}), make(chan struct{})
+	w := newWorld(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.RawQuery == "wait" {
+			close(started)
+			<-finish
+		}
+		_, _ = io.WriteString(w, "one")
+	}), echo("two"))
+	require.Error(t, w.certificate.judge(nil, false))
+	_, who := w.post(strings.NewReader(reviewOf("b", 10)))
+	require.Equal(t, "one", who, "it was read")
+	require.NoError(t, w.EndUnread(), "there is another problem")
+
+	before, answered := w.url, make(chan string, 1)
+	w.url += "?wait"
+	go func() {
+		_, who := w.post(strings.NewReader(reviewOf("b", 10)))
+		answered <- who
+	}()
+	<-started
+	require.NoError(t, w.certificate.judge(w.application.Certificate().Raw, false))
+	time.Sleep(2 * quietAtFirst)
+	require.ErrorIs(t, w.EndUnread(), errUnread)
+	close(finish)
+	require.Equal(t, "one", <-answered, "the review in progress was cut off")
+	require.Eventually(t, func() bool { return w.EndUnread() == nil }, soon, 10*time.Millisecond)
+	w.url = before
+	_, who = w.post(strings.NewReader(reviewOf("b", 10)))
+	require.True(t, strings.HasPrefix(who, "two"), who)
+	require.Eventually(t, func() bool { return w.Conns.Open.Taken() == 1 }, soon, 10*time.Millisecond, "the connection is still counted")
+}
+
+func TestUnreadConnectionsThatAreNeverQuietEnd(t *testing.T) {
+	w := newWorld(t, echo("one"), echo("two"))
+	require.Error(t, w.certificate.judge(nil, false))
+	raw, err := net.Dial("tcp", w.application.Listener.Addr().String())
+	require.NoError(t, err)
+	defer raw.Close()
+	busy := &tunnel{Conn: raw}
+	busy.asked.Store(time.Now().UnixNano())
+	w.tunnels.Add(busy)
+	require.NoError(t, w.certificate.judge(w.application.Certificate().Raw, false))
+	require.ErrorIs(t, w.EndUnread(), errUnread)
+	require.NoError(t, raw.SetReadDeadline(time.Now().Add(10*time.Millisecond)))
+	_, err = raw.Read(make([]byte, 1))
+	require.NotErrorIs(t, err, net.ErrClosed)
+	w.certificate.since = time.Now().Add(-endWithin)
+	require.ErrorIs(t, w.EndUnread(), errUnread)
+	_, err = raw.Read(make([]byte, 1))
+	require.ErrorIs(t, err, net.ErrClosed)
 }

@@ -6,7 +6,9 @@ import (
 	"crypto/x509"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
@@ -17,7 +19,11 @@ const (
 	// pod: the apiserver waits ten seconds for the answer by default.
 	localTimeout   = 5 * time.Second
 	forwardTimeout = time.Second
-	maxAnswerHead  = 64 << 10
+	// pingEvery and pingTimeout bound how long a connection to another pod is used that has
+	// no other end any more: that of a lost node, or of an agent that is stopped.
+	pingEvery     = time.Second
+	pingTimeout   = time.Second
+	maxAnswerHead = 64 << 10
 )
 
 // targets are the connections to the application and to other pods.
@@ -83,6 +89,7 @@ func (t *targets) other(name string, pool *x509.CertPool) target {
 		known.close()
 	}
 	known = &authority{pool, t.target(forwardTimeout, &tls.Config{ServerName: name, RootCAs: pool})}
+	known.shared.HTTP2.SendPingTimeout, known.shared.HTTP2.PingTimeout = pingEvery, pingTimeout
 	t.others[name] = known
 	return known.target
 }
@@ -114,4 +121,21 @@ func (t target) send(r *http.Request, b *body) (*http.Response, error) {
 		return t.shared.RoundTrip(r)
 	}
 	return t.fresh.RoundTrip(r)
+}
+
+// reach is send with a bound on the time until there is a connection. It reports whether there
+// was one.
+func (t target) reach(r *http.Request, b *body, within time.Duration) (resp *http.Response, reached bool, err error) {
+	ctx, cancel := context.WithCancel(r.Context())
+	timer := time.AfterFunc(within, cancel)
+	var connected atomic.Bool
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) {
+		timer.Stop()
+		connected.Store(true)
+	}})
+	resp, err = t.send(r.WithContext(ctx), b)
+	if err != nil {
+		cancel() // else the body of the response needs ctx until r has ended
+	}
+	return resp, connected.Load(), err
 }
