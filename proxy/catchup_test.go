@@ -82,6 +82,13 @@ func (g *gaining) change(to *meshv1.Sharding) {
 	g.ended = nil
 }
 
+// relist tries to resume, and fills the cache: the apiserver has no exact versions.
+func (g *gaining) relist(path string) {
+	g.t.Helper()
+	g.requireCode(410, "GET", path+fromFive)
+	g.fill(path)
+}
+
 // fill lists, and watches from there.
 func (g *gaining) fill(path string) {
 	g.t.Helper()
@@ -131,7 +138,7 @@ func TestWritesOfGainedObjectsAwaitCaches(t *testing.T) {
 	} {
 		g.requireCode(r.want, r.method, r.target)
 	}
-	g.fill(allPods)
+	g.relist(allPods)
 	g.requireCode(409, "PUT", gained)
 	g.requireCode(410, "GET", allServices+fromFive)
 	g.requireCode(409, "PUT", gained)
@@ -145,9 +152,10 @@ func TestCatchUpEndsWithoutWatchesThatNobodyOpensAgain(t *testing.T) {
 	g := newGaining(t, dividing("a"))
 	g.watch(allPods + fromFive)
 	g.change(dividing("a", "b"))
-	g.passTime(relist.CatchUp - time.Second)
+	const soonOver = 20 * time.Second
+	g.passTime(relist.CatchUp - soonOver)
 	g.requireCode(409, "PUT", gained)
-	g.passTime(time.Second)
+	g.passTime(soonOver)
 	g.requireCode(200, "PUT", gained)
 }
 
@@ -237,7 +245,7 @@ func TestFirstKeysAfterStandbyAwaitCaches(t *testing.T) {
 	g.change(dividing("a", "b"))
 	g.requireCode(409, "PUT", ownedAll)
 	g.requireCode(409, "PUT", "/api/v1/nodes/x")
-	g.fill(allPods)
+	g.relist(allPods)
 	g.passTime(relist.Deciding)
 	g.requireCode(200, "PUT", ownedAll)
 	g.requireCode(200, "PUT", "/api/v1/nodes/x")
@@ -265,7 +273,7 @@ func TestGainedUIDsAwaitCaches(t *testing.T) {
 			g.change(c.after)
 			g.requireCode(c.updated, "PUT", gained)
 			g.requireCode(c.created, "POST", create)
-			g.fill(allPods)
+			g.relist(allPods)
 			g.passTime(relist.Deciding)
 			g.requireCode(200, "PUT", gained)
 			g.requireCode(200, "POST", create)
@@ -280,8 +288,8 @@ func TestAwaitedViewsAreBounded(t *testing.T) {
 	g.watch(allServices + fromFive)
 	g.change(dividing("a", "b"))
 	g.requireCode(409, "PUT", gained)
-	g.fill(allServices)
-	g.fill(allPods)
+	g.relist(allServices)
+	g.relist(allPods)
 	g.passTime(relist.Deciding)
 	g.requireCode(200, "PUT", gained)
 }

@@ -45,12 +45,30 @@ func (x *exchange) broken() {
 // refuse answers the request without the apiserver.
 func (x *exchange) refuse(reason meshv1.Refusal, err *apierrors.StatusError) {
 	x.Allowed.Unknown = reason != meshv1.RefusedFault
-	workload := x.pod.workload()
-	if x.policy != nil {
-		workload = x.policy.Metrics
-	}
-	workload.Refused(x.pod.server.metrics, string(reason))
+	x.workload().Refused(x.pod.server.metrics, string(reason))
 	x.answer(err)
+}
+
+// workload returns the series of the workload under the policy that evaluated x last.
+func (x *exchange) workload() *metrics.Workload {
+	if x.policy != nil {
+		return x.policy.Metrics
+	}
+	return x.pod.workload()
+}
+
+// meters returns the series that x counts in, even if it was refused before its plan was known.
+func (x *exchange) meters() *metrics.Meters {
+	if x.Plan != nil {
+		return x.Plan.Meters
+	}
+	w, verb, resource := x.workload(), metrics.Unclassified, ""
+	if i := x.Req.Info; i != nil {
+		if verb = i.Verb; i.IsResourceRequest {
+			resource = w.Resource(i.Resource)
+		}
+	}
+	return x.pod.server.metrics.Meters(w, verb, resource)
 }
 
 func (x *exchange) answer(err *apierrors.StatusError) {
@@ -111,9 +129,8 @@ func (x *exchange) account() {
 	}
 	x.accounted = true
 	x.ReportResult(x.code, x.received)
-	if x.Plan != nil {
-		x.Plan.Meters.Count(x.code)
-	}
+	x.meters().Count(x.code)
+	x.policy.CountWithheld(&x.State)
 	if x.Debug {
 		x.log()
 	}
@@ -150,7 +167,7 @@ func (x *exchange) log() {
 		slog.Duration("added", x.added),
 		slog.Int64("bytes", x.bytes),
 	)
-	if x.Would != "" {
+	if x.Would != "" && x.policy.Would != nil {
 		attrs = append(attrs, slog.String("dry_run", x.Would))
 	}
 	if x.Allowed.RefusedBy != "" {
@@ -159,7 +176,7 @@ func (x *exchange) log() {
 	if x.Faults != nil {
 		attrs = append(attrs, slog.Any("faults", x.Faults.Rules))
 		if x.Skipped != "" {
-			attrs = append(attrs, slog.String("unharmed", x.Skipped))
+			attrs = append(attrs, slog.String("fault_skipped", x.Skipped))
 		}
 	}
 	x.pod.server.log.LogAttrs(context.Background(), slog.LevelDebug, "request", attrs...)

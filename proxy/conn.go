@@ -9,56 +9,25 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline/stages"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
 
-// Bounds of HTTP/2, and of the kernel's buffers.
+// Bounds of HTTP/2.
 const (
 	maxStreams           = 512 // of one connection
 	receivePerConnection = 256 << 10
 	maxFrame             = 64 << 10
-	// sendBuffer is the kernel's buffer of each connection. By default it grows to
-	// megabytes for a client that does not read.
-	sendBuffer = 128 << 10
 )
 
-// listener accepts the connections of a pod. It closes those above the bounds, and hands
-// those of a passthrough to a tunnel.
-type listener struct {
-	net.Listener
-	pod   *Pod
-	close func() error // once: its error would make http.Server.Shutdown fail
-}
-
-func (p *Pod) newListener(l net.Listener) *listener {
-	own := &listener{Listener: l, pod: p, close: sync.OnceValue(l.Close)}
-	p.conns.Listen(own)
-	return own
-}
-
-func (l *listener) Close() error { return l.close() }
-
-func (l *listener) Accept() (net.Conn, error) {
-	for {
-		raw, err := l.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		p := l.pod
+// newListener returns a listener of the pod's connections. Those of a passthrough are tunnelled.
+func (p *Pod) newListener(l net.Listener) net.Listener {
+	return p.conns.Bounded(l, "connections", func() func(*downstream.Conn) {
 		pol := p.env.Policy.Load()
-		tunnel := pol != nil && pol.Passthrough
-		c := p.conns.Accept(raw, tunnel)
-		if c == nil {
-			p.bound("connections")
-			continue
+		if pol == nil || !pol.Passthrough {
+			return nil
 		}
-		if b, ok := raw.(interface{ SetWriteBuffer(int) error }); ok {
-			_ = b.SetWriteBuffer(sendBuffer)
-		}
-		if !tunnel {
-			return c, nil
-		}
-		go p.tunnel(c, pol)
-	}
+		return func(c *downstream.Conn) { p.tunnel(c, pol) }
+	})
 }
 
 // bound counts and reports that the pod has reached a bound.

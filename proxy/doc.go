@@ -17,21 +17,23 @@
 //	exchange.go        run: evaluate, send, conclude; start over if the policy changed
 //	pipeline           the request, what is decided about it, how a stage ends it
 //	pipeline/stages    the policy, and its stages for each verb and resource
-//	forward.go         to the apiserver, by a client of package upstream
-//	response.go        the stages of the response, then to the client as it comes
+//	forward.go         to the apiserver, by a client of package upstream; the stages of the
+//	                   response
+//	response.go        the response, to the client as it comes
 //	conclude.go        refusals; accounting and the access line
 //
 // What stages decide by is in packages that know no request: isolation (what belongs to
-// other shards), relist (which caches must list again), writes (which writes may still
+// other shards), relist (which caches must be filled again), writes (which writes may still
 // take effect), lock, limit and fault. Package metrics has the series.
 //
 // Every decision is a stage, a small type with one job. Those of a policy's gate decide
 // who may send requests: certificate, contradiction, classification, token. Those of the
-// plan decide the rest, in order: upgrade, admission to a budget, lock, election, root CA,
-// exemption, scope, standby or fence, narrowing, relist, stale lists, limits, faults,
-// connections. A stage that has nothing to do for a verb and resource is not in its plan.
-// A stage edits what is sent, asks for a stage of the response, or ends the request. If
-// the policy changes while a request waits in a stage, it is evaluated anew, as it came.
+// plan decide the rest, in order: upgrade, admission to a budget, lock, denied user agents,
+// election, root CA, exemption, scope, standby or fence, objects in no namespace, catch-up,
+// narrowing, relist, stale lists, limits, faults, user agent, connections. A stage that has
+// nothing to do for a verb and resource is not in its plan. A stage edits what is sent, asks
+// for a stage of the response, or ends the request. If the policy changes while a request
+// waits in a stage, it is evaluated anew, as it came.
 // The apiserver's response streams back unchanged unless a stage asked for it.
 //
 // # Lists and watches

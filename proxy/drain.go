@@ -3,15 +3,20 @@ package proxy
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
 
-// minWatch is the minimum age of a watch that draining ends. client-go takes a watch that
-// ends without an event within its first second, by its own clock, for broken, and lists
-// again.
-const minWatch = 3 * time.Second
+// client-go takes a watch that ends without an event within its first second, by its own
+// clock, for broken, and lists again.
+const (
+	// minWatch is the minimum age of a watch that draining ends.
+	minWatch = 3 * time.Second
+	// shortWatch is the minimum age of a watch without events that a policy ends.
+	shortWatch = 1100 * time.Millisecond
+)
 
 // Drain ends everything of the pod without an effect on its clients, if another proxy
 // accepts in place of this one. It accepts no more connections, closes each connection
@@ -38,7 +43,7 @@ func (p *Pod) Drain(ctx context.Context) error {
 }
 
 // Shutdown ends everything of the pod for good: as Drain, but watches, upgrades
-// and other long answers end at once.
+// and other long answers end at once, and so do idle connections.
 func (p *Pod) Shutdown(ctx context.Context) error {
 	defer p.server.remove(p)
 	defer p.die()
@@ -48,7 +53,9 @@ func (p *Pod) Shutdown(ctx context.Context) error {
 	p.egress.Stop()
 	p.egress.Cut()
 	p.reviews.Stop()
-	p.reviews.Cut()
+	var reviews sync.WaitGroup
+	reviews.Go(func() { p.reviews.Shutdown(ctx) })
+	defer reviews.Wait()
 	err := p.http.Shutdown(ctx)
 	if err != nil {
 		p.cut()
@@ -73,6 +80,8 @@ func (x *exchange) retire(ctx context.Context, end context.CancelCauseFunc) {
 		wait := minWatch
 		if since := x.Settled.Load(); since != 0 {
 			wait -= time.Since(time.Unix(0, since))
+		} else if x.Behind { // a slow client must not hold up the takeover
+			wait -= time.Since(x.start)
 		}
 		if wait <= 0 {
 			end(errDraining)
@@ -86,15 +95,15 @@ func (x *exchange) retire(ctx context.Context, end context.CancelCauseFunc) {
 	}
 }
 
-// delayEnd delays the end of a watch that the policy ended until its client tolerates that,
-// if the policy keeps caches. Nothing arrives on the watch meanwhile.
+// delayEnd delays the end of a watch that the policy ended, and on which nothing was sent,
+// until its client tolerates that. Nothing arrives on the watch meanwhile.
 func (x *exchange) delayEnd() {
 	began := x.Settled.Load()
-	if !x.pod.env.Policy.Load().KeepCaches || began == 0 {
+	if x.bytes > 0 || began == 0 {
 		return
 	}
 	select {
-	case <-time.After(minWatch - time.Since(time.Unix(0, began))):
+	case <-time.After(shortWatch - time.Since(time.Unix(0, began))):
 	case <-x.Req.Ctx.Done():
 	case <-x.pod.done.Done():
 	}

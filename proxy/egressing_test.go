@@ -15,28 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/redirected"
 )
-
-type redirectedConn struct {
-	*net.TCPConn
-	to netip.AddrPort
-}
-
-func (c redirectedConn) To() netip.AddrPort { return c.to }
-func (c redirectedConn) NetConn() net.Conn  { return c.TCPConn }
-
-type redirecting struct {
-	net.Listener
-	to netip.AddrPort
-}
-
-func (l redirecting) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	return redirectedConn{c.(*net.TCPConn), l.to}, nil
-}
 
 func TestPodServesEgressWithItsPolicy(t *testing.T) {
 	m := newMesh(t, &recorder{})
@@ -54,7 +34,7 @@ func TestPodServesEgressWithItsPolicy(t *testing.T) {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
 		served = make(chan error, 1)
-		go func() { served <- pod.ServeEgress(redirecting{l, netip.MustParseAddrPort(to)}) }()
+		go func() { served <- pod.ServeEgress(redirected.Listener{Listener: l, To: netip.MustParseAddrPort(to)}) }()
 		return l.Addr().String(), served
 	}
 	ask := func(at, host string) string {

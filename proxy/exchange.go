@@ -27,7 +27,7 @@ type exchange struct {
 	start    time.Time
 	response                   // to the client
 	counted  bool              // a write, in policy.Writes
-	end      writes.Completion // of a connection into a pod or a service
+	end      writes.Completion // read only for a connection into a pod or a service
 
 	// Of the exchange with the apiserver.
 	sending  upstream.Request
@@ -71,9 +71,7 @@ func (x *exchange) finish() {
 	x.policy.CountInjected(&x.Injection, x.Version != "")
 	x.account()
 	x.Allowed.Ticket.Leave()
-	if x.Plan != nil {
-		x.Plan.Meters.Bytes.Add(float64(x.bytes))
-	}
+	x.meters().Bytes.Add(float64(x.bytes))
 	if v != nil {
 		panic(errAbort)
 	}
@@ -127,8 +125,8 @@ func (x *exchange) leave() {
 	x.Leave()
 }
 
-// chargeHead charges x to a budget before the request is parsed. If that is exhausted, x
-// may be about a lock.
+// chargeHead charges x to the budget of short requests before it is parsed. If that budget
+// is exhausted, it parses x, and charges a request about a lock to the budget of these.
 func (x *exchange) chargeHead() *apierrors.StatusError {
 	x.Budget, x.Held = &x.Budgets.Held, x.Req.Weight()
 	if x.Budget.Take(x.Held) {

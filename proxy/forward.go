@@ -77,8 +77,9 @@ func (x *exchange) ask(do func(context.Context, *upstream.Request) (upstream.Res
 			return pipeline.Failure(&upstream.BodyError{Err: err})
 		}
 	}
-	// Writes to the lock are not counted: no handover waits for them, the lock orders them.
-	write := x.Plan.Route == pipeline.RouteShort && x.Plan.Key.Writes() && x.Lock == nil
+	// Writes to the lock that name its version are not counted: no handover waits for them, the
+	// version orders them.
+	write := x.Plan.Route == pipeline.RouteShort && x.Plan.Key.Writes() && (x.Lock == nil || x.AnyVersion)
 	if write {
 		if !x.depart() {
 			return pipeline.Restart

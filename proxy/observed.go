@@ -36,9 +36,8 @@ func (p *Pod) LockHolder() bool {
 	return pol != nil && len(pol.Locks) > 0 && len(p.HeldLocks()) == len(pol.Locks)
 }
 
-// Holders returns what the pod wrote last into those of its locks that are Leases,
-// sorted by lock.
-func (p *Pod) Holders() []lock.Holder { return p.env.LockWrites.Leases() }
+// Holders returns what the pod wrote last into each object of its locks, sorted by lock.
+func (p *Pod) Holders() []lock.Holder { return p.env.LockWrites.Holders() }
 
 // HolderWritten gets a token when Holders may have changed. The writer then waits
 // for its answer.

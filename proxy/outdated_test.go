@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -153,3 +155,41 @@ func TestRestartedRequestIsSentAsItCame(t *testing.T) {
 	require.Equal(t, r.Header.Values("Accept"), got.Header.Values("Accept"))
 	require.Equal(t, "gzip", got.Header.Get("Accept-Encoding"))
 }
+
+func TestRestartedRequestIsCountedOnce(t *testing.T) {
+	observe := owning("mine")
+	observe.Isolation = meshv1.Isolation_ISOLATION_OBSERVE
+	dry := owning("mine")
+	dry.Method, dry.DryRun = meshv1.Method_METHOD_AUTO, true
+	dryByObject := byObject("pods") // a selector narrows as well
+	dryByObject.Method, dryByObject.DryRun = meshv1.Method_METHOD_AUTO, true
+	for name, test := range map[string]struct {
+		sharding                     *meshv1.Sharding
+		method, target, verb, action string
+		of                           func(*mesh) *prometheus.CounterVec
+	}{
+		"dry run":           {dry, "PUT", "/api/v1/namespaces/theirs/pods/a", "update", "refused", dryRuns},
+		"dry run, narrowed": {dry, "GET", "/api/v1/pods", "list", "narrowed", dryRuns},
+		"dry run, both":     {dryByObject, "DELETE", "/api/v1/namespaces/theirs/pods", "deletecollection", "refused", dryRuns},
+		"observe":           {observe, "PUT", "/api/v1/namespaces/theirs/pods/a", "update", "observed", foreignRequests},
+		"observe, unknown":  {observe, "POST", "/api/v1/namespaces", "create", "unknown", foreignRequests},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMesh(t, &recorder{})
+			code := m.delayed(test.sharding, asking(t, t.Context(), test.method, test.target))
+			m.set(&meshv1.PodPolicy{Version: "after", Sharding: test.sharding})
+			require.Equal(t, 200, <-code)
+			counts := test.of(m)
+			require.EqualValues(t, 1, testutil.ToFloat64(counts.WithLabelValues("ns", "", "s1", test.verb, test.action)))
+			total := 0.
+			for _, action := range []string{"narrowed", "refused", "renamed", "observed", "unknown"} {
+				total += testutil.ToFloat64(counts.WithLabelValues("ns", "", "s1", test.verb, action))
+			}
+			require.EqualValues(t, 1, total, "one action of one request")
+		})
+	}
+}
+
+func dryRuns(m *mesh) *prometheus.CounterVec { return m.server.metrics.DryRun }
+
+func foreignRequests(m *mesh) *prometheus.CounterVec { return m.server.metrics.Foreign }

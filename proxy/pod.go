@@ -132,8 +132,7 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 	return p
 }
 
-// newHTTP returns the server of the pod's clients, and the TLS configuration of clients
-// that are served no HTTP/2.
+// newHTTP returns the server of the pod's clients.
 func (p *Pod) newHTTP() *http.Server {
 	s := p.server
 	http11 := &tls.Config{
@@ -170,9 +169,10 @@ type Applied struct {
 }
 
 // Apply puts a policy in force for every request that starts after it returns. It ends
-// watches that the policy would have narrowed otherwise, and makes the client's caches
-// list again, unless the policy keeps caches. The first policy does so as well: it is
-// unknown what the caches were filled under. On an error the last valid policy stays.
+// watches that the policy would have narrowed otherwise. Each cache gets the difference with
+// its next watch, or 410 so that it lists, unless the policy keeps caches. After the first
+// policy all list: it is unknown what they were filled under. On an error the last valid
+// policy stays.
 // Invalid traffic rules are not an error: Applied has the rules that apply. A refusal
 // without Traffic leaves unknown rules unknown.
 //
@@ -183,8 +183,8 @@ func (p *Pod) Apply(m *meshv1.PodPolicy) (Applied, error) {
 
 // Restore is Apply for a first policy that an earlier proxy of this pod had in force since
 // the given time, zero for long ago: caches resume. If it came just before that proxy
-// ended, they may not have been made to list, and are now; writes of what the pod owns wait
-// for that. After another policy it is the same as Apply.
+// ended, they may not have been made to list, and are now; writes of what the pod owns are
+// refused meanwhile. After another policy it is the same as Apply.
 func (p *Pod) Restore(m *meshv1.PodPolicy, since time.Time) error {
 	p.env.Ledger.Restored(since)
 	_, err := p.applySince(m, since)

@@ -173,7 +173,7 @@ func TestTwoCachesOfOneViewListTwice(t *testing.T) {
 func TestForgottenViewsMustListAgain(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	m.policy(limitTo("a=1"))
-	m.pod.env.Ledger.Bounds.Debts = 0
+	m.pod.env.Ledger.Bounds.Views = 0
 	c := m.client(true)
 	require.Equal(t, 410, m.resume(c, "/api/v1/pods", "5"))
 	m.with(c, "GET", "/api/v1/pods", "")
@@ -181,8 +181,8 @@ func TestForgottenViewsMustListAgain(t *testing.T) {
 	m.settle()
 	require.Equal(t, 200, m.resume(c, "/api/v1/pods", "7"))
 	require.Equal(t, 410, func() int { m.policy(limitTo("a=2")); return m.resume(c, "/api/v1/pods", "7") }())
-	debts, _ := m.pod.env.Ledger.Remembered()
-	require.Zero(t, debts)
+	views, _ := m.pod.env.Ledger.Remembered()
+	require.Zero(t, views)
 }
 
 // What a pod says at length is not kept.

@@ -51,19 +51,11 @@ func (x *exchange) sendHead(resp *upstream.Response) {
 	x.added = x.sending.Sent.Sub(x.start) + time.Since(x.received)
 	x.Plan.Meters.Added.Observe(x.added.Seconds())
 	if x.Plan.Route == pipeline.RouteStream {
-		if x.Initial == nil {
-			x.settled(resp.Status)
+		if x.Initial == nil && !x.Behind {
+			x.Settle(resp.Status == http.StatusOK)
 		}
 		x.client.flush() // the client of a watch without events must see that it began
 		x.account()
-	}
-}
-
-// settled notes that the client of a stream has all that it began with.
-func (x *exchange) settled(code int) {
-	x.Settled.Store(time.Now().UnixNano())
-	if x.Ticket != nil && code == http.StatusOK {
-		x.Ticket.Filled()
 	}
 }
 
@@ -140,7 +132,7 @@ func (x *exchange) writeStream(p []byte) bool {
 	if x.Initial != nil && x.Initial.Passed(p) {
 		x.Initial = nil
 		x.NoteMethod()
-		x.settled(x.code)
+		x.Settle(x.code == http.StatusOK)
 	}
 	return true
 }

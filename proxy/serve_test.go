@@ -396,6 +396,7 @@ func TestStreamsAreFlushedAndCancelled(t *testing.T) {
 			"/api/v1/pods?watch=1",
 			"/api/v1/namespaces/a/pods/b/log?follow=true",
 			"/api/v1/namespaces/a/services/b/proxy/events",
+			"/apis/cluster.karmada.io/v1alpha1/clusters/one/proxy/api/v1/pods?watch=1",
 		} {
 			ctx, cancel := context.WithCancel(t.Context())
 			req, err := http.NewRequestWithContext(ctx, "GET", "https://kubernetes.default.svc"+target, nil)
@@ -526,7 +527,7 @@ func TestRequestIsLoggedAndCounted(t *testing.T) {
 	require.Equal(t, "mine", api.last(t).Header.Get("Audit-ID"))
 
 	require.NoError(t, testutil.GatherAndCompare(m.registry, strings.NewReader(`
-# HELP ctrlmesh_requests_total Requests of captured pods, by the code of the response. Code 499: the client went away first.
+# HELP ctrlmesh_requests_total Requests of captured pods to the apiserver, including those that the proxy refused, by the code of the response. Code 499: the client went away first; other: the connection was closed without a response.
 # TYPE ctrlmesh_requests_total counter
 ctrlmesh_requests_total{code="200",namespace="ns",resource="",shard="s1",verb="get",workload="operator"} 1
 ctrlmesh_requests_total{code="200",namespace="ns",resource="pods",shard="s1",verb="get",workload="operator"} 1

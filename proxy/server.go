@@ -49,6 +49,9 @@ type Server struct {
 	// What the pods share, within their bounds.
 	conns                *downstream.Pools
 	held, long, filtered *bounds.Pool
+	// And what the clients of their webhooks share.
+	reviewConns *downstream.Pools
+	reviewed    *bounds.Pool // bytes
 
 	mu      sync.Mutex
 	cluster *upstream.Cluster
@@ -74,7 +77,8 @@ func New(c Config) (*Server, error) {
 	s := &Server{
 		config: c, log: log, metrics: m, pods: map[*Pod]struct{}{},
 		conns: downstream.NewPools(), held: bounds.NewPool(pipeline.MaxHeld, pipeline.OwnHeld), long: bounds.NewPool(pipeline.MaxLong, pipeline.OwnLong),
-		filtered: bounds.NewPool(pipeline.MaxFiltered, pipeline.OwnFiltered),
+		filtered:    bounds.NewPool(pipeline.MaxFiltered, pipeline.OwnFiltered),
+		reviewConns: downstream.NewPools(), reviewed: bounds.NewPool(maxReviews, ownReviews),
 	}
 	if c.Registerer != nil {
 		if err := c.Registerer.Register(metrics.Breakers(s.openBreakers)); err != nil {

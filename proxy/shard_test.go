@@ -149,14 +149,64 @@ func TestClientGoUsesShardLock(t *testing.T) {
 			require.Contains(t, api.objs, "other")
 
 			pol := m.pod.env.Policy.Load()
-			m.pod.env.LockWrites.Note(pol.Locks[0], pol.Locks, "leases", lock.Held{Holder: "me", For: time.Hour, Version: "8"})
-			require.Equal(t, []lock.Holder{{Namespace: "leases", Name: "leases", Identity: "me", Version: "8"}}, m.pod.Holders())
+			m.pod.env.LockWrites.Note(pol.Locks[0], pol.Locks, "leases", "me", lock.Held{Holder: "me", For: time.Hour, Version: "8"})
+			require.Equal(t, []lock.Holder{{Namespace: "leases", Name: "leases", Identity: "me", Version: "8", Resource: "leases"}}, m.pod.Holders())
 			require.Equal(t, []string{"leases/leases"}, m.pod.HeldLocks())
 			require.NoError(t, c.Delete(ctx, "leases", metav1.DeleteOptions{}))
 			require.False(t, m.pod.LockHolder(), "deleted")
 			require.Empty(t, m.pod.Holders()[0].Identity)
 			require.Empty(t, m.pod.HeldLocks())
 			require.NotContains(t, api.objs, "leases---s1")
+		})
+	}
+}
+
+// A write that the lock's version does not order could take effect after its writer has exited.
+func TestUnorderedWritesOfTheLockCount(t *testing.T) {
+	const path = "/apis/coordination.k8s.io/v1/namespaces/leases/leases/leases"
+	for name, c := range map[string]struct {
+		method, contentType, body string
+		counts                    bool
+	}{
+		"an update":                {"PUT", "application/json", `{"metadata":{"name":"leases","resourceVersion":"7"}}`, false},
+		"an update of any version": {"PUT", "application/json", `{"metadata":{"name":"leases"}}`, true},
+		"a patch":                  {"PATCH", "application/merge-patch+json", `{"metadata":{"resourceVersion":"7"}}`, false},
+		"a patch of any version":   {"PATCH", "application/merge-patch+json", `{"spec":{"holderIdentity":"me"}}`, true},
+		"a JSON patch":             {"PATCH", "application/json-patch+json", `[{"op":"replace","path":"/metadata/resourceVersion","value":"7"}]`, false},
+		"a deletion":               {"DELETE", "application/json", "", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			arrived, answer := make(chan struct{}), make(chan struct{})
+			api := &recorder{then: func(w http.ResponseWriter, _ *http.Request) {
+				close(arrived)
+				<-answer
+				w.Header().Set("Content-Type", "application/json")
+				_, _ = io.WriteString(w, `{"kind":"Lease","apiVersion":"coordination.k8s.io/v1","metadata":{"name":"leases---s1"}}`)
+			}}
+			m := newMesh(t, api)
+			m.policy(locked("s1"))
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				r := asking(t, t.Context(), c.method, path)
+				r.Body, r.ContentLength = io.NopCloser(strings.NewReader(c.body)), int64(len(c.body))
+				r.Header.Set("Content-Type", c.contentType)
+				if resp, err := m.client(true).Do(r); err == nil {
+					_ = resp.Body.Close()
+				}
+			}()
+			<-arrived
+			applied, err := m.pod.Apply(&meshv1.PodPolicy{Version: "next", Sharding: locked("s1")})
+			require.NoError(t, err)
+			select {
+			case <-applied.Settled:
+				require.False(t, c.counts, "it settled before the write ended")
+			default:
+				require.True(t, c.counts, "it waits for the write")
+			}
+			close(answer)
+			<-done
+			<-applied.Settled
 		})
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/redirected"
 )
 
 // A policy whose rules cannot be is in force all the same, with the last good rules.
@@ -61,7 +62,9 @@ func TestWithoutValidRulesEgressIsRefused(t *testing.T) {
 	})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	go func() { _ = pod.ServeEgress(redirecting{l, netip.MustParseAddrPort("192.0.2.1:80")}) }()
+	go func() {
+		_ = pod.ServeEgress(redirected.Listener{Listener: l, To: netip.MustParseAddrPort("192.0.2.1:80")})
+	}()
 	ask := func(what string) string {
 		c, err := net.Dial("tcp", l.Addr().String())
 		require.NoError(t, err)

@@ -522,7 +522,7 @@ func TestUnreadableWatchPassesUnchanged(t *testing.T) {
 	require.Equal(t, 200, a.StatusCode)
 	require.Equal(t, "whatever", a.body)
 	require.Eventually(t, func() bool {
-		return strings.Contains(m.logs.String(), `"unharmed":"content type cannot be filtered`)
+		return strings.Contains(m.logs.String(), `"fault_skipped":"content type cannot be filtered`)
 	}, soon, time.Millisecond)
 }
 

@@ -50,15 +50,15 @@ type connect struct {
 
 // server is how a connection reaches the server of its requests.
 type server struct {
-	up         way
+	up         dialer
 	transport  *http.Transport // uses up
 	unverified error           // if not nil: why there is no transport
 	leafless   bool            // there was no certificate to decrypt the connection with
 	awaiting   atomic.Int32    // heads of answers; at most one, except in HTTP/2, whose heads are bounded by connection
 }
 
-// way connects to the server of a connection's requests.
-type way func(context.Context) (net.Conn, error)
+// dialer connects to the server of a connection's requests.
+type dialer func(context.Context) (net.Conn, error)
 
 // patience lets a client close its side and wait for the answer.
 type patience struct {

@@ -68,9 +68,10 @@ func (x *exchange) connect() {
 	x.then = x.s.look(c)
 }
 
-// enclose makes the connection the inside of the CONNECT: up is its first connection to
-// the server, and the CONNECT is repeated for further ones. early has read from the client.
-func (x *exchange) enclose(up net.Conn, to way, early *bufio.ReadWriter) {
+// enclose makes the client's connection the tunnel of the CONNECT. up is its first connection
+// to the server; for further ones the CONNECT is repeated. early contains what was already
+// read from the client.
+func (x *exchange) enclose(up net.Conn, to dialer, early *bufio.ReadWriter) {
 	c := x.c
 	first := c.first(up)
 	asked := x.r.Clone(c.Life)
@@ -128,7 +129,7 @@ func (f flushing) Write(p []byte) (int, error) {
 
 // ask sends a CONNECT and reads the head of the answer. Unless the answer is 2xx, the
 // deadline of the connection stays set.
-func (c *conn) ask(ctx context.Context, to way, r *http.Request) (net.Conn, *http.Response, error) {
+func (c *conn) ask(ctx context.Context, to dialer, r *http.Request) (net.Conn, *http.Response, error) {
 	up, err := to(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -186,7 +187,7 @@ func final(resp *http.Response) error {
 }
 
 // again repeats a CONNECT for a further connection to the same host.
-func (c *conn) again(ctx context.Context, to way, r *http.Request) (net.Conn, error) {
+func (c *conn) again(ctx context.Context, to dialer, r *http.Request) (net.Conn, error) {
 	up, resp, err := c.ask(ctx, to, r)
 	if err == nil && resp.StatusCode/100 != 2 {
 		_ = up.Close()
@@ -195,7 +196,7 @@ func (c *conn) again(ctx context.Context, to way, r *http.Request) (net.Conn, er
 	return up, err
 }
 
-// reading is a connection with another way to read from it.
+// reading is a connection that is read by another function.
 type reading struct {
 	net.Conn
 	read func([]byte) (int, error)

@@ -33,6 +33,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/internal/certs"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/redirected"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
@@ -156,33 +157,12 @@ func (w *world) got() []string {
 	return append([]string(nil), w.verdicts...)
 }
 
-type redirected struct {
-	*net.TCPConn
-	to netip.AddrPort
-}
-
-func (r redirected) To() netip.AddrPort { return r.to }
-func (r redirected) NetConn() net.Conn  { return r.TCPConn }
-
-type capturing struct {
-	net.Listener
-	to netip.AddrPort
-}
-
-func (l capturing) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	return redirected{c.(*net.TCPConn), l.to}, nil
-}
-
 // redirect returns the address to which connections to another address are redirected.
 func (w *world) redirect(to string) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(w, err)
 	done := make(chan error, 1)
-	go func() { done <- w.server.Serve(capturing{l, netip.MustParseAddrPort(to)}) }()
+	go func() { done <- w.server.Serve(redirected.Listener{Listener: l, To: netip.MustParseAddrPort(to)}) }()
 	w.Cleanup(func() {
 		w.server.Stop()
 		require.NoError(w, <-done)

@@ -9,9 +9,9 @@ import (
 // flow is a request or a connection that the rules allowed and that is under way.
 type flow struct {
 	asked  []match.HTTP
-	direct *match.HTTP // if not nil: how a server reads it that is not the forward proxy the client takes it for
+	direct *match.HTTP // not nil: the request as a server reads it that is no forward proxy, though the client assumes one
 	opaque bool        // tunnelled as TLS without an attempt to decrypt it
-	within bool        // more will be seen, and is decided about then
+	within bool        // the requests within it will be seen, and rules apply to them then
 	failed bool        // it should have been decrypted, but could not be
 	cut    func()
 }

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
@@ -22,7 +23,23 @@ import (
 // All lists that client-go knows have their items and metadata where the filter expects
 // them.
 func TestListsOfAllKindsAreFiltered(t *testing.T) {
-	lists := 0
+	lists := listsOfAllKinds(t, "other", own, "other")
+	for gvk, o := range lists {
+		for _, media := range []string{jsonType, protoType} {
+			all := encode(t, media, o)
+			got, err := run(t, filter.Options{ContentType: media}, all)
+			require.NoError(t, err, gvk)
+			require.Equal(t, string(encode(t, media, ownItems(t, o))), string(got), gvk)
+		}
+	}
+	require.Greater(t, len(lists), 100)
+}
+
+// listsOfAllKinds returns a list of each kind that client-go knows, at version 7, with an object
+// in each of some namespaces: 0, 1 and so on.
+func listsOfAllKinds(t *testing.T, namespaces ...string) map[schema.GroupVersionKind]runtime.Object {
+	t.Helper()
+	out := map[schema.GroupVersionKind]runtime.Object{}
 	for gvk := range scheme.AllKnownTypes() {
 		o, err := scheme.New(gvk)
 		require.NoError(t, err)
@@ -34,22 +51,16 @@ func TestListsOfAllKindsAreFiltered(t *testing.T) {
 		items, err := meta.GetItemsPtr(o)
 		require.NoError(t, err)
 		slice := reflect.ValueOf(items).Elem()
-		slice.Set(reflect.MakeSlice(slice.Type(), 3, 3))
-		for i, namespace := range []string{"other", own, "other"} {
+		slice.Set(reflect.MakeSlice(slice.Type(), len(namespaces), len(namespaces)))
+		for i, namespace := range namespaces {
 			item, ok := reflect.TypeAssert[metav1.Object](slice.Index(i).Addr())
 			require.True(t, ok, gvk)
 			item.SetNamespace(namespace)
 			item.SetName(fmt.Sprint(i))
 		}
-		for _, media := range []string{jsonType, protoType} {
-			all := encode(t, media, o)
-			got, err := run(t, filter.Options{ContentType: media}, all)
-			require.NoError(t, err, gvk)
-			require.Equal(t, string(encode(t, media, ownItems(t, o))), string(got), gvk)
-		}
-		lists++
+		out[gvk] = o
 	}
-	require.Greater(t, lists, 100)
+	return out
 }
 
 func TestKeyOfReadsObjectsAndTables(t *testing.T) {

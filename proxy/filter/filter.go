@@ -179,6 +179,13 @@ func mediaType(contentType string) (string, error) {
 	return media, nil
 }
 
+// SameType reports whether two content types have the same encoding, which is supported.
+func SameType(a, b string) bool {
+	first, err := mediaType(a)
+	second, other := mediaType(b)
+	return err == nil && other == nil && first == second
+}
+
 // Accept edits an Accept header so that the apiserver answers in a type that can be
 // filtered, in the client's order of preference. If no type is left, ok is false, and the
 // caller should answer 406. Lists and watches have the same types.

@@ -21,6 +21,7 @@ const (
 	metaName, metaNamespace, metaUID     = 1, 3, 5
 	metaRevision                         = 6
 	listMetadata, listItems              = 1, 2
+	listMetaRevision, listMetaContinue   = 2, 3
 	listMetaShardInfo, shardInfoSelector = 5, 1
 	eventType, eventObject, extensionRaw = 1, 2, 1
 

@@ -29,6 +29,11 @@ const (
 	byUID
 )
 
+// field returns the field of objects that a shardSelector selects by; "" is none.
+func (a assignment) field() string {
+	return [...]string{byNamespace: "object.metadata.namespace", byName: "", byUID: "object.metadata.uid"}[a]
+}
+
 // Narrowing returns nil where scopes narrow nothing.
 func (d *Division) Narrowing(res schema.GroupResource) *Narrowing {
 	owned, ok := d.Filters(res)
@@ -39,14 +44,14 @@ func (d *Division) Narrowing(res schema.GroupResource) *Narrowing {
 	switch {
 	case d.byUID:
 		n.by = byUID
-		n.selector, _ = owned.ShardSelector("object.metadata.uid")
+		n.selector, _ = owned.ShardSelector(n.by.field())
 	case res == namespaces:
 		n.by = byName // which no shardSelector reads
 	default:
 		// Every shard gets the objects without a namespace. Their resources cannot be
 		// distinguished by path, so the namespace "" is always selected.
 		if others, ok := n.shared.keys(); ok {
-			n.selector, _ = sharding.Union(owned, others, sharding.Keys("")).ShardSelector("object.metadata.namespace")
+			n.selector, _ = sharding.Union(owned, others, sharding.Keys("")).ShardSelector(n.by.field())
 		}
 	}
 	if d.method == meshv1.Method_METHOD_FILTER {

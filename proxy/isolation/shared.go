@@ -32,6 +32,12 @@ func (d *Division) shared(res schema.GroupResource, writing bool) (out shared) {
 	return out
 }
 
+func (s shared) equal(t shared) bool {
+	return slices.EqualFunc(s, t, func(a, b sharedObjects) bool {
+		return slices.Equal(a.namespaces, b.namespaces) && slices.Equal(a.names, b.names)
+	})
+}
+
 // all reports whether every object of a namespace is shared; "" is all namespaces.
 func (s shared) all(namespace string) bool {
 	return slices.ContainsFunc(s, func(o sharedObjects) bool { return len(o.names) == 0 && o.in(namespace) })

@@ -39,6 +39,16 @@ func (o *object) annotated() (r record, ok bool) {
 	return r, text != "" && json.Unmarshal([]byte(text), &r) == nil
 }
 
+// held returns the record that names a holder: that of the spec, or else of the annotation.
+func (o *object) held() record {
+	if o.Spec.Holder == "" {
+		if annotated, ok := o.annotated(); ok {
+			return annotated
+		}
+	}
+	return o.Spec
+}
+
 // Held is the state of a lock, read from an answer about it.
 type Held struct {
 	// Holder is empty if the lock has no holder, or if the holder is unknown.
@@ -64,12 +74,7 @@ func ReadHeld(contentType string, body []byte) Held {
 	case typeProtobuf:
 		o = protoObject(body)
 	}
-	spec := o.Spec
-	if spec.Holder == "" {
-		if annotated, ok := o.annotated(); ok {
-			spec = annotated
-		}
-	}
+	spec := o.held()
 	return Held{Holder: spec.Holder, For: time.Duration(ptr.Deref(spec.Seconds, 0)) * time.Second, Version: o.Metadata.ResourceVersion}
 }
 

@@ -41,6 +41,20 @@ func FindRecord(resource, contentType string, body []byte) (Record, bool) {
 	return Record{Name: o.Metadata.Name, Holder: r.Holder}, r.Holder != ""
 }
 
+// ReadRequest returns the holder and the resourceVersion that the body of a write names. Both may
+// be empty: without a version, the write applies to whatever version there is.
+func ReadRequest(contentType string, body []byte) (holder, version string) {
+	media, err := mediaType(contentType)
+	if err != nil {
+		return "", ""
+	}
+	o, _, ok := readObject(media, body)
+	if !ok {
+		return "", ""
+	}
+	return o.held().Holder, o.Metadata.ResourceVersion
+}
+
 // annotationDomain occurs in every body with the annotation, also where a JSON pointer
 // escapes the rest of its key.
 var annotationDomain = []byte("control-plane.alpha.kubernetes.io")

@@ -17,8 +17,10 @@ type Holder struct {
 	Namespace, Name string
 	// Identity of the holder; empty: nobody.
 	Identity string
-	// Version is the Lease's resourceVersion, as written.
+	// Version is the object's resourceVersion, as written.
 	Version string
+	// Resource of the object: leases, configmaps or endpoints. A lock may consist of two.
+	Resource string
 }
 
 // Writes has what a pod wrote last into each of its locks. It is safe for concurrent use.
@@ -33,33 +35,35 @@ func NewWrites() *Writes {
 	return &Writes{known: map[types.NamespacedName]*written{}, changed: make(chan struct{}, 1)}
 }
 
-// Changed gets a token when a Lease was written.
+// Changed gets a token when a lock was written.
 func (w *Writes) Changed() <-chan struct{} { return w.changed }
 
 type written struct {
-	until time.Time // when the lease ends
-	lease Holder    // zero if the lock is no Lease
+	until   time.Time         // when the lease ends
+	holders map[string]Holder // by resource
 }
 
-// Note records a successful write of a lock. Locks that the policy does not name any more
-// are forgotten.
-func (w *Writes) Note(l *Lock, named Set, resource string, h Held) {
+// Note records a successful write of a lock; h is what the lock was then. holder is who holds it
+// by the request itself. A request that names nobody, as one for other content of a ConfigMap,
+// does not make the pod the holder of what another wrote. Locks that the policy does not name any
+// more are forgotten.
+func (w *Writes) Note(l *Lock, named Set, resource, holder string, h Held) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	maps.DeleteFunc(w.known, func(name types.NamespacedName, _ *written) bool { return named.Named(name.Namespace, name.Name) == nil })
 	record := w.known[l.key()]
 	if record == nil {
-		record = &written{}
+		record = &written{holders: map[string]Holder{}}
 		w.known[l.key()] = record
+	}
+	if h.Holder != "" && h.Holder != holder && h.Holder != record.holders[resource].Identity {
+		return
 	}
 	record.until = time.Time{}
 	if h.Holder != "" {
 		record.until = time.Now().Add(h.For)
 	}
-	if resource != "leases" {
-		return
-	}
-	record.lease = Holder{l.Namespace(), l.Name(), h.Holder, h.Version}
+	record.holders[resource] = Holder{l.Namespace(), l.Name(), h.Holder, h.Version, resource}
 	select {
 	case w.changed <- struct{}{}:
 	default:
@@ -79,17 +83,15 @@ func (w *Writes) Holds(l *Lock) bool {
 	return record != nil && time.Now().Before(record.until)
 }
 
-// Leases returns what was written into Leases, sorted.
-func (w *Writes) Leases() (out []Holder) {
+// Holders returns what was written into the objects of the locks, sorted.
+func (w *Writes) Holders() (out []Holder) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, record := range w.known {
-		if record.lease != (Holder{}) {
-			out = append(out, record.lease)
-		}
+		out = slices.AppendSeq(out, maps.Values(record.holders))
 	}
 	slices.SortFunc(out, func(a, b Holder) int {
-		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name), strings.Compare(a.Resource, b.Resource))
 	})
 	return out
 }

@@ -5,6 +5,7 @@ package metrics
 
 import (
 	"strconv"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -15,6 +16,9 @@ const MaxResources = 200
 
 const other = "other"
 
+// Unclassified is the verb of a request that was refused before the proxy had parsed it.
+const Unclassified = "unclassified"
+
 // ClientGone is the code of a request whose client went away before its response. It is
 // never sent.
 const ClientGone = 499
@@ -23,7 +27,7 @@ const ClientGone = 499
 type Node struct {
 	Refusals, UpstreamErrors, DryRun                *prometheus.CounterVec
 	Bounds, Tunnels, TunnelBytes, Filtered, Foreign *prometheus.CounterVec
-	Egress, Reviews                                 *prometheus.CounterVec
+	Egress, Reviews, Supplemented                   *prometheus.CounterVec
 	Panics                                          prometheus.Counter
 	Limits, Faults                                  Rules
 	Workloads                                       Workloads
@@ -61,7 +65,7 @@ func NewNode(r prometheus.Registerer) (*Node, error) {
 		name, help string
 		labels     []string
 	}{
-		{&m.requests, "requests", "Requests of captured pods, by the code of the response. Code 499: the client went away first.", []string{"verb", "resource", "code"}},
+		{&m.requests, "requests", "Requests of captured pods to the apiserver, including those that the proxy refused, by the code of the response. Code 499: the client went away first; other: the connection was closed without a response.", []string{"verb", "resource", "code"}},
 		{&m.bytes, "response_bytes", "Bytes of the response bodies sent to captured pods.", []string{"verb", "resource"}},
 		{&m.Refusals, "refusals", "Requests that the proxy answered itself, by reason.", []string{"reason"}},
 		{&m.UpstreamErrors, "upstream_errors", "Requests that the apiserver did not answer.", nil},
@@ -70,6 +74,7 @@ func NewNode(r prometheus.Registerer) (*Node, error) {
 		{&m.Tunnels, "passthrough_connections", "Connections of captured pods that were tunnelled without decryption.", nil},
 		{&m.TunnelBytes, "passthrough_bytes", "Bytes of tunnelled connections, to the apiserver (up) and to the pod (down).", []string{"direction"}},
 		{&m.Filtered, "filtered_objects", "Objects of lists and watches that the proxy filtered, by result: kept or dropped.", []string{"resource", "result"}},
+		{&m.Supplemented, "supplemented_watches", "Watches that resumed after keys had moved, and brought what the shard had gained and lost.", []string{"resource"}},
 		{&m.DryRun, "dry_run_requests", "Requests of members under spec.dryRun, by what the policy would do: narrowed, refused or renamed.", []string{"verb", "action"}},
 		{&m.Egress, "egress_requests", "Requests of captured pods to other hosts than the apiserver, or connections where requests cannot be seen, by verdict.", []string{"protocol", "verdict"}},
 		{&m.Reviews, "reviews", "Requests to webhooks of captured pods, by decision: local, forwarded (to a pod of the shard that owns the namespace), unreachable (no such pod could be reached; answered locally), or allowed (outside the limits of the operator).", []string{"decision"}},
@@ -108,9 +113,14 @@ type Meters struct {
 	request        func(code string) prometheus.Counter
 }
 
-// Meters returns the series of a verb and resource; an empty resource stands for paths.
+// Meters returns the series of a verb and resource. An empty resource stands for paths, and
+// for requests that are [Unclassified].
 func (m *Node) Meters(w *Workload, verb, resource string) *Meters {
 	verb = Verb(verb)
+	if known, ok := w.meters.Load([2]string{verb, resource}); ok {
+		return known.(*Meters)
+	}
+	verb, resource = strings.Clone(verb), strings.Clone(resource) // they may be parts of a long path
 	out := &Meters{
 		Bytes:          w.Counter(m.bytes, verb, resource),
 		Added:          series(w, m.added, uncounted.added, verb),
@@ -120,10 +130,11 @@ func (m *Node) Meters(w *Workload, verb, resource string) *Meters {
 	if verb == "watch" {
 		out.Watches = series(w, m.Watches, uncounted.watches, resource)
 	}
-	return out
+	known, _ := w.meters.LoadOrStore([2]string{verb, resource}, out)
+	return known.(*Meters)
 }
 
-// Count counts a request by the code of its response.
+// Count counts a request by the code of its response; 0: it has none.
 func (m *Meters) Count(code int) {
 	m.codes.Of(code, func(code int) prometheus.Counter {
 		if code >= 100 && code <= 599 {
@@ -137,7 +148,7 @@ func (m *Meters) Count(code int) {
 func Verb(verb string) string {
 	switch verb {
 	case "get", "list", "watch", "create", "update", "patch", "delete", "deletecollection",
-		"post", "put", "head", "options":
+		"post", "put", "head", "options", Unclassified:
 		return verb
 	}
 	return other

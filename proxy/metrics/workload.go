@@ -23,11 +23,18 @@ type Workload struct {
 	}
 	refusals, bounds, reviews Counters[string]
 	egress                    Counters[egressResult]
+	actions                   Counters[action]
+	meters                    sync.Map // [2]string, verb and resource -> *Meters
 }
 
 type workloadID struct{ namespace, workload, shard string }
 
 type egressResult struct{ protocol, verdict string }
+
+type action struct {
+	in         *prometheus.CounterVec
+	verb, name string
+}
 
 // Workloads are those of all pods.
 type Workloads struct {
@@ -79,17 +86,6 @@ func (ws *Workloads) Len() int {
 	return len(ws.used)
 }
 
-// Freeze blocks every look-up of a series of w, and every change of the workloads, until
-// it is released. It is for tests.
-func (ws *Workloads) Freeze(w *Workload) (release func()) {
-	ws.mu.Lock()
-	w.mu.Lock()
-	return func() {
-		w.mu.Unlock()
-		ws.mu.Unlock()
-	}
-}
-
 // uncounted has the series of requests that end after their workload was removed.
 var uncounted = struct {
 	count   prometheus.Counter
@@ -133,6 +129,11 @@ func (w *Workload) Egressed(m *Node, protocol, verdict string) {
 	w.egress.Of(egressResult{protocol, verdict}, func(egressResult) prometheus.Counter { return w.Counter(m.Egress, protocol, verdict) }).Inc()
 }
 
+// Action returns the counter of an action on a verb, of a vector with these labels.
+func (w *Workload) Action(in *prometheus.CounterVec, verb, name string) prometheus.Counter {
+	return w.actions.Of(action{in, Verb(verb), name}, func(a action) prometheus.Counter { return w.Counter(in, a.verb, a.name) })
+}
+
 // Reviewed counts a request to a webhook.
 func (w *Workload) Reviewed(m *Node, decision string) {
 	w.reviews.Of(decision, func(string) prometheus.Counter { return w.Counter(m.Reviews, decision) }).Inc()
@@ -155,6 +156,6 @@ func (w *Workload) Resource(resource string) string {
 	case names.known == nil:
 		names.known = map[string]bool{}
 	}
-	names.known[resource] = true
+	names.known[strings.Clone(resource)] = true
 	return resource
 }

@@ -92,7 +92,7 @@ type Holding struct {
 	Refusing bool            // it is one of the MaxRefusing
 }
 
-// Short charges x to the budget of short requests.
+// Short charges the request to the budget of short requests.
 func (h *Holding) Short() *apierrors.StatusError {
 	if refused := h.Charge(&h.Budgets.Held); refused != nil {
 		return refused
@@ -141,7 +141,7 @@ func (h *Holding) Release() {
 // ReadAll reads all of r, up to limit bytes. They count twice, because stages copy what
 // they edit.
 func (h *Holding) ReadAll(r io.Reader, limit int) ([]byte, error) {
-	b := make([]byte, 0, 4<<10) // within requestWeight
+	b := make([]byte, 0, 4<<10) // within RequestWeight
 	for {
 		if len(b) == cap(b) {
 			if refused := h.Hold(2 * int64(cap(b))); refused != nil {

@@ -1,7 +1,7 @@
 // Package pipeline has one request as values: how it came, what is sent instead, and how
 // it ends. It knows no connection, no policy and no pod.
 //
-//	request.go   Request: as its client sent it, never changed; Outgoing: what stages edit
+//	request.go   Request: as its client sent it, never edited; Outgoing: what stages edit
 //	classify.go  what a request asks for, by its path, as the apiserver reads it
 //	state.go     State: a request, and what the stages have decided about it
 //	stage.go     Stage: one decision; Plan: the stages of a verb and resource; Outcome: how

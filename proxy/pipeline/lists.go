@@ -3,6 +3,7 @@ package pipeline
 import (
 	"bytes"
 	"sync/atomic"
+	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
@@ -14,9 +15,10 @@ type narrowed struct {
 	ShardSelector string         // that was sent to the apiserver
 	Objects       *filter.Reader // the response
 	Judged        atomic.Bool    // it had objects that could be foreign
+	Unselected    bool           // what a watch begins with had objects that were not selected
 }
 
-// methodNoter records how a list, or the initial events of a watch, were narrowed.
+// methodNoter records how a list, or what a watch begins with, was narrowed.
 type methodNoter interface{ NoteMethod(x *State) }
 
 // NoteMethod records how the response was narrowed, once enough of it has passed.
@@ -32,7 +34,17 @@ type Resumption struct {
 	Gap     *relist.Gap    // what faults keep from a watch's client
 	Fills   bool           // the response fills an empty cache
 	Initial *InitialEvents // not nil: a watch whose initial events have not ended
+	Behind  bool           // a watch that begins with what its client's cache misses
 	Settled atomic.Int64   // Unix nanoseconds since when a watch's client has all it began with
+}
+
+// Settle notes that the client of a stream has all that it began with, and if filled that
+// its cache is complete.
+func (r *Resumption) Settle(filled bool) {
+	r.Settled.Store(time.Now().UnixNano())
+	if r.Ticket != nil && filled {
+		r.Ticket.Filled()
+	}
 }
 
 // Leave removes the entry.

@@ -17,12 +17,12 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
-// Request is a request as its client sent it. Its evaluation does not change it.
+// Request is a request as its client sent it. Stages do not edit it.
 type Request struct {
 	Ctx    context.Context // ends when the client goes away
 	Method string
 	Target string // as sent
-	// Path is decoded, escaped is as sent; both are empty if the target is not a path.
+	// Path is decoded, Escaped is as sent; both are empty if the target is not a path.
 	Path, Escaped string
 	Query         string // raw
 	BareQuery     bool   // the target ends in "?"
@@ -113,9 +113,9 @@ func (b *Body) Free() {
 type Outgoing struct {
 	Path, Query string // escaped, raw
 	Header      Header
-	edited      bool // header is a copy
+	edited      bool // Header is a copy
 	Body        io.Reader
-	Length      int64 // of body in bytes; -1: unknown
+	Length      int64 // of Body in bytes; -1: unknown
 }
 
 // Outgoing returns the request unedited.

@@ -48,7 +48,7 @@ type Plan struct {
 	// Stages edit the request in turn. The first that ends the request is the last.
 	Stages Stages
 	Route  Route
-	// Urgent reports whether a request is about a lock, by its head; nil: none is.
+	// Urgent reports whether a request may be about a lock, by its head; nil: none is.
 	Urgent func(*apirequest.RequestInfo) bool
 	Meters *metrics.Meters
 }
@@ -78,7 +78,8 @@ const (
 func RouteOf(key match.Kind) Route {
 	switch {
 	case key.Verb == "watch", key.Verb == "proxy",
-		key.Group == "" && key.Subresource == "proxy", // of other groups it may be anything
+		key.Group == "" && key.Subresource == "proxy",
+		key.Subresource == "proxy" && !key.Writes(), // of another group it may be a watch in another cluster
 		key.Group == "" && key.Resource == "pods" && key.Subresource == "log":
 		return RouteStream
 	}
@@ -92,8 +93,9 @@ type responseStage interface {
 
 // responseStages are those that the stages of a request added, in their order.
 type responseStages struct {
-	n   int
-	all [4]responseStage
+	n    int
+	all  [4]responseStage
+	last responseStage // nil: there is none
 }
 
 // Add appends a stage.
@@ -104,9 +106,12 @@ func (s *responseStages) Add(one responseStage) {
 
 // Only removes all stages before, and adds one.
 func (s *responseStages) Only(one responseStage) {
-	s.n = 0
+	s.n, s.last = 0, nil
 	s.Add(one)
 }
+
+// Last adds the stage that comes after all others.
+func (s *responseStages) Last(one responseStage) { s.last = one }
 
 // Respond applies the stages to a response.
 func (s *responseStages) Respond(x *State, r *upstream.Response) *Outcome {
@@ -114,6 +119,9 @@ func (s *responseStages) Respond(x *State, r *upstream.Response) *Outcome {
 		if end := one.Respond(x, r); end != nil {
 			return end
 		}
+	}
+	if s.last != nil {
+		return s.last.Respond(x, r)
 	}
 	return nil
 }

@@ -34,16 +34,23 @@ type Decision struct {
 	Responses responseStages
 	Whole     []byte // not nil: the body of the response, as a stage made it
 
-	Lock      *lock.Lock // not nil: the request is about this lock
-	Exempt    bool       // neither narrowed nor fenced: a lock, or readable by every shard
-	Protocol  string     // to which the connection changes, or empty
-	Would     string     // action of a policy without the dry run, or empty
-	Last      bool       // close the connection after the response
-	Connected bool       // it is among the open connections into pods and services
+	Exempt    bool   // isolation does not apply: a lock, a shared object, or nothing is left to narrow
+	Protocol  string // to which the connection changes, or empty
+	Would     string // action that a dry run or isolation Observe withholds, or empty
+	Last      bool   // close the connection after the response
+	Connected bool   // it is among the open connections into pods and services
 
+	aboutLock
 	narrowed
 	Resumption
 	StaleList
+}
+
+// aboutLock is what a request about a lock does.
+type aboutLock struct {
+	Lock       *lock.Lock // nil: the request is about none
+	Holder     string     // of the lock, by the request itself
+	AnyVersion bool       // a write that applies to whatever version of the lock there is
 }
 
 // Renew has a request evaluated anew, as it came.

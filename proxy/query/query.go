@@ -7,6 +7,7 @@ package query
 import (
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 )
 
@@ -55,6 +56,18 @@ func Set(raw, key, value string) (string, error) {
 		write(pair)
 	}
 	return out.String(), nil
+}
+
+// Delete returns raw without the parameters of some keys.
+func Delete(raw string, keys ...string) (string, error) {
+	var kept []string
+	err := each(raw, func(k, _ string, part string) error {
+		if !slices.Contains(keys, k) {
+			kept = append(kept, part)
+		}
+		return nil
+	})
+	return strings.Join(kept, "&"), err
 }
 
 // each calls f with the decoded key, the raw value and the raw pair of every

@@ -58,3 +58,9 @@ func FuzzSet(f *testing.F) {
 		require.Equal(t, value, first)
 	})
 }
+
+func TestDeleteKeepsEveryOtherByte(t *testing.T) {
+	got, err := query.Delete("a=%7e&%6B=1&b=x=y&k&other=2&a", "k", "other")
+	require.NoError(t, err)
+	require.Equal(t, "a=%7e&b=x=y&a", got)
+}

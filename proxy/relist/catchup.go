@@ -24,7 +24,7 @@ const (
 // policies they were filled before.
 //
 // A program that starts waits for all its caches. One that gains keys while it runs does
-// not: each cache lists in its own time, and meanwhile a controller may see an owner
+// not: each cache is filled in its own time, by a supplement or a list, and meanwhile a controller may see an owner
 // without its dependents, and remove its finalizer.
 type catchUp struct {
 	going   atomic.Bool // false: nothing is awaited
@@ -49,15 +49,22 @@ func (c *catchUp) begin(old Policy) {
 	now := time.Now()
 	c.lapse(now)
 	c.before = append(c.before, filledUnder{old, now})
+	for v, a := range c.awaited {
+		c.awaited[v] = awaited{a.caches, now}
+	}
 	c.going.Store(true)
 }
 
-// await awaits another cache of a view, if fewer than limit views are awaited. A watch of one
-// object is likely to be a wait for it, which ends.
-func (c *catchUp) await(v View, limit int) {
+// await awaits a cache of a view, if fewer than limit views are awaited. One that was not
+// complete since the last change is awaited already. A watch of one object is likely to be a
+// wait for it, which ends.
+func (c *catchUp) await(v View, complete bool, limit int) {
 	a, known := c.awaited[v]
 	if v.one || !known && len(c.awaited) >= limit {
 		return
+	}
+	if known && !complete {
+		a.caches--
 	}
 	if c.awaited == nil {
 		c.awaited = map[View]awaited{}
@@ -123,17 +130,19 @@ func (l *Ledger) CatchingUp(lacks func(before Policy) bool) bool {
 }
 
 // Filled notes that the cache of a watch is complete: client-go opens a watch when it has
-// stored the whole list, unless the list comes with the watch.
+// stored the whole list, unless the list, or the difference from it, comes with the watch.
 func (t *Ticket) Filled() {
 	l := t.ledger
-	if !l.catchUp.going.Load() {
+	if t.watch == nil {
 		return
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if t.watch != nil && t.changed.Equal(t.state.changed) {
-		l.catchUp.fill(t.view)
+	if !t.open() || t.watch.filled {
+		return
 	}
+	t.watch.filled = true
+	l.catchUp.fill(t.view)
 }
 
 // age moves what happened into the past.

@@ -1,7 +1,6 @@
 package relist
 
 import (
-	"bytes"
 	"maps"
 	"slices"
 	"sync"
@@ -81,7 +80,7 @@ func (h *History) reach(oldest time.Duration) {
 
 // See adds a version, unless one was seen just before, or a later one.
 func (h *History) See(now time.Time, version []byte) {
-	if len(version) == 0 || len(version) > maxVersion || bytes.ContainsFunc(version, func(r rune) bool { return r < '0' || r > '9' }) {
+	if !number(version) {
 		return
 	}
 	h.mu.Lock()
@@ -95,6 +94,19 @@ func (h *History) See(now time.Time, version []byte) {
 		old++
 	}
 	h.seen = slices.Delete(h.seen, 0, max(old, len(h.seen)-2*kept))
+}
+
+// number reports whether a version is one.
+func number[S string | []byte](version S) bool {
+	if len(version) == 0 || len(version) > maxVersion {
+		return false
+	}
+	for i := range len(version) {
+		if version[i] < '0' || version[i] > '9' {
+			return false
+		}
+	}
+	return true
 }
 
 // later compares two versions, which are numbers.

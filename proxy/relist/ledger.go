@@ -1,5 +1,5 @@
-// Package relist records what the caches of a pod's clients have: which of them must list
-// again after a policy change, what injected faults kept from them, and which resource
+// Package relist records what the caches of a pod's clients have: which of them must be
+// corrected after a policy change, what injected faults kept from them, and which resource
 // versions they have seen.
 package relist
 
@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"hash/maphash"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -20,7 +21,7 @@ import (
 // Bounds limit the memory of a ledger, against pods that request many different paths.
 type Bounds struct {
 	Resources int
-	Debts     int // of all resources
+	Views     int // whose caches are remembered, of all resources
 	Gaps      int // of all resources: watches that drop events, or did
 	Awaited   int // views whose caches are awaited after a change
 }
@@ -40,11 +41,13 @@ type Policy interface {
 	Redivides(next Policy) bool
 	// KeepsCaches reports whether caches must not be made to list.
 	KeepsCaches() bool
+	// Tunnels reports whether requests pass unseen.
+	Tunnels() bool
 	// DropsEvents reports whether faults drop events from watches of a resource.
 	DropsEvents(res schema.GroupResource) bool
 }
 
-// overflow stands for all resources above maxResources. It is stale after any change.
+// overflow stands for all resources above Bounds.Resources. It is stale after any change.
 var overflow = schema.GroupResource{Group: "*", Resource: "*"}
 
 // ErrPolicyChanged ends requests under a policy that is not in force any more.
@@ -55,12 +58,13 @@ var ErrPolicyChanged = errors.New("the policy changed")
 //
 // A cache that was filled under another scope must be filled again: a watch that resumes
 // would miss the objects that the pod gained, and never delete those that it lost. So a
-// change of the policy ends the watches of the resource, and each cache that resumes gets
-// 410 once, so that it lists.
+// change of the policy ends the watches of the resource. Each cache that resumes gets the
+// difference as the first events of its watch, a supplement, if the ledger knows under which
+// policies it was filled. Else it gets 410 once, so that it lists.
 //
 // One limitation remains: the ledger cannot distinguish two caches with identical requests
-// (the same view). If one of them had no watch open at the change, it may resume after the
-// other has listed or got its 410.
+// (the same view). If one of them lists, the other may resume without a correction. The same
+// holds if one had no watch open at the change, and resumes before the other.
 type Ledger struct {
 	Bounds Bounds
 
@@ -76,7 +80,7 @@ type Ledger struct {
 	began     time.Time
 	inherited Policy
 	resources map[schema.GroupResource]*resource
-	debts     int // of all resources
+	views     int // with caches, of all resources
 	gaps      int // of all resources
 	catchUp   catchUp
 }
@@ -84,7 +88,7 @@ type Ledger struct {
 // NewLedger returns an empty Ledger.
 func NewLedger() *Ledger {
 	return &Ledger{
-		Bounds:    Bounds{Resources: 512, Debts: 1 << 14, Gaps: 1 << 10, Awaited: 1 << 10},
+		Bounds:    Bounds{Resources: 512, Views: 1 << 14, Gaps: 1 << 10, Awaited: 1 << 10},
 		resources: map[schema.GroupResource]*resource{},
 	}
 }
@@ -93,7 +97,7 @@ type resource struct {
 	changed time.Time // when the set of objects changed
 	doubted time.Time // since when it is unknown what its caches miss
 	open    map[*watch]struct{}
-	debts   map[View]*debt // since changed; a view that is not here owes one
+	caches  map[View]*caches // since changed; those of a view that is not here must list
 	gaps    []*Gap
 }
 
@@ -121,12 +125,6 @@ type Gap struct {
 
 func (g *Gap) isOver() bool { return !g.over.IsZero() }
 
-// debt counts the caches of one view that must list.
-type debt struct {
-	owed int      // caches that have not resumed: a watch of each was ended
-	sent []uint64 // the resource versions that got 410, hashed
-}
-
 // View identifies a cache of a client by a hash of its requests: the client controls how
 // long and how many they are. Caches with identical requests cannot be distinguished.
 type View struct {
@@ -149,6 +147,10 @@ func (w Words) View() View {
 type watch struct {
 	view View
 	end  context.CancelCauseFunc
+	// filled means that the cache of its client was complete since the watch began.
+	filled bool
+	// unordered means that the cache may be ahead of the version from which it resumes.
+	unordered bool
 }
 
 // Ticket is the entry of a list or watch in a ledger.
@@ -183,8 +185,11 @@ func (l *Ledger) Change(next Policy, since time.Time, swap func()) {
 		}
 	}
 	for res, state := range l.resources {
+		if old.Tunnels() { // there are no resources before the first policy
+			state.forgetPolicies()
+		}
 		if res == overflow || old.Affects(next, res) {
-			l.expire(state, !state.kept(next))
+			l.expire(state, old, !state.kept(next))
 		}
 	}
 }
@@ -197,38 +202,66 @@ func (l *Ledger) Renew(next Policy, swap func()) {
 	l.policy = next
 }
 
-// expire ends the watches of a resource, and if relist is true makes its caches list.
-func (l *Ledger) expire(s *resource, relist bool) {
-	for v, d := range s.debts {
-		if d.owed == 0 || longAgo(s.changed) || !relist {
-			delete(s.debts, v)
-			l.debts--
-		}
-	}
-	s.changed = l.changed
+// expire ends the watches of a resource, and if correct is true has its caches corrected.
+func (l *Ledger) expire(s *resource, old Policy, correct bool) {
+	open := map[View]bool{} // by view: whether a watch was unordered
 	for w := range s.open {
 		w.end(ErrPolicyChanged)
-		delete(s.open, w) // the next change may come before it has left
-		if !relist {
-			continue
+		open[w.view] = open[w.view] || w.unordered
+	}
+	for v, c := range s.caches {
+		if _, resumes := open[v]; !correct || !c.lastsOver(resumes) {
+			delete(s.caches, v)
+			l.views--
 		}
-		l.catchUp.await(w.view, l.Bounds.Awaited)
-		if d := l.debt(s, w.view, 0); d != nil {
-			d.owed++
+	}
+	if correct {
+		for v, unordered := range open {
+			if c := l.cachesOf(s, v); c != nil {
+				c.expire(old, unordered || old.KeepsCaches())
+			}
+		}
+		l.owe(s)
+	}
+	s.changed = l.changed
+	clear(s.open) // the next change may come before they have left
+}
+
+// owe counts and awaits the caches of a resource's open watches.
+func (l *Ledger) owe(s *resource) {
+	for w := range s.open {
+		l.catchUp.await(w.view, w.filled, l.Bounds.Awaited)
+		if c := s.caches[w.view]; c != nil {
+			c.owed++
 		}
 	}
 }
 
-// debt returns the debt of a view, which begins with the given number; nil if no more can
-// be remembered.
-func (l *Ledger) debt(s *resource, v View, owed int) *debt {
-	d := s.debts[v]
-	if d == nil && l.debts < l.Bounds.Debts {
-		d = &debt{owed: owed}
-		s.debts[v] = d
-		l.debts++
+// cachesOf returns the caches of a view; nil if no more can be remembered.
+func (l *Ledger) cachesOf(s *resource, v View) *caches {
+	c := s.caches[v]
+	if c == nil && l.views >= l.Bounds.Views {
+		l.sweep()
 	}
-	return d
+	if c == nil && l.views < l.Bounds.Views {
+		c = &caches{since: time.Now()}
+		s.caches[v] = c
+		l.views++
+	}
+	return c
+}
+
+// sweep forgets caches that have resumed long ago.
+func (l *Ledger) sweep() {
+	for _, s := range l.resources {
+		maps.DeleteFunc(s.caches, func(_ View, c *caches) bool {
+			over := c.owed == 0 && longAgo(c.since)
+			if over {
+				l.views--
+			}
+			return over
+		})
+	}
 }
 
 // Enter returns the ticket of a list, or of a watch, which end ends. It is nil if the
@@ -244,7 +277,7 @@ func (l *Ledger) Enter(under Policy, res schema.GroupResource, v View, end conte
 	}
 	state := l.resources[res]
 	if state == nil {
-		state = &resource{open: map[*watch]struct{}{}, debts: map[View]*debt{}}
+		state = &resource{open: map[*watch]struct{}{}, caches: map[View]*caches{}}
 		if res == overflow || l.before == nil || l.before.Affects(under, res) {
 			state.changed = l.changed
 		}
@@ -275,6 +308,14 @@ func (t *Ticket) Leave() {
 	delete(t.state.open, t.watch)
 }
 
+// Unordered notes that the events of a watch may come in another order than those of the
+// versions of their objects, so that the cache may be ahead of its version.
+func (t *Ticket) Unordered() {
+	t.ledger.mu.Lock()
+	defer t.ledger.mu.Unlock()
+	t.watch.unordered = true
+}
+
 // Gap makes room for what faults will keep from the client of a watch. It is nil if no
 // more can be remembered; gaps are forgotten whose clients would have resumed by now.
 func (t *Ticket) Gap() *Gap {
@@ -291,6 +332,9 @@ func (t *Ticket) Gap() *Gap {
 	}
 	l.gaps++
 	g := &Gap{view: t.view}
+	if t.watch != nil {
+		t.watch.unordered = true
+	}
 	t.state.gaps = append(t.state.gaps, g)
 	return g
 }
@@ -341,39 +385,75 @@ func (t *Ticket) Missed(version string) bool {
 	return missed
 }
 
-// Resumable reports whether a watch may go on from a resource version.
+// Continuation says how a watch that resumes goes on.
+type Continuation int
+
+const (
+	// Plain means that its cache is complete, or will be by the watch itself.
+	Plain Continuation = iota
+	// Supplemented means that the watch begins with the difference. Filled notes its end. A
+	// client that gets none may be made to list instead: Expire.
+	Supplemented
+	// Expired means that its client gets 410, and lists.
+	Expired
+	// Over means that the policy has changed since the request was evaluated.
+	Over
+)
+
+// Resume says how a watch goes on from a resource version. A cache that needs a supplement
+// was filled under one of the policies before, or is between some of them.
 //
 // A cache that got 410 resumes from another version, or lost the response and resumes
-// from the same. So a version that did not get 410 while no cache owes a list was learned
-// since: by a get, say, or a create.
-func (t *Ticket) Resumable(under Policy, version string) bool {
+// from the same. A version that did not get 410, while no cache is owed a correction, was
+// learned after the change: by a get, say, or a create. Its watch goes on as it is.
+func (t *Ticket) Resume(under Policy, version string) (how Continuation, before []Policy) {
 	l := t.ledger
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if t.state.kept(under) {
-		return true
-	}
 	old := longAgo(t.state.changed)
-	if old && t.state.debts[t.view] == nil {
-		return true
-	}
-	d := l.debt(t.state, t.view, 1)
-	if d == nil {
-		return false
-	}
-	hash := maphash.String(seed, version)
+	c := t.state.caches[t.view]
 	switch {
-	case slices.Contains(d.sent, hash):
-		return old
-	case d.owed == 0:
-		return true
+	case !t.open():
+		return Over, nil
+	case t.state.kept(under), old && c == nil:
+		return Plain, nil
+	case c == nil:
+		if c = l.cachesOf(t.state, t.view); c == nil {
+			return Expired, nil
+		}
+		c.owed, c.unknown = 1, true // no watch of it was open at the change
 	}
-	d.owed--
-	d.sent = append(d.sent, hash)
-	if _, known := l.catchUp.awaited[t.view]; !known { // no watch of it was open at the change
-		l.catchUp.await(t.view, l.Bounds.Awaited)
+	how, before = c.resume(version, old, t.alone())
+	if _, known := l.catchUp.awaited[t.view]; !known && how != Plain {
+		l.catchUp.await(t.view, true, l.Bounds.Awaited)
 	}
-	return false
+	return how, before
+}
+
+// Expire notes that a watch gets 410 in place of a supplement.
+func (t *Ticket) Expire(version string) {
+	l := t.ledger
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if c := t.state.caches[t.view]; c != nil && t.open() {
+		c.refuse(version)
+	}
+}
+
+// alone reports whether no other watch of the view is open.
+func (t *Ticket) alone() bool {
+	for w := range t.state.open {
+		if w != t.watch && w.view == t.view {
+			return false
+		}
+	}
+	return true
+}
+
+// open reports whether the watch of a ticket is open, and the policy has not changed.
+func (t *Ticket) open() bool {
+	_, open := t.state.open[t.watch]
+	return open
 }
 
 // Listed notes that a client got the whole view. A client that must list, and lists in
@@ -389,16 +469,19 @@ func (t *Ticket) Listed() {
 		}
 	}
 	l.forgetEmpty(t.state)
-	if !t.changed.Equal(t.state.changed) || longAgo(t.changed) && t.state.debts[t.view] == nil {
+	if c := t.state.caches[t.view]; c != nil && !t.changed.Equal(t.state.changed) {
+		c.owed, c.unknown = c.owed+1, true // a cache of a policy that has been replaced meanwhile
+	}
+	if !t.changed.Equal(t.state.changed) || longAgo(t.changed) && t.state.caches[t.view] == nil {
 		return
 	}
-	for v, d := range t.state.debts {
-		if v.path == t.view.path {
-			d.sent = nil
-		}
+	if c := l.cachesOf(t.state, t.view); c != nil {
+		c.list()
 	}
-	if d := l.debt(t.state, t.view, 0); d != nil {
-		d.owed = 0
+	for v, c := range t.state.caches {
+		if v.path == t.view.path {
+			c.refused = nil
+		}
 	}
 }
 
@@ -412,11 +495,11 @@ func (l *Ledger) Watches() (n int) {
 	return n
 }
 
-// Remembered returns the numbers of debts and gaps that the ledger remembers.
-func (l *Ledger) Remembered() (debts, gaps int) {
+// Remembered returns the numbers of views and gaps that the ledger remembers.
+func (l *Ledger) Remembered() (views, gaps int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.debts, l.gaps
+	return l.views, l.gaps
 }
 
 // Age moves all that happened into the past, by a duration. It is for tests.
@@ -427,6 +510,9 @@ func (l *Ledger) Age(by time.Duration) {
 	l.catchUp.age(by)
 	for _, s := range l.resources {
 		s.changed, s.doubted = s.changed.Add(-by), s.doubted.Add(-by)
+		for _, c := range s.caches {
+			c.since = c.since.Add(-by)
+		}
 		for _, g := range s.gaps {
 			if g.isOver() {
 				g.over = g.over.Add(-by)

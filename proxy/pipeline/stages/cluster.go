@@ -5,7 +5,6 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
-	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 )
 
@@ -13,9 +12,9 @@ import (
 // shard alone may send.
 type clusterScopedStage struct {
 	*isolation.ClusterScoped
-	policy  *Policy
-	foreign prometheus.Counter
-	dryRun  *dryRun // not nil: they are observed for the dry run alone
+	policy   *Policy
+	refused  prometheus.Counter // unused with Observe
+	withheld withheld           // of Observe
 }
 
 // newClusterScopedStage returns nil for requests that every shard may send.
@@ -24,11 +23,13 @@ func newClusterScopedStage(p *Policy, key match.Kind) *clusterScopedStage {
 	if c == nil {
 		return nil
 	}
-	action := "refused"
+	s := &clusterScopedStage{ClusterScoped: c, policy: p}
 	if c.Observe {
-		action = "observed"
+		s.withheld = p.withheldAction(key.Verb, observedForeign)
+	} else {
+		s.refused = p.Metrics.Action(p.env.Metrics.Foreign, key.Verb, "refused")
 	}
-	return &clusterScopedStage{ClusterScoped: c, policy: p, foreign: p.Metrics.Counter(p.env.Metrics.Foreign, metrics.Verb(key.Verb), action)}
+	return s
 }
 
 func (s *clusterScopedStage) Apply(x *pipeline.State) *pipeline.Outcome {
@@ -39,15 +40,12 @@ func (s *clusterScopedStage) Apply(x *pipeline.State) *pipeline.Outcome {
 		return end
 	}
 	switch {
-	case s.dryRun != nil:
-		s.dryRun.note(x)
+	case s.Observe:
+		s.withheld.note(x)
 		return nil
 	case s.policy.Standby:
 		return s.policy.inStandby()
 	}
-	s.foreign.Inc()
-	if s.Observe {
-		return nil
-	}
+	s.refused.Inc()
 	return s.policy.forbidden(x.Req.Info, "a cluster-scoped object", "shard "+s.Owner+" alone writes cluster-scoped objects")
 }

@@ -14,10 +14,10 @@ import (
 // deniedStage serves clients with some User-Agents as if there were no objects: lists are
 // empty, watches have no events, and all other requests are refused.
 type deniedStage struct {
-	agents match.Patterns
-	policy *Policy
-	empty  *narrowStage // of a list or watch; nil: requests are refused
-	dryRun *dryRun      // not nil: requests are counted for the dry run alone
+	agents   match.Patterns
+	policy   *Policy
+	empty    *narrowStage // of a list or watch; nil: requests are refused
+	withheld withheld     // not empty: requests are counted for the dry run alone
 }
 
 // newDeniedStage returns nil where all clients are served.
@@ -38,8 +38,8 @@ func (s *deniedStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	switch {
 	case x.Lock != nil || !s.agents.Match(agent):
 		return nil
-	case s.dryRun != nil:
-		s.dryRun.note(x)
+	case s.withheld != "":
+		s.withheld.note(x)
 		return nil
 	case s.empty != nil:
 		end := s.empty.Apply(x)
@@ -63,7 +63,6 @@ func dryDeniedStage(p, would *Policy, key match.Kind) *deniedStage {
 	if s.empty != nil {
 		action = wouldNarrow
 	}
-	counted := newDryRun(p, key, action)
-	s.dryRun = &counted
+	s.withheld = p.withheldAction(key.Verb, action)
 	return s
 }

@@ -10,15 +10,17 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
-	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 )
 
-// Actions that a policy would take without the dry run.
+// Actions that a policy would take without the dry run, or without isolation Observe.
 const (
 	wouldNarrow = "narrowed"
 	wouldRefuse = "refused"
 	wouldRename = "renamed"
+
+	observedForeign = "observed"
+	observedUnknown = "unknown" // the owner of the object
 )
 
 // enforced returns a policy's sharding without the dry run.
@@ -28,26 +30,45 @@ func enforced(s *meshv1.Sharding) *meshv1.Sharding {
 	return s
 }
 
-// dryRun counts requests to which the policy would do something.
-type dryRun struct {
-	action string
-	count  prometheus.Counter
+// withheld is an action that a stage counts instead of taking it; empty: it is not counted.
+type withheld string
+
+// withheldAction returns an action that the policy withholds from requests with a verb. The
+// series exists from then on.
+func (p *Policy) withheldAction(verb, action string) withheld {
+	p.withheldCount(verb, action)
+	return withheld(action)
 }
 
-func newDryRun(p *Policy, key match.Kind, action string) dryRun {
-	return dryRun{action, p.Metrics.Counter(p.env.Metrics.DryRun, metrics.Verb(key.Verb), action)}
+// note records the action. A refusal replaces a narrowing: the request would not be sent.
+func (w withheld) note(x *pipeline.State) {
+	if w != "" && (x.Would == "" || x.Would == wouldNarrow) {
+		x.Would = string(w)
+	}
 }
 
-func (d dryRun) note(x *pipeline.State) {
-	d.count.Inc()
-	x.Would = d.action
+// CountWithheld counts the action that a dry run or isolation Observe has kept from a request.
+// Call it once per request, on the policy that evaluated it last: an evaluation that the
+// request started over from does not count.
+func (p *Policy) CountWithheld(x *pipeline.State) {
+	if x.Would != "" {
+		p.withheldCount(x.Req.Info.Verb, x.Would).Inc()
+	}
+}
+
+func (p *Policy) withheldCount(verb, action string) prometheus.Counter {
+	in := p.env.Metrics.Foreign
+	if p.Would != nil {
+		in = p.env.Metrics.DryRun
+	}
+	return p.Metrics.Action(in, verb, action)
 }
 
 // dryRunStages returns the stages of a dry run, which edit and refuse nothing.
 func (p *Policy) dryRunStages(key match.Kind) (out pipeline.Stages) {
 	would := p.Would
 	if len(would.Locks) > 0 && key.Subresource == "" && lock.Kind(key.Group, key.Resource) {
-		out = append(out, &dryLockStage{would.Locks, newDryRun(p, key, wouldRename)})
+		out = append(out, &dryLockStage{would.Locks, p.withheldAction(key.Verb, wouldRename)})
 	}
 	if s := dryDeniedStage(p, would, key); s != nil {
 		out.Add(s)
@@ -56,15 +77,13 @@ func (p *Policy) dryRunStages(key match.Kind) (out pipeline.Stages) {
 	if e := would.Exemption(key); e != nil && !e.InBody { // the body is not awaited
 		out.Add(exemptStage{e})
 	}
-	out.Add(newDryNarrowStage(would, key, newDryRun(p, key, wouldNarrow)))
+	out.Add(newDryNarrowStage(would, key, p.withheldAction(key.Verb, wouldNarrow)))
 	if s := newFenceStage(would, key); s != nil && !s.Observe {
-		refused := newDryRun(p, key, wouldRefuse)
-		s.Observe, s.dryRun, s.unknown = true, &refused, metrics.Discard
+		s.Observe, s.withheld = true, p.withheldAction(key.Verb, wouldRefuse)
 		out = append(out, s)
 	}
 	if s := newClusterScopedStage(would, key); s != nil && !s.Observe {
-		refused := newDryRun(p, key, wouldRefuse)
-		s.dryRun = &refused
+		s.Observe, s.withheld = true, p.withheldAction(key.Verb, wouldRefuse)
 		if s.Exemption != nil {
 			s.Exemption.InBody = false
 		}
@@ -76,7 +95,7 @@ func (p *Policy) dryRunStages(key match.Kind) (out pipeline.Stages) {
 // dryLockStage counts requests about locks.
 type dryLockStage struct {
 	locks lock.Set
-	dryRun
+	withheld
 }
 
 func (s *dryLockStage) Apply(x *pipeline.State) *pipeline.Outcome {
@@ -109,11 +128,11 @@ type dryNarrowStage struct {
 	all       bool                 // by a selector
 	narrowing *isolation.Narrowing // or not nil: as it says
 	sweep     *isolation.Border    // or not nil: in namespaces of other shards
-	dryRun
+	withheld
 }
 
-func newDryNarrowStage(p *Policy, key match.Kind, d dryRun) pipeline.Stage {
-	s := &dryNarrowStage{dryRun: d}
+func newDryNarrowStage(p *Policy, key match.Kind, w withheld) pipeline.Stage {
+	s := &dryNarrowStage{withheld: w}
 	switch key.Verb {
 	case "list", "watch":
 		s.narrowing = p.Narrowing(key.GroupResource())

@@ -36,9 +36,9 @@ type electionStage struct {
 	policy   *Policy
 	resource string
 	suffix   string // of the shard's own locks
-	// dryRun, if not nil: the record is not refused. Without the dry run the lock would be
-	// renamed once it is discovered.
-	dryRun *dryRun
+	// withheld, if not empty: the record is not refused. Without the dry run the lock would
+	// be renamed once it is discovered.
+	withheld withheld
 }
 
 // newElectionStage returns nil where a request writes no lock.
@@ -51,8 +51,7 @@ func newElectionStage(p *Policy, key match.Kind) pipeline.Stage {
 	case "create", "update", "patch":
 		out := &electionStage{policy: p, resource: strings.Clone(key.Resource), suffix: "---" + p.Shard}
 		if s.GetDryRun() {
-			d := newDryRun(p, key, wouldRename)
-			out.dryRun = &d
+			out.withheld = p.withheldAction(key.Verb, wouldRename)
 		}
 		return out
 	case "get":
@@ -78,8 +77,8 @@ func (s *electionStage) Apply(x *pipeline.State) *pipeline.Outcome {
 		return nil
 	}
 	s.policy.env.Observed.Note(lock.Observed{Namespace: x.Req.Info.Namespace, Name: name, Resource: s.resource, Written: true}, time.Now())
-	if s.dryRun != nil {
-		s.dryRun.note(x)
+	if s.withheld != "" {
+		s.withheld.note(x)
 		x.Exempt = true
 		return nil
 	}

@@ -104,7 +104,7 @@ func (s *faultStage) decide(x *pipeline.State) *apierrors.StatusError {
 func (s *faultStage) delay(x *pipeline.State) {
 	// A client over HTTP/1 is only seen to go away when its body was read.
 	if x.Gathers() && x.Gather() != nil {
-		return // forward finds out what is wrong
+		return // sending it finds out what is wrong
 	}
 	x.Allowed.Waits()
 	s.policy.env.Wait(x, func() time.Duration { return x.Faults.Delay })

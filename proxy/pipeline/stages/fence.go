@@ -3,6 +3,7 @@ package stages
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -22,7 +23,6 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
-	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
@@ -32,9 +32,9 @@ import (
 type fenceStage struct {
 	*isolation.Fence
 	policy  *Policy
-	foreign prometheus.Counter
-	unknown prometheus.Counter // of Observe
-	dryRun  *dryRun            // not nil: they are observed for the dry run alone
+	refused prometheus.Counter // unused with Observe
+	// Of Observe, for objects of other shards, and where the owner is not known.
+	withheld, unknown withheld
 }
 
 // newFenceStage returns nil for requests that need no check: lists, reads that all shards
@@ -44,13 +44,13 @@ func newFenceStage(p *Policy, key match.Kind) *fenceStage {
 	if f == nil {
 		return nil
 	}
-	count := func(action string) prometheus.Counter {
-		return p.Metrics.Counter(p.env.Metrics.Foreign, metrics.Verb(key.Verb), action)
-	}
+	s := &fenceStage{Fence: f, policy: p}
 	if f.Observe {
-		return &fenceStage{Fence: f, policy: p, foreign: count("observed"), unknown: count("unknown")}
+		s.withheld, s.unknown = p.withheldAction(key.Verb, observedForeign), p.withheldAction(key.Verb, observedUnknown)
+	} else {
+		s.refused = p.Metrics.Action(p.env.Metrics.Foreign, key.Verb, "refused")
 	}
-	return &fenceStage{Fence: f, policy: p, foreign: count("refused")}
+	return s
 }
 
 func (s *fenceStage) Apply(x *pipeline.State) *pipeline.Outcome {
@@ -70,21 +70,18 @@ func (s *fenceStage) Apply(x *pipeline.State) *pipeline.Outcome {
 // encounter handles a request for an object that another shard owns; the key is empty if
 // it is not known.
 func (s *fenceStage) encounter(x *pipeline.State, what, key string) *pipeline.Outcome {
-	if s.dryRun != nil {
-		s.dryRun.note(x)
-		return nil
-	}
-	s.foreign.Inc()
 	if s.Observe {
+		s.withheld.note(x)
 		return nil
 	}
+	s.refused.Inc()
 	return s.policy.forbidden(x.Req.Info, what, s.policy.Owner(key))
 }
 
 // undecided handles a request whose object has an unknown key.
-func (s *fenceStage) undecided(refused *apierrors.StatusError) *pipeline.Outcome {
+func (s *fenceStage) undecided(x *pipeline.State, refused *apierrors.StatusError) *pipeline.Outcome {
 	if s.Observe {
-		s.unknown.Inc()
+		s.unknown.note(x)
 		return nil
 	}
 	return pipeline.RefusalFor(meshv1.RefusedUnknown, refused)
@@ -93,16 +90,16 @@ func (s *fenceStage) undecided(refused *apierrors.StatusError) *pipeline.Outcome
 // create decides on the creation of a Namespace by the name in the body.
 func (s *fenceStage) create(x *pipeline.State) *pipeline.Outcome {
 	if s.Observe && x.Out.Header.Get("Content-Encoding") != "" {
-		return s.undecided(nil)
+		return s.undecided(x, nil)
 	}
 	name, refused, err := nameInBody(x)
 	switch {
 	case refused != nil:
 		return pipeline.Refusal(refused)
 	case errors.Is(err, filter.ErrType):
-		return s.undecided(status.UnsupportedMediaType("the name of a namespace must be read: %v", err))
+		return s.undecided(x, status.UnsupportedMediaType("the name of a namespace must be read: %v", err))
 	case err != nil:
-		return s.undecided(status.BadRequest("the name of a namespace must be read: %v", err))
+		return s.undecided(x, status.BadRequest("the name of a namespace must be read: %v", err))
 	case name == "": // the apiserver generates it
 		return s.encounter(x, "a namespace whose name is to be generated", "")
 	case s.Foreign(name):
@@ -196,7 +193,7 @@ func (s *fenceStage) object(x *pipeline.State) *pipeline.Outcome {
 	case refused != nil && refused.ErrStatus.Code == http.StatusNotFound:
 		return nil
 	case refused != nil:
-		return s.undecided(refused)
+		return s.undecided(x, refused)
 	case !s.Owns(uid):
 		return s.encounter(x, "object "+x.Req.Info.Name, uid)
 	case s.Observe:
@@ -277,19 +274,22 @@ func (s *fenceStage) Respond(x *pipeline.State, resp *upstream.Response) *pipeli
 	return nil
 }
 
-// lookUp gets the uid of the object that a request is for.
-func (s *fenceStage) lookUp(x *pipeline.State) (uid string, refused *apierrors.StatusError) {
+// read sends a GET of the proxy's own, with the permissions of the caller of a request.
+func (p *Policy) read(ctx context.Context, x *pipeline.State, target, accept string) (upstream.Response, error) {
 	header := maps.Clone(x.Out.Header)
-	header["Accept"] = []string{partial}
+	header["Accept"] = []string{accept}
 	for _, of := range []string{"Accept-Encoding", "Content-Type", pipeline.AuditHeader} { // an audit id is one request's
 		delete(header, of)
 	}
-	if agent := newUserAgentStage(s.policy); agent != nil {
-		header["User-Agent"] = []string{agent.of(header)}
+	if agent := newUserAgentStage(p); agent != nil {
+		header["User-Agent"] = []string{agent.of(x.Req.Header)} // which stages have not edited
 	}
-	resp, err := s.policy.env.Get(x.Req.Ctx, &upstream.Request{
-		Method: http.MethodGet, Target: objectPath(&x.Req, x.Out.Path), Host: x.Req.Host, Header: header,
-	})
+	return p.env.Get(ctx, &upstream.Request{Method: http.MethodGet, Target: target, Host: x.Req.Host, Header: header})
+}
+
+// lookUp gets the uid of the object that a request is for.
+func (s *fenceStage) lookUp(x *pipeline.State) (uid string, refused *apierrors.StatusError) {
+	resp, err := s.policy.read(x.Req.Ctx, x, objectPath(&x.Req, x.Out.Path), partial)
 	if err != nil {
 		return "", s.noResponse(x, err)
 	}

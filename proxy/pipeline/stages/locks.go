@@ -58,6 +58,7 @@ func (s *lockStage) object(x *pipeline.State) *pipeline.Outcome {
 		return s.policy.inStandby()
 	}
 	x.Out.Path = l.Path(x.Out.Path, 0)
+	x.AnyVersion = x.Plan.Key.Writes()
 	if x.Req.Info.Verb == "update" || x.Req.Info.Verb == "patch" {
 		if _, refused := s.body(x, lock.Set{l}); refused != nil {
 			return pipeline.Refusal(refused)
@@ -96,6 +97,7 @@ func (s *lockStage) collection(x *pipeline.State) *pipeline.Outcome {
 			return s.policy.inStandby()
 		}
 		x.Out.Query = edited
+		x.AnyVersion = x.Plan.Key.Writes()
 		return s.claim(x, l)
 	}
 	return nil
@@ -109,8 +111,11 @@ func (s *lockStage) body(x *pipeline.State, candidates lock.Set) (*lock.Lock, *a
 		return nil, refused
 	}
 	x.Out.Replace(raw)
+	contentType := x.Out.Header.Get("Content-Type")
+	holder, version := lock.ReadRequest(contentType, raw)
+	x.Holder, x.AnyVersion = holder, version == "" && x.Req.Info.Verb != "create"
 	for _, l := range candidates {
-		out, err := l.Request(x.Out.Header.Get("Content-Type"), raw)
+		out, err := l.Request(contentType, raw)
 		switch {
 		case errors.Is(err, lock.ErrUnsupported):
 			return nil, status.UnsupportedMediaType("%v: the name of a %s in namespace %s must be read", err, x.Req.Info.Resource, x.Req.Info.Namespace)
@@ -160,9 +165,9 @@ func (s *lockStage) Respond(x *pipeline.State, resp *upstream.Response) *pipelin
 		written, resource := s.policy.env.LockWrites, x.Req.Info.Resource
 		switch x.Req.Info.Verb {
 		case "create", "update", "patch":
-			written.Note(x.Lock, s.locks, resource, lock.ReadHeld(contentType, body))
+			written.Note(x.Lock, s.locks, resource, x.Holder, lock.ReadHeld(contentType, body))
 		case "delete", "deletecollection":
-			written.Note(x.Lock, s.locks, resource, lock.Held{})
+			written.Note(x.Lock, s.locks, resource, "", lock.Held{})
 		}
 	}
 	edited, err := x.Lock.Answer(contentType, body)

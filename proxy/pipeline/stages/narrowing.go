@@ -167,13 +167,21 @@ func (s *narrowStage) edit(x *pipeline.State) (err error) {
 		x.Out.Query, err = isolation.Nothing.Narrow(x.Out.Query)
 		return err
 	}
-	theirs, _, err := query.Get(x.Out.Query, shardSelector)
-	if err != nil || theirs != "" || selector == "" {
-		return err
+	added := false
+	if x.Out.Query, added, err = withShardSelector(x.Out.Query, selector); added {
+		x.ShardSelector = selector
 	}
-	x.ShardSelector = selector
-	x.Out.Query, err = query.Set(x.Out.Query, shardSelector, selector)
 	return err
+}
+
+// withShardSelector adds a shardSelector, unless it is empty or the client has its own.
+func withShardSelector(raw, selector string) (edited string, added bool, err error) {
+	theirs, _, err := query.Get(raw, shardSelector)
+	if err != nil || theirs != "" || selector == "" {
+		return raw, false, err
+	}
+	edited, err = query.Set(raw, shardSelector, selector)
+	return edited, err == nil, err
 }
 
 // withMetadata makes the rows of a table include their metadata.
@@ -198,16 +206,16 @@ func (s *narrowStage) keep(x *pipeline.State, k filter.Key) bool {
 	return false
 }
 
-// NoteMethod records how a list, or the initial events of a watch, were narrowed. A list
-// echoes the selector if the apiserver applied it. A watch does not: the apiserver applied
-// it if the watch could have had foreign objects, and had none.
+// NoteMethod records how a list, or what a watch begins with, was narrowed. A list echoes
+// the selector if the apiserver applied it. A watch does not: the apiserver applied it if
+// the watch could have had foreign objects, and had none.
 func (s *narrowStage) NoteMethod(x *pipeline.State) {
 	if s.methods == nil || !s.Shows(x.Req.Info.Namespace) || s.watch && !x.Judged.Load() {
 		return
 	}
 	method := isolation.Filtered
 	// A watch with injected faults is read by another goroutine.
-	if x.ShardSelector != "" && (!s.watch && x.Objects.Echoed() || s.watch && x.Objects.Dropped() == 0) {
+	if x.ShardSelector != "" && (!s.watch && x.Objects.Echoed() || s.watch && x.Objects.Dropped() == 0 && !x.Unselected) {
 		method = isolation.ServerSide
 	}
 	s.methods.Note(s.resource, method)

@@ -16,6 +16,7 @@
 //	cluster.go    writes of objects in no namespace
 //	relisting.go  watches whose clients must list first, and their writes meanwhile; lists
 //	              that a fault makes stale
+//	supplement.go what a watch begins with that resumes
 //	useragent.go  the User-Agent that the apiserver receives
 //	traffic.go    rules in force, and limits
 //	faulting.go   faults
@@ -227,13 +228,16 @@ func (p *Policy) Redivides(next relist.Policy) bool {
 // KeepsCaches implements relist.Policy.
 func (p *Policy) KeepsCaches() bool { return p.KeepCaches }
 
+// Tunnels implements relist.Policy.
+func (p *Policy) Tunnels() bool { return p.Passthrough }
+
 // DropsEvents implements relist.Policy.
 func (p *Policy) DropsEvents(res schema.GroupResource) bool {
 	return p.faults.Drops(match.Kind{Verb: "watch", Group: res.Group, Resource: res.Resource})
 }
 
 // Acquire acquires the series that the policy counts in, before it is in force. The caller
-// of acquire and release must serialize the changes of a policy.
+// of Acquire and Release must serialize the changes of a policy.
 func (p *Policy) Acquire() {
 	p.Metrics = p.env.Unassigned
 	if !p.env.Removed {

@@ -44,8 +44,12 @@ func (s *relistStage) Apply(x *pipeline.State) *pipeline.Outcome {
 		x.Initial = &pipeline.InitialEvents{}
 	}
 	x.Fills = !s.watch && q.Get("continue") == "" || initial
-	if version := q.Get("resourceVersion"); s.watch && !initial && version != "" && version != "0" {
-		return pipeline.Refusal(s.resume(x, version))
+	switch version := q.Get("resourceVersion"); {
+	case !s.watch || initial:
+	case version == "" || version == "0": // begins with the objects there are, sorted by name
+		x.Ticket.Unordered()
+	default:
+		return s.resume(x, version)
 	}
 	return nil
 }
@@ -61,21 +65,41 @@ func viewOf(x *pipeline.State, q url.Values) relist.View {
 	}.View()
 }
 
-// resume refuses a watch from a resource version whose client must list first.
-func (s *relistStage) resume(x *pipeline.State, version string) *apierrors.StatusError {
-	expired := func(format string, args ...any) *apierrors.StatusError {
-		return status.New(http.StatusGone, metav1.StatusReasonExpired, 0, format, args...)
+// resume lets a watch go on, has it begin with a supplement, or refuses it so that its client
+// lists.
+func (s *relistStage) resume(x *pipeline.State, version string) *pipeline.Outcome {
+	if x.Ticket.Missed(version) {
+		return expired("faults were injected into a watch of %s, and events kept back when it ended: list again", s.resource.Resource)
 	}
-	resource := s.resource.Resource
-	switch {
-	case x.Ticket.Missed(version):
-		return expired("faults were injected into a watch of %s, and events kept back when it ended: list again", resource)
-	case x.Ticket.Resumable(s.policy, version):
+	how, before := x.Ticket.Resume(s.policy, version)
+	switch how {
+	case relist.Plain:
 		return nil
-	case x.Ticket.Doubtful(s.policy):
-		return expired("faults may have kept events of %s from watches of an earlier proxy, which is gone: list again", resource)
+	case relist.Over:
+		return pipeline.Restart
+	case relist.Supplemented:
+		if diff := s.policy.difference(before, x); diff != nil {
+			if x.Behind = !diff.Empty(); x.Behind {
+				x.Responses.Last(&supplementStage{s.policy, s.resource, diff, version})
+			}
+			return nil
+		}
+		x.Ticket.Expire(version)
+	case relist.Expired:
+		if x.Ticket.Doubtful(s.policy) {
+			return expired("faults may have kept events of %s from watches of an earlier proxy, which is gone: list again", s.resource.Resource)
+		}
 	}
-	return expired("what shard %q sees of %s has changed since resource version %s: list again", s.policy.Shard, resource, version)
+	return s.policy.redivided(s.resource.Resource, version)
+}
+
+func expired(format string, args ...any) *pipeline.Outcome {
+	return pipeline.Refusal(status.New(http.StatusGone, metav1.StatusReasonExpired, 0, format, args...))
+}
+
+// redivided has the client of a watch list.
+func (p *Policy) redivided(resource, version string) *pipeline.Outcome {
+	return expired("what shard %q sees of %s has changed since resource version %s: list again", p.Shard, resource, version)
 }
 
 // catchUpStage refuses writes of objects that the pod has gained, until its caches have them.
