@@ -101,12 +101,18 @@ func (a *agent) open() error {
 	}
 	a.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	a.metrics = telemetry.NewMetrics(a.registry)
-	if a.capture, err = capture.Open(a.captureConfig(unified, a.metrics)); err != nil {
+	var inboundNode *inbound.Node
+	cfg := a.captureConfig(unified, a.metrics)
+	cfg.Lapsed = func() {
+		if inboundNode != nil {
+			inboundNode.NoteLapse()
+		}
+	}
+	if a.capture, err = capture.Open(cfg); err != nil {
 		return fmt.Errorf("no way to capture pods on this node: %w", err)
 	}
 	inboundNode, noInbound := inbound.Open(PinDir(a.BPFDir), a.Logger)
 	if noInbound != nil {
-		inboundNode = nil
 		a.Logger.Warn("reviews cannot be routed on this node", "reason", noInbound)
 	}
 	for mode, why := range a.capture.Unavailable() {

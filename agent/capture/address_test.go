@@ -51,7 +51,7 @@ func TestFullQueueDelaysNoOtherPod(t *testing.T) {
 
 	var held []net.Conn
 	for range 128 + 10 {
-		require.NoError(t, greedy.do(func() error {
+		require.NoError(t, greedy.Do(func() error {
 			c, err := net.Dial("tcp", agent4.String())
 			held = append(held, c)
 			return err
@@ -83,7 +83,7 @@ func TestPodWithAnothersAddressGetsNoConnections(t *testing.T) {
 	m := w.agent(byAddress.config(t))
 	captured(t, m, uid, pod, "mesh")
 	pod4, _ := pod.addresses(1)
-	thief.address("lo", pod4.String()+"/32")
+	thief.Up("lo", pod4.String()+"/32")
 	r := request(m, "00000000-0000-4000-8000-000000000002", thief)
 	_, err := m.Capture(r)
 	require.ErrorContains(t, err, pod4.String())
@@ -93,11 +93,11 @@ func TestPodWithAnothersAddressGetsNoConnections(t *testing.T) {
 	}
 
 	// A sandbox that lost it, though it is not released yet, does not stand in the way.
-	eth0, err := pod.link.LinkByName("eth0")
+	eth0, err := pod.Link.LinkByName("eth0")
 	require.NoError(t, err)
 	lost, err := netlink.ParseAddr(pod4.String() + "/24")
 	require.NoError(t, err)
-	require.NoError(t, pod.link.AddrDel(eth0, lost))
+	require.NoError(t, pod.Link.AddrDel(eth0, lost))
 	_, err = m.Capture(r)
 	require.NoError(t, err)
 }
@@ -108,7 +108,7 @@ func TestGivenAddressWinsOverOneThatWasRead(t *testing.T) {
 	m := w.agent(byAddress.config(t))
 	pod4, pod6 := pod.addresses(1)
 	thief4, _ := thief.addresses(2)
-	thief.address("lo", pod4.String()+"/32")
+	thief.Up("lo", pod4.String()+"/32")
 	squatter := captured(t, m, "00000000-0000-4000-8000-000000000002", thief, "thief")
 	require.Equal(t, pod4, squatter.Addresses()[0])
 
@@ -136,7 +136,7 @@ func TestGivenAddressWinsOverOneThatWasRead(t *testing.T) {
 
 	// A sandbox made anew has others.
 	anew := netip.MustParseAddr("198.18.2.77")
-	thief.address("eth0", anew.String()+"/24")
+	thief.Up("eth0", anew.String()+"/24")
 	answer(t, "anew", p.Listeners()...)
 	require.NoError(t, p.SetAddresses([]netip.Addr{anew}))
 	requireAnswer(t, thief, client{bind: anew}, agent4, "anew", "")
@@ -161,7 +161,7 @@ func TestFloodOfUnknownClientsKeepsNothingOpen(t *testing.T) {
 	captured(t, m, uid, pod, "mesh")
 	const flood = 500
 	var open []net.Conn
-	require.NoError(t, strange.do(func() error {
+	require.NoError(t, strange.Do(func() error {
 		for range flood {
 			c, err := net.Dial("tcp", agent4.String())
 			if err != nil {

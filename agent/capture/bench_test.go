@@ -28,7 +28,7 @@ func BenchmarkCapture(b *testing.B) {
 				b.StopTimer()
 				for range b.N {
 					pod := newNS(b)
-					pod.address("lo", "198.18.0.1/32")
+					pod.Up("lo", "198.18.0.1/32")
 					if again {
 						p, err := m.Capture(request(m, uid, pod))
 						require.NoError(b, err)
@@ -43,7 +43,7 @@ func BenchmarkCapture(b *testing.B) {
 					own1, others1 := processorTime(b)
 					own, others = own+own1-own0, others+others1-others0
 					require.NoError(b, p.Release())
-					pod.close()
+					pod.Close()
 				}
 				b.ReportMetric(own.Seconds()*1000/float64(b.N), "own-ms/op")
 				b.ReportMetric(others.Seconds()*1000/float64(b.N), "children-ms/op")
@@ -62,8 +62,8 @@ func BenchmarkCheck(b *testing.B) {
 			m := newWorld(b).agent(m.config(b))
 			for i := range 110 {
 				pod := newNS(b)
-				pod.address("lo", "198.18.0.1/32")
-				require.NoError(b, pod.link.RouteAdd(&netlink.Route{LinkIndex: 1, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST, Dst: &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}}))
+				pod.Up("lo", "198.18.0.1/32")
+				require.NoError(b, pod.Link.RouteAdd(&netlink.Route{LinkIndex: 1, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST, Dst: &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}}))
 				captured(b, m, fmt.Sprintf("00000000-0000-4000-8000-%012d", i), pod, "mesh")
 			}
 			var checking time.Duration

@@ -65,6 +65,9 @@ type Config struct {
 	// Refused, if not nil, is called for each connection that was closed, to Address or
 	// to the listener of a pod under hostNetwork. It must not block.
 	Refused func(peer netip.Addr, why Refusal)
+	// Lapsed, if not nil, is called when the agent gives a sign of life again, after none for
+	// so long that connections may have bypassed it. It must not block.
+	Lapsed func()
 
 	// CgroupRoot is the root of the node's unified cgroup hierarchy, or a part of it that
 	// has all pods. EBPF requires it: it redirects the connections of processes below it.
@@ -185,6 +188,9 @@ func Open(cfg Config) (Backend, error) {
 	}
 	if cfg.Refused == nil {
 		cfg.Refused = func(netip.Addr, Refusal) {}
+	}
+	if cfg.Lapsed == nil {
+		cfg.Lapsed = func() {}
 	}
 	n := &node{cfg: cfg, rotation: rotation, unavailable: map[Mode]error{}, pods: map[string]*Pod{}}
 	n.health.node = n

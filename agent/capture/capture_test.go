@@ -138,7 +138,7 @@ func TestDialIsNotRedirected(t *testing.T) {
 		_, err = p.DialContext(context.Background(), "tcp", "198.19.0.1:1")
 		require.ErrorIs(t, err, unix.ECONNREFUSED)
 		// Here package net makes a second socket, which must not be used.
-		require.NoError(t, pod.do(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("40000 40000"), 0) }))
+		require.NoError(t, pod.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("40000 40000"), 0) }))
 		held, err := p.DialContext(context.Background(), "tcp", other4.String())
 		require.NoError(t, err)
 		defer held.Close()
@@ -263,9 +263,9 @@ func TestReleaseClosesTheNetworkNamespace(t *testing.T) {
 // requireGone closes the pod's network namespace and requires that it really goes.
 func requireGone(t *testing.T, w *world, pod *ns) {
 	t.Helper()
-	pod.close()
+	pod.Close()
 	require.Eventually(t, func() bool {
-		_, err := w.server.link.LinkByName("pod1")
+		_, err := w.server.Link.LinkByName("pod1")
 		return err != nil
 	}, soon, 10*time.Millisecond, "the network namespace lives on")
 }
@@ -326,7 +326,7 @@ func TestSweepReleasesDeletedPods(t *testing.T) {
 			n := second.(*node)
 			for _, pod := range pods[1:] {
 				var cookie uint64
-				require.NoError(t, pod.do(func() (err error) { cookie, err = netns.Cookie(); return err }))
+				require.NoError(t, pod.Do(func() (err error) { cookie, err = netns.Cookie(); return err }))
 				_, ok, err := n.modes[0].redirector.(*ebpf.Backend).Pod(bpf.ByCookie(cookie))
 				require.NoError(t, err)
 				require.False(t, ok)
@@ -346,16 +346,16 @@ func TestInvalidRequestsAreRejected(t *testing.T) {
 			_, err := m.Capture(Request{UID: uid, NetNS: path, Mode: m.Modes()[0]})
 			return err
 		}
-		require.ErrorContains(t, capture(uid, pod.path), "no destinations")
+		require.ErrorContains(t, capture(uid, pod.Path), "no destinations")
 		require.NoError(t, m.SetDestinations(listed, nil))
 
 		require.ErrorIs(t, capture(uid, netns.Own), ErrHostNetwork)
 		require.ErrorIs(t, capture(uid, filepath.Join(t.TempDir(), "gone")), os.ErrNotExist)
 		require.ErrorIs(t, capture(uid, "/proc/self/ns/mnt"), unix.EINVAL)
 		for _, bad := range []string{"", "pod", "{" + uid + "}", "3A1F0C52-6A53-4F0E-8E0A-0F4B1F9F6D11"} {
-			require.ErrorContains(t, capture(bad, pod.path), "not a UUID")
+			require.ErrorContains(t, capture(bad, pod.Path), "not a UUID")
 		}
-		_, err = m.Capture(Request{UID: uid, NetNS: pod.path, Mode: "else"})
+		_, err = m.Capture(Request{UID: uid, NetNS: pod.Path, Mode: "else"})
 		require.ErrorContains(t, err, `"else"`)
 		if cfg.Mode != EBPF {
 			_, err = m.Capture(Request{UID: uid, NetNS: netns.Own, Mode: cfg.Mode, HostNetwork: true, Cgroup: 1})
@@ -374,7 +374,7 @@ func TestCleanupRemovesEveryTrace(t *testing.T) {
 		captured(t, m, uid, pod, "mesh")
 		require.NoError(t, m.Close())
 
-		paths := []string{pod.path, netns.Own, filepath.Join(t.TempDir(), "gone")}
+		paths := []string{pod.Path, netns.Own, filepath.Join(t.TempDir(), "gone")}
 		require.NoError(t, Cleanup(cfg.PinDir, paths...))
 		for _, to := range listed {
 			requireAnswer(t, pod, client{}, to, "direct", "")
@@ -391,7 +391,7 @@ func TestPodsWithoutIPv6AreCaptured(t *testing.T) {
 				w := newWorld(t)
 				pod := w.pod()
 				disable := func(value string) {
-					require.NoError(t, pod.do(func() error {
+					require.NoError(t, pod.Do(func() error {
 						return os.WriteFile("/proc/sys/net/ipv6/conf/"+device+"/disable_ipv6", []byte(value), 0)
 					}))
 				}
@@ -433,7 +433,7 @@ func TestListenersShareNoPort(t *testing.T) {
 		for _, address := range []string{"127.0.0.1", "0.0.0.0", "::1", "::"} {
 			at := netip.AddrPortFrom(netip.MustParseAddr(address), p.port)
 			config := net.ListenConfig{Control: reusePort}
-			require.ErrorIs(t, pod.do(func() error {
+			require.ErrorIs(t, pod.Do(func() error {
 				l, err := config.Listen(context.Background(), "tcp", at.String())
 				if err == nil {
 					l.Close()
@@ -486,7 +486,7 @@ func TestThreadInAnotherNamespaceServesNoGoroutine(t *testing.T) {
 	pod := newWorld(t).pod()
 	usual := netns.Own
 	netns.Own = "/proc/thread-self/ns/mnt" // no way back by this
-	err := netns.Do(pod.file, func() error { return nil })
+	err := netns.Do(pod.File, func() error { return nil })
 	netns.Own = usual
 	require.ErrorIs(t, err, unix.EINVAL)
 	require.ErrorContains(t, err, "leaving the pod's network namespace")
@@ -526,7 +526,7 @@ func TestPodKeepsItsOwnPorts(t *testing.T) {
 		w := newWorld(t)
 		pod := w.pod()
 		var own []net.Listener
-		require.NoError(t, pod.do(func() error {
+		require.NoError(t, pod.Do(func() error {
 			for port := uint16(15000); port <= 16000; port++ {
 				l, err := net.Listen("tcp", netip.AddrPortFrom(listener.Loopback4, port).String())
 				if err != nil {
@@ -560,7 +560,7 @@ func TestPodsOfOneNodeUseDifferentModes(t *testing.T) {
 		pod := w.pod()
 		u := []byte(uid)
 		u[0] = byte('0' + w.pods)
-		p, err := m.Capture(Request{UID: string(u), NetNS: pod.path, Mode: mode})
+		p, err := m.Capture(Request{UID: string(u), NetNS: pod.Path, Mode: mode})
 		require.NoError(t, err)
 		require.Equal(t, want, p.Mode())
 		answer(t, "mesh", p.Listeners()...)

@@ -161,7 +161,7 @@ func (s search) destroy() (destroyed int, more bool, err error) {
 
 // find returns destroyAtOnce connections at most, and whether there are more.
 func (s search) find(sockets sockdiag.Namespace, cgroups map[uint64]bool) (found []sockdiag.Connection, more bool, err error) {
-	err = sockets.Each(s.protocols, func(c sockdiag.Connection) {
+	err = sockets.Each(s.protocols, func(c sockdiag.Connection) bool {
 		switch {
 		case c.Inode == 0, !s.isDirect(c.Remote): // closed by its process, or not direct
 		case cgroups != nil && (c.Cgroup != 0 || s.shared) && !cgroups[c.Cgroup]: // an agent's, or another pod's
@@ -170,6 +170,7 @@ func (s search) find(sockets sockdiag.Namespace, cgroups map[uint64]bool) (found
 		default:
 			found = append(found, c)
 		}
+		return true
 	})
 	return found, more, err
 }

@@ -41,7 +41,7 @@ func isQuiet(to netip.AddrPort) bool { return slices.Contains(quiets, to) }
 
 func (w *world) quiet() *quiet {
 	w.t.Helper()
-	w.server.address("lo", "198.19.0.4/32", "fd00:19::4/128")
+	w.server.Up("lo", "198.19.0.4/32", "fd00:19::4/128")
 	q := &quiet{}
 	w.t.Cleanup(func() {
 		for _, c := range q.conns {
@@ -49,27 +49,10 @@ func (w *world) quiet() *quiet {
 		}
 	})
 	for _, at := range append(foreign, quiets...) {
-		var l net.Listener
-		require.NoError(w.t, w.server.do(func() (err error) {
-			l, err = net.Listen("tcp", at.String())
-			return err
-		}))
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				q.mu.Lock()
-				q.conns = append(q.conns, c)
-				q.mu.Unlock()
-			}
-		}()
-		w.t.Cleanup(func() {
-			l.Close()
-			<-done
+		accept(w.t, w.server.Listen("tcp", at.String()), func(c net.Conn) {
+			q.mu.Lock()
+			defer q.mu.Unlock()
+			q.conns = append(q.conns, c)
 		})
 	}
 	return q
@@ -151,7 +134,7 @@ func connectStranger(t *testing.T, pod *ns, cgroup, family string, to netip.Addr
 	}
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
-	require.NoError(t, pod.do(cmd.Start))
+	require.NoError(t, pod.Do(cmd.Start))
 	s := &stranger{t: t, lines: make(chan string, 100)}
 	go func() {
 		defer close(s.lines)
@@ -392,7 +375,7 @@ func TestOtherPodsConnectionsContinue(t *testing.T) {
 		only := func(id uint64) func() (map[uint64]bool, error) {
 			return func() (map[uint64]bool, error) { return cgroupsBelow(root, map[uint64]bool{id: true}) }
 		}
-		direct := search{netns: pod.file, shared: true, protocols: []uint8{unix.IPPROTO_TCP}, isDirect: isQuiet, cgroups: only(1 << 40)}
+		direct := search{netns: pod.File, shared: true, protocols: []uint8{unix.IPPROTO_TCP}, isDirect: isQuiet, cgroups: only(1 << 40)}
 		destroyed, _, err := direct.destroy()
 		require.NoError(t, err)
 		require.Zero(t, destroyed, "of a pod that is gone")

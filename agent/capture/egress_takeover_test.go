@@ -96,7 +96,7 @@ func TestEgressOutlivesAChangeOfMode(t *testing.T) {
 			require.NoError(t, last.Close())
 		}
 		last = w.agent(cfg)
-		p := capturedBy(t, last, Request{UID: uid, NetNS: pod.path, Mode: mode, Egress: []uint16{6443, 443, 443}}, "mesh")
+		p := capturedBy(t, last, Request{UID: uid, NetNS: pod.Path, Mode: mode, Egress: []uint16{6443, 443, 443}}, "mesh")
 		who, _, err := client{patience: 200 * time.Millisecond}.connect(pod, other4)
 		require.Error(t, err, "%s answered", who)
 		requireDatagrams(t, pod, true, other4, other6)
@@ -104,7 +104,7 @@ func TestEgressOutlivesAChangeOfMode(t *testing.T) {
 		requireAnswer(t, pod, client{}, other4, fmt.Sprint("agent", i), other4.String())
 		requireAnswer(t, pod, client{}, service4, "mesh", "")
 	}
-	p, err := last.Capture(Request{UID: uid, NetNS: pod.path, Mode: EBPF})
+	p, err := last.Capture(Request{UID: uid, NetNS: pod.Path, Mode: EBPF})
 	require.NoError(t, err)
 	setEgress(t, p, "")
 	requireAnswer(t, pod, client{}, other4, "direct", "")

@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/redirect"
-	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
 	proxied "github.com/ctrlmesh/ctrlmesh/proxy/egress"
 )
 
@@ -37,23 +36,11 @@ func forEachRedirection(t *testing.T, test func(t *testing.T, cfg Config)) {
 func relays(t testing.TB, name string, listeners []net.Listener) {
 	t.Helper()
 	for _, l := range listeners {
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				go func() {
-					fmt.Fprintf(c, "%s %s", name, c.(proxied.Conn).To())
-					c.Close()
-				}()
-			}
-		}()
-		t.Cleanup(func() {
-			l.Close()
-			<-done
+		accept(t, l, func(c net.Conn) {
+			go func() {
+				fmt.Fprintf(c, "%s %s", name, c.(proxied.Conn).To())
+				c.Close()
+			}()
 		})
 	}
 }
@@ -80,7 +67,7 @@ func requireAnswer(t testing.TB, pod *ns, c client, to netip.AddrPort, who, seen
 
 // datagram sends one from the pod: what a client of HTTP/3 does first.
 func datagram(pod *ns, to netip.AddrPort, connected bool) error {
-	return pod.do(func() error {
+	return pod.Do(func() error {
 		family := unix.AF_INET
 		if to.Addr().Is6() {
 			family = unix.AF_INET6
@@ -122,7 +109,7 @@ func TestEgressConnectsArriveAtTheirListener(t *testing.T) {
 		pod4, pod6 := pod.addresses(1)
 		var own []net.Listener
 		for _, at := range []string{"127.0.0.1:443", "[::1]:443", netip.AddrPortFrom(pod4, 443).String(), netip.AddrPortFrom(pod6, 443).String()} {
-			require.NoError(t, pod.do(func() error {
+			require.NoError(t, pod.Do(func() error {
 				l, err := net.Listen("tcp", at)
 				own = append(own, l)
 				return err
@@ -358,22 +345,12 @@ func TestEgressUnderHostNetworkIsOfOnePod(t *testing.T) {
 	q := w.quiet()
 	pods := filepath.Join(cfg.CgroupRoot, "kubepods")
 	one, two := filepath.Join(pods, "pod1"), filepath.Join(pods, "pod2")
-	ids := map[string]uint64{}
-	for _, dir := range []string{pods, one, two} {
-		bpftest.MakeCgroup(t, dir)
-		var st unix.Stat_t
-		require.NoError(t, unix.Stat(dir, &st))
-		ids[dir] = st.Ino
-	}
-	join := func(cgroup string) {
-		t.Helper()
-		require.NoError(t, os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte("0"), 0))
-	}
+	ids, join := makeCgroups(t, pods, one, two)
 	defer join(cfg.CgroupRoot)
 	join(one)
 	m := w.agent(cfg)
-	p := capturedBy(t, m, Request{UID: uid, NetNS: node.path, HostNetwork: true, Cgroup: ids[one]}, "mesh")
-	other, err := m.Capture(Request{UID: "00000000-0000-4000-8000-000000000002", NetNS: node.path, HostNetwork: true, Cgroup: ids[two]})
+	p := capturedBy(t, m, Request{UID: uid, NetNS: node.Path, HostNetwork: true, Cgroup: ids[one]}, "mesh")
+	other, err := m.Capture(Request{UID: "00000000-0000-4000-8000-000000000002", NetNS: node.Path, HostNetwork: true, Cgroup: ids[two]})
 	require.NoError(t, err)
 	answer(t, "mesh", other.Listeners()...)
 	join(cfg.CgroupRoot)

@@ -18,7 +18,7 @@ func TestInvalidFilesAreIgnored(t *testing.T) {
 	listenIn := func(n *ns, network, at string, config net.ListenConfig) *os.File {
 		var f *os.File
 		config.SetMultipathTCP(false)
-		require.NoError(t, n.do(func() error {
+		require.NoError(t, n.Do(func() error {
 			l, err := config.Listen(t.Context(), network, at)
 			if err != nil {
 				return err

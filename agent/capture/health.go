@@ -115,7 +115,10 @@ func (h *health) beat() {
 		return
 	}
 	for _, m := range h.modes {
-		h.lapsed = m.Beat() || h.lapsed
+		if m.Beat() {
+			h.lapsed = true
+			h.cfg.Lapsed()
+		}
 	}
 }
 

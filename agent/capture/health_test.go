@@ -20,7 +20,6 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/ebpf"
 	"github.com/ctrlmesh/ctrlmesh/bpf"
-	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
 )
 
 // checker checks again and again, as an agent does.
@@ -226,7 +225,7 @@ func TestStalledPodGoesDirectIfItFailsOpen(t *testing.T) {
 			m := w.agent(cfg)
 			var stalled []*Pod
 			for i, pod := range []*ns{open, closed, other} {
-				require.NoError(t, pod.do(func() error { return os.WriteFile("/proc/sys/net/core/somaxconn", []byte(backlog), 0) }))
+				require.NoError(t, pod.Do(func() error { return os.WriteFile("/proc/sys/net/core/somaxconn", []byte(backlog), 0) }))
 				r := request(m, uids[i], pod)
 				r.FailOpen = pod != closed
 				p, err := m.Capture(r)
@@ -287,27 +286,17 @@ func TestHostNetworkPodsAreCapturedByCgroup(t *testing.T) {
 	host := w.pod()
 	m := w.agent(cfg)
 	require.ErrorContains(t, m.HostNetwork(), "no process of a pod is in the unified cgroup hierarchy")
-	_, err := m.Capture(Request{UID: uid, NetNS: host.path, HostNetwork: true, Cgroup: 1})
+	_, err := m.Capture(Request{UID: uid, NetNS: host.Path, HostNetwork: true, Cgroup: 1})
 	require.ErrorIs(t, err, ErrHostNetwork)
 
 	pods := filepath.Join(root, "kubepods")
-	ids := map[string]uint64{}
-	for _, dir := range []string{pods, filepath.Join(pods, "pod1"), filepath.Join(pods, "pod2"), filepath.Join(pods, "pod1/container"), filepath.Join(pods, "pod2/container")} {
-		bpftest.MakeCgroup(t, dir)
-		var st unix.Stat_t
-		require.NoError(t, unix.Stat(dir, &st))
-		ids[dir] = st.Ino
-	}
-	join := func(cgroup string) {
-		t.Helper()
-		require.NoError(t, os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte("0"), 0))
-	}
+	ids, join := makeCgroups(t, pods, filepath.Join(pods, "pod1"), filepath.Join(pods, "pod2"), filepath.Join(pods, "pod1/container"), filepath.Join(pods, "pod2/container"))
 	defer join(root)
 	join(filepath.Join(pods, "pod1/container"))
 	require.NoError(t, m.HostNetwork())
 
-	p := capturedBy(t, m, Request{UID: uid, NetNS: host.path, HostNetwork: true, Cgroup: ids[filepath.Join(pods, "pod1")], FailOpen: true}, "pod1")
-	q := capturedBy(t, m, Request{UID: "00000000-0000-4000-8000-000000000002", NetNS: host.path, HostNetwork: true, Cgroup: ids[filepath.Join(pods, "pod2")]}, "pod2")
+	p := capturedBy(t, m, Request{UID: uid, NetNS: host.Path, HostNetwork: true, Cgroup: ids[filepath.Join(pods, "pod1")], FailOpen: true}, "pod1")
+	q := capturedBy(t, m, Request{UID: "00000000-0000-4000-8000-000000000002", NetNS: host.Path, HostNetwork: true, Cgroup: ids[filepath.Join(pods, "pod2")]}, "pod2")
 	c := check(t, m)
 	probesOf(t, p, 2)
 	probesOf(t, q, 2)
@@ -417,7 +406,7 @@ func TestSuspendedAgentLetsFailOpenPodsGoDirect(t *testing.T) {
 	start := func() *exec.Cmd {
 		cmd := exec.Command("/proc/self/exe")
 		cmd.Env = append(os.Environ(), agentEnv+"="+cfg.CgroupRoot+" "+cfg.PinDir)
-		cmd.ExtraFiles = []*os.File{open.file, closed.file}
+		cmd.ExtraFiles = []*os.File{open.File, closed.File}
 		cmd.Stderr = os.Stderr
 		require.NoError(t, cmd.Start())
 		t.Cleanup(func() {
@@ -469,4 +458,21 @@ func TestSignOfLifeRepairsNothing(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 1, entry.Port, "the successor's")
 	require.False(t, m.(*node).modes[0].redirector.(*ebpf.Backend).Beat(), "it showed no sign of life")
+}
+
+func TestLapseOfTheSignOfLifeIsReported(t *testing.T) {
+	cfg := ebpfConfig(t)
+	lapses := 0
+	cfg.Lapsed = func() { lapses++ }
+	w := newWorld(t)
+	m := w.agent(cfg)
+	await := func(n int) {
+		for start := time.Now(); lapses < n && time.Since(start) < 10*time.Second; time.Sleep(CheckInterval / 5) {
+			m.Check(true)
+		}
+		require.Equal(t, n, lapses)
+	}
+	await(1) // there was no agent before
+	time.Sleep(stallAfter + CheckInterval)
+	await(2)
 }

@@ -24,20 +24,20 @@ func TestListingOfFilledChainIsBounded(t *testing.T) {
 	listing.WriteString("COMMIT\n")
 	fill := exec.Command("iptables-restore", "--noflush")
 	fill.Stdin = strings.NewReader(listing.String())
-	require.NoError(t, pod.do(fill.Run))
+	require.NoError(t, pod.Do(fill.Run))
 
 	table := p.redirector.(*iptables.Backend).Tables[0]
-	require.ErrorContains(t, pod.do(func() error {
+	require.ErrorContains(t, pod.Do(func() error {
 		_, err := table.Lead(t.Context())
 		return err
 	}), "exit status 125")
-	require.Error(t, pod.do(func() error {
+	require.Error(t, pod.Do(func() error {
 		_, err := table.LastLead(t.Context())
 		return err
 	}))
 	require.ErrorContains(t, p.Release(), "exit status 125", "the rules may be another agent's")
-	require.NoError(t, Cleanup(cfg.PinDir, pod.path), "by any agent")
-	require.NoError(t, pod.do(func() error {
+	require.NoError(t, Cleanup(cfg.PinDir, pod.Path), "by any agent")
+	require.NoError(t, pod.Do(func() error {
 		require.False(t, table.MayExist(), "the chain still exists")
 		return nil
 	}))
@@ -66,14 +66,14 @@ func TestDamagedRulesAreRepaired(t *testing.T) {
 		} {
 			t.Run(name, func(t *testing.T) {
 				for _, table := range tables {
-					require.NoError(t, pod.do(func() error { return damage(table) }))
+					require.NoError(t, pod.Do(func() error { return damage(table) }))
 				}
 				require.NoError(t, p.redirector.Apply(t.Context(), p.target()))
 				for _, to := range listed {
 					requireAnswer(t, pod, client{}, to, "mesh", "")
 				}
 				for _, table := range tables {
-					require.NoError(t, pod.do(func() error {
+					require.NoError(t, pod.Do(func() error {
 						program := map[int]string{4: "iptables", 6: "ip6tables"}[table.Family]
 						listing, err := exec.Command(program, "-t", "nat", "-S", "OUTPUT").Output()
 						require.NoError(t, err)
@@ -96,7 +96,7 @@ func TestDuplicateJumpsAreRemoved(t *testing.T) {
 			pod := w.pod()
 			p := captured(t, w.agent(cfg), uid, pod, "mesh")
 			for _, table := range p.redirector.(*iptables.Backend).Tables {
-				require.NoError(t, pod.do(func() error {
+				require.NoError(t, pod.Do(func() error {
 					return table.Restore(t.Context(), "*nat\n-F OUTPUT\n"+strings.Repeat("-A OUTPUT -j "+iptables.Chain+"\n", jumps)+"COMMIT\n")
 				}))
 			}

@@ -42,7 +42,7 @@ func TestHostNetworkListenersServeTheirPodAlone(t *testing.T) {
 	join(container)
 	var st unix.Stat_t
 	require.NoError(t, unix.Stat(own, &st))
-	p := capturedBy(t, m, Request{UID: uid, NetNS: host.path, HostNetwork: true, Cgroup: st.Ino}, "mesh")
+	p := capturedBy(t, m, Request{UID: uid, NetNS: host.Path, HostNetwork: true, Cgroup: st.Ino}, "mesh")
 
 	for _, loopback := range []netip.Addr{listener.Loopback4, listener.Loopback6} {
 		to := netip.AddrPortFrom(loopback, p.port)

@@ -31,7 +31,7 @@ func TestLostEgressIsRepaired(t *testing.T) {
 	run := func(args ...string) func(*testing.T, Config, *Pod, *ns) {
 		return func(t *testing.T, cfg Config, _ *Pod, pod *ns) {
 			for _, program := range []string{"iptables", "ip6tables"} {
-				require.NoError(t, pod.do(exec.Command(program, args...).Run))
+				require.NoError(t, pod.Do(exec.Command(program, args...).Run))
 			}
 		}
 	}
@@ -86,7 +86,7 @@ func TestLossesAreRepaired(t *testing.T) {
 	}
 	flush := func(t *testing.T, cfg Config, _ *Pod, pod *ns) {
 		for _, program := range []string{"iptables", "ip6tables"} {
-			require.NoError(t, pod.do(exec.Command(program, "-t", "nat", "-F").Run))
+			require.NoError(t, pod.Do(exec.Command(program, "-t", "nat", "-F").Run))
 		}
 	}
 	ofNode, ofPod := true, false
@@ -243,7 +243,7 @@ func TestPodWithFullTablesDelaysNoOther(t *testing.T) {
 			rules.WriteString("COMMIT\n")
 			fill := exec.Command("iptables-restore", "--noflush")
 			fill.Stdin = strings.NewReader(rules.String())
-			require.NoError(t, hostile.do(fill.Run))
+			require.NoError(t, hostile.Do(fill.Run))
 			becomes(t, hostile, "direct", service4)
 
 			probes, probed := 0, time.Time{} // of the other pod, while this one is repaired

@@ -80,7 +80,7 @@ func TestNextAgentCapturesByAnotherMode(t *testing.T) {
 					cfg.Address = ""
 				}
 				m := w.agent(cfg)
-				p, err := m.Capture(Request{UID: uid, NetNS: pod.path, Mode: mode, Files: files})
+				p, err := m.Capture(Request{UID: uid, NetNS: pod.Path, Mode: mode, Files: files})
 				require.NoError(t, err)
 				require.Equal(t, mode, p.Mode())
 				name := fmt.Sprint("agent", i)

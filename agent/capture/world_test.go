@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -21,11 +20,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
-	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/program/programtest"
+	"github.com/ctrlmesh/ctrlmesh/agent/internal/netnstest"
 	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
 )
 
@@ -62,78 +60,15 @@ var (
 
 const uid = "3a1f0c52-6a53-4f0e-8e0a-0f4b1f9f6d11"
 
-// ns is a network namespace that lives as long as its file and what was made in it.
-type ns struct {
-	t    testing.TB
-	file *os.File
-	path string
-	link *netlink.Handle
-	once sync.Once
-}
+// ns is a network namespace.
+type ns struct{ *netnstest.NS }
 
-// newNS makes a network namespace, of which nothing is left after the test.
-func newNS(t testing.TB) *ns {
-	t.Helper()
-	n := &ns{t: t}
-	require.NoError(t, netns.OnOwnGoroutine(func() error {
-		home, err := os.Open(netns.Own)
-		if err != nil {
-			return err
-		}
-		defer home.Close()
-		runtime.LockOSThread()
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			return err
-		}
-		if n.file, err = os.Open(netns.Own); err != nil {
-			return err
-		}
-		if err := netns.Set(home); err != nil {
-			return err
-		}
-		runtime.UnlockOSThread()
-		return nil
-	}), "making network namespaces needs root")
-	n.path = fmt.Sprintf("/proc/self/fd/%d", n.file.Fd())
-	var err error
-	n.link, err = netlink.NewHandleAt(vnetns.NsHandle(n.file.Fd()), unix.NETLINK_ROUTE)
-	require.NoError(t, err)
-	t.Cleanup(n.close)
-	lo, err := n.link.LinkByName("lo")
-	require.NoError(t, err)
-	require.NoError(t, n.link.LinkSetUp(lo))
-	return n
-}
-
-func (n *ns) close() {
-	n.once.Do(func() {
-		n.link.Close()
-		n.file.Close()
-	})
-}
-
-func (n *ns) do(f func() error) error { return netns.Do(n.file, f) }
-
-// address gives a device an address, for IPv6 without waiting to see whether it is a double.
-func (n *ns) address(device string, addresses ...string) {
-	n.t.Helper()
-	l, err := n.link.LinkByName(device)
-	require.NoError(n.t, err)
-	for _, a := range addresses {
-		address, err := netlink.ParseAddr(a)
-		require.NoError(n.t, err)
-		if address.IP.To4() == nil {
-			address.Flags = unix.IFA_F_NODAD
-		}
-		require.NoError(n.t, n.link.AddrAdd(l, address))
-	}
-	require.NoError(n.t, n.link.LinkSetUp(l))
-}
+func newNS(t testing.TB) *ns { return &ns{netnstest.New(t)} }
 
 func (n *ns) route(gateways ...string) {
-	n.t.Helper()
+	n.T.Helper()
 	for _, gw := range gateways {
-		require.NoError(n.t, n.link.RouteAdd(&netlink.Route{Gw: net.ParseIP(gw)}))
+		require.NoError(n.T, n.Link.RouteAdd(&netlink.Route{Gw: net.ParseIP(gw)}))
 	}
 }
 
@@ -146,18 +81,10 @@ type world struct {
 
 func newWorld(t testing.TB) *world {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root: makes network namespaces")
-	}
 	w := &world{t: t, server: newNS(t)}
-	w.server.address("lo", "198.19.0.1/32", "198.19.0.2/32", "fd00:19::1/128", "fd00:19::2/128", "fd00:19::3/128", "198.19.0.9/32", "fd00:19::9/128")
+	w.server.Up("lo", "198.19.0.1/32", "198.19.0.2/32", "fd00:19::1/128", "fd00:19::2/128", "fd00:19::3/128", "198.19.0.9/32", "fd00:19::9/128")
 	for _, at := range append([]netip.AddrPort{other4, other6}, listed...) {
-		var l net.Listener
-		require.NoError(t, w.server.do(func() (err error) {
-			l, err = net.Listen("tcp", at.String())
-			return err
-		}))
-		answer(t, "direct", l)
+		answer(t, "direct", w.server.Listen("tcp", at.String()))
 	}
 	return w
 }
@@ -166,24 +93,47 @@ func newWorld(t testing.TB) *world {
 func answer(t testing.TB, name string, listeners ...net.Listener) {
 	t.Helper()
 	for _, l := range listeners {
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				go func() {
-					fmt.Fprintf(c, "%s %s", name, c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr())
-					c.Close()
-				}()
-			}
-		}()
-		t.Cleanup(func() {
-			l.Close()
-			<-done
+		accept(t, l, func(c net.Conn) {
+			go func() {
+				fmt.Fprintf(c, "%s %s", name, c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr())
+				c.Close()
+			}()
 		})
+	}
+}
+
+// accept calls f with each connection until the test ends.
+func accept(t testing.TB, l net.Listener, f func(net.Conn)) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			f(c)
+		}
+	}()
+	t.Cleanup(func() {
+		l.Close()
+		<-done
+	})
+}
+
+// makeCgroups makes cgroups, and returns their ids. join moves the test into one.
+func makeCgroups(t testing.TB, dirs ...string) (ids map[string]uint64, join func(dir string)) {
+	t.Helper()
+	ids = map[string]uint64{}
+	for _, dir := range dirs {
+		bpftest.MakeCgroup(t, dir)
+		var st unix.Stat_t
+		require.NoError(t, unix.Stat(dir, &st))
+		ids[dir] = st.Ino
+	}
+	return ids, func(dir string) {
+		t.Helper()
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte("0"), 0))
 	}
 }
 
@@ -193,32 +143,32 @@ func (w *world) pod() *ns {
 	w.pods++
 	p := newNS(w.t)
 	peer := fmt.Sprintf("pod%d", w.pods)
-	require.NoError(w.t, p.link.LinkAdd(&netlink.Veth{
+	require.NoError(w.t, p.Link.LinkAdd(&netlink.Veth{
 		LinkAttrs:     netlink.LinkAttrs{Name: "eth0"},
 		PeerName:      peer,
-		PeerNamespace: netlink.NsFd(w.server.file.Fd()),
+		PeerNamespace: netlink.NsFd(w.server.File.Fd()),
 	}))
 	near4, near6 := p.addresses(w.pods)
 	far4, far6 := near4.Next(), near6.Next()
-	w.server.address(peer, far4.String()+"/24", far6.String()+"/64")
-	p.address("eth0", near4.String()+"/24", near6.String()+"/64")
+	w.server.Up(peer, far4.String()+"/24", far6.String()+"/64")
+	p.Up("eth0", near4.String()+"/24", near6.String()+"/64")
 	p.route(far4.String(), far6.String())
 	return p
 }
 
 // again6 gives the world's first pod its IPv6 addresses and route once more.
 func (n *ns) again6() {
-	n.t.Helper()
+	n.T.Helper()
 	_, near6 := n.addresses(1)
 	for device, address := range map[string]string{"lo": "::1/128", "eth0": near6.String() + "/64"} {
-		l, err := n.link.LinkByName(device)
-		require.NoError(n.t, err)
+		l, err := n.Link.LinkByName(device)
+		require.NoError(n.T, err)
 		parsed, err := netlink.ParseAddr(address)
-		require.NoError(n.t, err)
+		require.NoError(n.T, err)
 		parsed.Flags = unix.IFA_F_NODAD
-		require.NoError(n.t, n.link.AddrReplace(l, parsed))
+		require.NoError(n.T, n.Link.AddrReplace(l, parsed))
 	}
-	require.NoError(n.t, n.link.RouteReplace(&netlink.Route{Gw: near6.Next().AsSlice()}))
+	require.NoError(n.T, n.Link.RouteReplace(&netlink.Route{Gw: near6.Next().AsSlice()}))
 }
 
 // addresses are those of the n-th pod.
@@ -294,7 +244,7 @@ func agent(t testing.TB, cfg Config) Backend {
 // agent is one whose own network namespace is that of the servers.
 func (w *world) agent(cfg Config) (m Backend) {
 	w.t.Helper()
-	require.NoError(w.t, w.server.do(func() error {
+	require.NoError(w.t, w.server.Do(func() error {
 		m = agent(w.t, cfg)
 		return nil
 	}))
@@ -303,7 +253,7 @@ func (w *world) agent(cfg Config) (m Backend) {
 
 // request asks for a pod to be captured in the best way.
 func request(m Backend, uid string, pod *ns) Request {
-	return Request{UID: uid, NetNS: pod.path, Mode: m.Modes()[0]}
+	return Request{UID: uid, NetNS: pod.Path, Mode: m.Modes()[0]}
 }
 
 // captured captures a pod; its listeners answer with name.
@@ -348,7 +298,7 @@ func (c client) connect(n *ns, to netip.AddrPort) (who, source string, err error
 	if to.Addr().Is6() || c.mapped {
 		family = unix.AF_INET6
 	}
-	if err := n.do(func() (err error) {
+	if err := n.Do(func() (err error) {
 		fd, err = unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, c.protocol)
 		return err
 	}); err != nil {

@@ -8,6 +8,7 @@ package certdir
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -28,8 +29,12 @@ const (
 	keyFile  = "tls.key"
 )
 
-// maxSize bounds a file, as the apiserver bounds a Secret.
-const maxSize = 1 << 20
+// Bounds of the files in bytes. Go's clients of TLS refuse longer certificates. A key of
+// maxRSA bits takes a quarter of maxKey.
+const (
+	maxCert = 256 << 10
+	maxKey  = 32 << 10
+)
 
 var (
 	// ErrExited means that the process whose files are read has exited.
@@ -38,12 +43,24 @@ var (
 	ErrNone = errors.New("the webhook's certificate has not been read yet")
 )
 
-// Dir is the directory of a certificate and its key. Both are kept in memory. It is safe
-// for concurrent use.
+// Source is the directory of a certificate, and its key, in the file systems of a pod's
+// processes. Its methods are safe for concurrent use.
+type Source struct {
+	// Path is absolute.
+	Path string
+
+	mu sync.Mutex
+	// rejected has why contents are no certificate, by their hash: it may take a second of
+	// processor time to find out.
+	rejected map[[sha256.Size]byte]error
+}
+
+// Dir is the directory of one process. The certificate and its key are kept in memory. It is
+// safe for concurrent use.
 type Dir struct {
+	source  *Source
 	process *os.File // a pidfd: it is never another process
 	root    string
-	path    string
 
 	loading sync.Mutex // of files, which may block
 
@@ -52,11 +69,10 @@ type Dir struct {
 	pair      *tls.Certificate
 }
 
-// Open opens the directory at a path in the file system of a process. It reads no file yet,
-// see [Dir.Load].
-func Open(pid int, dir string) (*Dir, error) {
-	if !path.IsAbs(dir) {
-		return nil, fmt.Errorf("directory of the webhook's certificate: %q is not an absolute path", dir)
+// Open opens the directory of a process. It reads no file yet, see [Dir.Load].
+func (s *Source) Open(pid int) (*Dir, error) {
+	if !path.IsAbs(s.Path) {
+		return nil, fmt.Errorf("directory of the webhook's certificate: %q is not an absolute path", s.Path)
 	}
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
@@ -65,7 +81,7 @@ func Open(pid int, dir string) (*Dir, error) {
 		}
 		return nil, fmt.Errorf("opening process %d: %w", pid, err)
 	}
-	return &Dir{process: os.NewFile(uintptr(fd), "pidfd"), root: fmt.Sprintf("/proc/%d/root", pid), path: dir}, nil
+	return &Dir{source: s, process: os.NewFile(uintptr(fd), "pidfd"), root: fmt.Sprintf("/proc/%d/root", pid)}, nil
 }
 
 // Load reads the files, and reports whether the certificate changed. After an error the last
@@ -78,18 +94,18 @@ func (d *Dir) Load() (changed bool, err error) {
 	defer d.loading.Unlock()
 	cert, key, err := d.read()
 	if err != nil {
-		return false, fmt.Errorf("reading the webhook's certificate in %s: %w", d.path, err)
+		return false, fmt.Errorf("reading the webhook's certificate in %s: %w", d.source.Path, err)
 	}
 	if d.pair != nil && bytes.Equal(cert, d.cert) && bytes.Equal(key, d.key) {
 		return false, nil
 	}
-	pair, err := tls.X509KeyPair(cert, key)
+	pair, err := d.source.parse(cert, key)
 	if err != nil {
-		return false, fmt.Errorf("reading the webhook's certificate in %s: %w", d.path, err)
+		return false, fmt.Errorf("reading the webhook's certificate in %s: %w", d.source.Path, err)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.cert, d.key, d.pair = cert, key, &pair
+	d.cert, d.key, d.pair = cert, key, pair
 	return true, nil
 }
 
@@ -107,10 +123,10 @@ func (d *Dir) read() (cert, key []byte, err error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("opening the root directory of the process: %w", err)
 	}
-	if cert, err = readIn(number, path.Join(d.path, certFile)); err != nil {
+	if cert, err = readIn(number, path.Join(d.source.Path, certFile), maxCert); err != nil {
 		return nil, nil, err
 	}
-	key, err = readIn(number, path.Join(d.path, keyFile))
+	key, err = readIn(number, path.Join(d.source.Path, keyFile), maxKey)
 	return cert, key, err
 }
 
@@ -125,8 +141,9 @@ func (d *Dir) checkAlive() error {
 	})
 }
 
-// readIn reads a regular file. The path and all links are looked up within the root.
-func readIn(root int, name string) ([]byte, error) {
+// readIn reads a regular file of at most maxSize bytes. The path and all links are looked up
+// within the root.
+func readIn(root int, name string, maxSize int) ([]byte, error) {
 	how := &unix.OpenHow{
 		// A named pipe would block.
 		Flags:   unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NOCTTY | unix.O_NONBLOCK,
@@ -151,7 +168,7 @@ func readIn(root int, name string) ([]byte, error) {
 	case !info.Mode().IsRegular():
 		return nil, fmt.Errorf("%s is not a regular file", name)
 	}
-	content, err := io.ReadAll(io.LimitReader(f, maxSize+1))
+	content, err := io.ReadAll(io.LimitReader(f, int64(maxSize)+1))
 	if err == nil && len(content) > maxSize {
 		err = fmt.Errorf("%s is larger than %d bytes", name, maxSize)
 	}

@@ -84,7 +84,7 @@ func writePair(t *testing.T, dir string, serial int64) {
 
 func open(t *testing.T, pid int) *Dir {
 	t.Helper()
-	d, err := Open(pid, "/certs")
+	d, err := (&Source{Path: "/certs"}).Open(pid)
 	require.NoError(t, err)
 	t.Cleanup(func() { d.Close() })
 	return d
@@ -180,7 +180,7 @@ func TestInvalidFilesKeepTheLastCertificate(t *testing.T) {
 		"removed":            os.Remove,
 		"another generation": func(file string) error { return os.WriteFile(file, key, 0o600) },
 		"garbage":            func(file string) error { return os.WriteFile(file, []byte("x"), 0o600) },
-		"too large":          func(file string) error { return os.Truncate(file, maxSize+1) },
+		"too large":          func(file string) error { return os.Truncate(file, maxKey+1) },
 		"a directory":        func(file string) error { return replace(file, func() error { return os.Mkdir(file, 0o755) }) },
 		"a pipe":             func(file string) error { return replace(file, func() error { return unix.Mkfifo(file, 0o600) }) },
 	} {
@@ -218,8 +218,8 @@ func TestExitOfTheProcessIsReported(t *testing.T) {
 	_, err := d.Load()
 	require.ErrorIs(t, err, ErrExited)
 	requireSerial(t, d, 1)
-	_, err = Open(pid, "/certs")
+	_, err = (&Source{Path: "/certs"}).Open(pid)
 	require.ErrorIs(t, err, ErrExited)
-	_, err = Open(os.Getpid(), "certs")
+	_, err = (&Source{Path: "certs"}).Open(os.Getpid())
 	require.ErrorContains(t, err, "not an absolute path")
 }

@@ -33,8 +33,8 @@ type Handler interface {
 	// SetPolicy applies a policy. settled is closed, or nil, when no write that earlier
 	// policies allowed can take effect any more. The ack is sent only then.
 	SetPolicy(*meshv1.PodPolicy) (settled <-chan struct{}, err error)
-	// RemovePolicy leaves a pod without a policy: it is refused while it runs. settled is
-	// that of SetPolicy.
+	// RemovePolicy removes the policy of a pod, whose requests are refused while it runs.
+	// settled is as for SetPolicy.
 	RemovePolicy(uid string) (settled <-chan struct{}, err error)
 	// TrafficProblem returns why the traffic rules of the last policy are not applied though
 	// the rest of it is, and which rules apply instead; "" if they are applied.
@@ -270,13 +270,13 @@ func (m *Manager) takeReport() *meshv1.Report {
 	size := 0
 	for uid, p := range m.pending {
 		of := proto.Size(p)
-		if of > maxReport { // what its rules have done is not worth the stream
+		if of > maxReport { // without the counts it is small
 			p = proto.CloneOf(p)
 			p.Rules, p.Faults = nil, nil
 			of = proto.Size(p)
 		}
 		if size += of; size > maxReport && len(r.Pods) > 0 {
-			m.poke() // for the rest
+			m.poke() // to send the rest
 			break
 		}
 		r.Pods = append(r.Pods, p)
@@ -340,7 +340,7 @@ func (s *session) ack(ctx context.Context, uid, version string, settled <-chan s
 	a := &meshv1.Ack{Uid: uid, Version: version}
 	if err != nil {
 		a.Error = err.Error()
-		s.Logger.Error("failed to apply a policy: the last valid one applies", "uid", uid, "version", version, "error", err)
+		s.Logger.Error("a policy was rejected, or could not be saved", "uid", uid, "version", version, "error", err)
 	} else if uid != "" {
 		a.TrafficError = s.handler.TrafficProblem(uid)
 	}

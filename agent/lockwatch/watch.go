@@ -28,8 +28,9 @@ type Writer interface {
 type Recorder interface {
 	// Written is called with the last writes of all locks when one of them was written. The
 	// recorder drops exited holders whose lock was written since. It returns the name of the
-	// sandbox that the writer runs in, "" if that is not certain.
-	Written(holders []lock.Holder) (sandbox string)
+	// sandbox that the writer runs in, "" if that is not certain. It is not alone if writes of
+	// processes that an earlier agent served may be in flight.
+	Written(holders []lock.Holder) (sandbox string, alone bool)
 	// Exited is called when these holders have exited and no write of theirs is in flight.
 	Exited([]*meshv1.DeadHolder)
 }
@@ -39,7 +40,7 @@ type Watch struct {
 	UID      string
 	Writer   Writer
 	Recorder Recorder
-	// Processes returns the pids of the containers of a pod in a sandbox.
+	// Processes returns the pids of the containers of a pod in a sandbox; "": it is to be found.
 	Processes func(uid, sandbox string) ([]int, error)
 	Logger    *slog.Logger
 }
@@ -90,8 +91,8 @@ func (w *Watch) await() bool {
 // watchWriters watches all processes that may have written the locks. It returns nil if
 // they are not known, or if no lock is held.
 func (w *Watch) watchWriters(holders []lock.Holder) *exitWatch {
-	sandbox := w.Recorder.Written(holders)
-	if len(deadHolders(holders)) == 0 || sandbox == "" {
+	sandbox, alone := w.Recorder.Written(holders)
+	if len(deadHolders(holders)) == 0 || !alone {
 		return nil
 	}
 	pids, err := w.Processes(w.UID, sandbox)
@@ -111,7 +112,7 @@ func (w *Watch) watchWriters(holders []lock.Holder) *exitWatch {
 
 // DeadHolder returns a last write as it is reported once its holder has exited.
 func DeadHolder(h lock.Holder) *meshv1.DeadHolder {
-	return &meshv1.DeadHolder{Namespace: h.Namespace, Name: h.Name, Identity: h.Identity, ResourceVersion: h.Version}
+	return &meshv1.DeadHolder{Namespace: h.Namespace, Name: h.Name, Identity: h.Identity, ResourceVersion: h.Version, Resource: h.Resource}
 }
 
 // deadHolders omits locks without a holder.

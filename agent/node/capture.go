@@ -21,7 +21,7 @@ func (c *capturer) captureMissing() {
 	c.captureAll(c.uids(c.uncaptured), false)
 }
 
-// uncaptured reports whether this agent is the one to capture a pod that is not captured.
+// uncaptured reports whether the pod is not captured and this agent must capture it.
 // While two agents run, both serve the pods in capture mode address.
 func (c *capturer) uncaptured(p *pod) bool {
 	if p.captured != nil || p.state.Presence == lifecycle.Expected {

@@ -10,8 +10,8 @@ import (
 )
 
 // setEgress redirects a pod's connections to other hosts as the rules in force require.
-// Connections that still arrive without such rules pass. While another agent serves, the
-// redirection is its own.
+// Connections that still arrive when no rule requires it pass. While another agent serves,
+// that agent sets the redirection.
 func (e *effects) setEgress(p *pod) {
 	if p.captured == nil || e.phase != serving {
 		return

@@ -11,7 +11,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
 
-// phase is how far an agent has got on its way out.
+// phase is a step of an agent's exit.
 type phase int
 
 const (
@@ -28,7 +28,7 @@ const (
 	stopped
 )
 
-// departure is the way out of an agent.
+// departure is the state of an agent's exit.
 type departure struct {
 	*core
 	effects *effects

@@ -66,9 +66,32 @@ func (l *losses) note(found []capture.Loss) (fresh, repaired []capture.Loss) {
 	return fresh, slices.AppendSeq(repaired, maps.Values(before)) // lost before and not now
 }
 
-// WatchHealth checks the redirections until ctx ends, while they are this agent's. They are
-// while they are offered to a successor: without checks, pods that fail open go direct.
+// WatchHealth checks the redirections until ctx ends, as long as this agent owns them. It
+// owns them also while a successor is offered them: without checks, the connections of pods
+// that fail open go direct.
 func (n *Node) WatchHealth(ctx context.Context, socket *takeover.Socket) {
+	if n.Inbound != nil {
+		var inbound sync.WaitGroup
+		defer inbound.Wait()
+		inbound.Go(func() { n.watchInbound(ctx, socket) })
+	}
+	everyCheck(ctx, func() {
+		if phase(n.shown.Load()) > handing {
+			return
+		}
+		if !socket.Current() {
+			// This process was suspended, and another took its place. Repairs would take
+			// the pods away from that one.
+			n.Logger.Warn("another agent has taken over without a request")
+			_, _ = n.Incumbent().Yield(ctx)
+			return
+		}
+		n.check(ctx)
+	})
+}
+
+// everyCheck calls check at its interval until ctx ends.
+func everyCheck(ctx context.Context, check func()) {
 	ticker := time.NewTicker(capture.CheckInterval)
 	defer ticker.Stop()
 	for {
@@ -76,24 +99,29 @@ func (n *Node) WatchHealth(ctx context.Context, socket *takeover.Socket) {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
+			check()
 		}
-		if phase(n.shown.Load()) > handing {
-			continue
-		}
-		if !socket.Current() {
-			// This process was suspended, and another took its place. Repairs would take
-			// the pods away from that one.
-			n.Logger.Warn("another agent has taken over without a request")
-			_, _ = n.Incumbent().Yield(ctx)
-			continue
-		}
-		n.check(ctx)
 	}
+}
+
+// watchInbound steers the ports at which webhooks listen, and no others, while this agent owns
+// the pods. The sign of life does not wait for it.
+func (n *Node) watchInbound(ctx context.Context, socket *takeover.Socket) {
+	everyCheck(ctx, func() {
+		if phase(n.shown.Load()) > handing || !socket.Current() {
+			return
+		}
+		if err := n.Inbound.Check(); err != nil {
+			n.Logger.Error("failed to check the connections to webhooks", "error", err)
+		}
+	})
 }
 
 func (n *Node) check(ctx context.Context) {
 	found := n.Capture.Check(phase(n.shown.Load()) == serving)
-	n.checkInbound()
+	if n.Inbound != nil && !slices.Contains(n.Capture.Modes(), capture.EBPF) { // its checks give the sign of life
+		n.Inbound.Beat()
+	}
 	if ctx.Err() != nil || phase(n.shown.Load()) != serving {
 		return // the agent is about to exit: a probe that did not arrive is no loss
 	}
@@ -117,19 +145,6 @@ func (n *Node) check(ctx context.Context) {
 				}
 			})
 		}()
-	}
-}
-
-// checkInbound steers the ports at which webhooks listen, and no others.
-func (n *Node) checkInbound() {
-	if n.Inbound == nil {
-		return
-	}
-	if !slices.Contains(n.Capture.Modes(), capture.EBPF) { // its checks give the sign of life
-		n.Inbound.Beat()
-	}
-	if err := n.Inbound.Check(); err != nil {
-		n.Logger.Error("failed to check the connections to webhooks", "error", err)
 	}
 }
 

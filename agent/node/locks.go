@@ -29,16 +29,15 @@ func (c *core) watchLocks(uid string, writer lockwatch.Writer) {
 
 // Written implements lockwatch.Recorder. Writes in flight of earlier agents may be those
 // of another process.
-func (r lockRecorder) Written(holders []lock.Holder) (sandbox string) {
+func (r lockRecorder) Written(holders []lock.Holder) (sandbox string, alone bool) {
 	r.in(func(p *pod) {
-		if r.earlier.Ended(r.uid) && !time.Now().Before(r.earlier.UnknownUntil) {
-			sandbox = p.sandbox
-		}
+		sandbox = p.sandbox
+		alone = r.earlier.Ended(r.uid) && !time.Now().Before(r.earlier.UnknownUntil)
 		p.exited = slices.DeleteFunc(p.exited, func(d *meshv1.DeadHolder) bool {
 			return !slices.ContainsFunc(holders, func(h lock.Holder) bool { return proto.Equal(d, lockwatch.DeadHolder(h)) })
 		})
 	})
-	return sandbox
+	return sandbox, alone
 }
 
 // Exited implements lockwatch.Recorder.

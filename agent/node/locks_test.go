@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -47,7 +48,7 @@ func (w *writer) write(t *testing.T, identity, version string) {
 }
 
 func lease(name, identity, version string) lock.Holder {
-	return lock.Holder{Namespace: "ns", Name: name, Identity: identity, Version: version}
+	return lock.Holder{Namespace: "ns", Name: name, Identity: identity, Version: version, Resource: "leases"}
 }
 
 func (w *writer) writeAll(t *testing.T, holders ...lock.Holder) {
@@ -141,6 +142,26 @@ func TestEachLockHasItsOwnHolder(t *testing.T) {
 	dead := r.dead(t)
 	require.Len(t, dead, 1)
 	require.Equal(t, "b", dead[0].GetName())
+}
+
+// Without the runtime's interface, the sandbox is found by its process.
+func TestHolderExitIsReportedWithoutTheRuntime(t *testing.T) {
+	r, w := watched(t)
+	kill := r.runs(t, "cri-operator")
+	for i, container := range []string{"cri-5a5a", "cri-operator"} {
+		pid, err := os.ReadFile(filepath.Join(r.cgroups, "kubepods/pod"+uidA, container, "cgroup.procs"))
+		require.NoError(t, err)
+		dir := filepath.Join(r.proc, strings.TrimSpace(string(pid)))
+		require.NoError(t, os.Mkdir(dir, 0o755))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "stat"), fmt.Appendf(nil, "1 (a) S%s %d", strings.Repeat(" 0", 18), 10+i), 0o600))
+		require.NoError(t, os.Symlink([]string{"/pause", "/manager"}[i], filepath.Join(dir, "exe")))
+	}
+	r.in(t, func() { r.pods[uidA].sandbox = "" })
+	w.write(t, "pod_1", "7")
+	r.looked(t, w)
+	kill()
+	w.quiet <- nil
+	r.soon(t, "the report", func() bool { return len(r.pods[uidA].exited) == 1 })
 }
 
 func TestHolderExitWithoutProofIsNotReported(t *testing.T) {

@@ -94,7 +94,7 @@ func (c *core) do(ctx context.Context, f func() error) error {
 	}
 }
 
-// run is do for what cannot fail in the loop.
+// run is do for an f that cannot fail.
 func (c *core) run(ctx context.Context, f func()) error {
 	return c.do(ctx, func() error { f(); return nil })
 }
@@ -133,7 +133,7 @@ func (c *core) policies() map[string]*meshv1.PodPolicy {
 	return policies
 }
 
-// logError logs a failure, which concerns p if that is not nil, unless err is nil.
+// logError logs err with the pod, if p is not nil. It does nothing if err is nil.
 func (c *core) logError(err error, failure string, p *pod, more ...any) {
 	if err == nil {
 		return
@@ -172,8 +172,8 @@ func New(c Config) *Node {
 	return n
 }
 
-// OpenJournal creates the journal of this agent in dir. Without room for a file, the agent
-// serves all the same: it knows its own writes, and only the next agent waits for all pods.
+// OpenJournal creates the journal of this agent in dir. If that fails, the agent serves
+// nevertheless, because it knows its own writes. Only the next agent must wait for all pods.
 func OpenJournal(dir string, events *telemetry.Recorder, logger *slog.Logger) *journal.Journal {
 	j, err := journal.Create(dir)
 	if err != nil {

@@ -46,15 +46,15 @@ type assignment struct {
 	// rules are the last valid rules of a policy, applied here or by an earlier agent; nil
 	// while they are unknown.
 	rules *meshv1.Traffic
-	// since is when the policy was applied.
+	// appliedSince is when the policy was applied.
 	appliedSince time.Time
 	// unsaved is closed when the next agent would know the policy; nil: it would.
 	unsaved chan struct{}
-	// successor is closed when the writes have ended that a successor which failed allowed
-	// before the policy was saved; nil: they have.
+	// successor is closed when no write can take effect any more that a failed successor sent
+	// under the policy before this one; nil: none can.
 	successor <-chan struct{}
-	// confirmed is the version that the predecessor, or this agent before it offered the
-	// pod, has acknowledged. It holds for all that the other agent has in flight.
+	// confirmed is the version that was acked before a takeover. If it comes again, nothing
+	// of the other agent need be awaited.
 	confirmed string
 
 	// The caches of the pod's clients are filled by cachedBy, unless fresh: then this agent
@@ -95,6 +95,7 @@ type reporting struct {
 	exited   []*meshv1.DeadHolder
 	reported *meshv1.PodReport
 	counted  time.Time // when the counts of rules and faults were read
+	routed   bool      // all its reviews, by the last report
 }
 
 func newPod(info pods.Pod, presence lifecycle.Presence) *pod {
@@ -151,9 +152,10 @@ func (p *pod) knownRules() *meshv1.Traffic {
 	return p.rules
 }
 
-// refusal returns a policy that refuses every request, which any policy of the pod allows.
-// Its connections to other hosts keep the rules that they had: without rules they would be
-// free. Other pods have its shares by now.
+// refusal returns a policy that refuses every request. It has the version of the pod's
+// policy, because no policy forbids to refuse. Connections to other hosts keep the rules that
+// they had: without rules all of them would pass. The pod has no share of a limit any more,
+// because other pods may have it by now.
 func (p *pod) refusal(reason string) *meshv1.PodPolicy {
 	rules := proto.CloneOf(p.knownRules())
 	for _, b := range rules.GetBreakers() {

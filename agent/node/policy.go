@@ -19,8 +19,9 @@ import (
 type effects struct{ *core }
 
 // setPolicy applies and saves a policy. After an error of the proxy the policy before stays;
-// after an error of saving the new one applies. settled is closed once no write that earlier
-// policies allowed, in this agent or one before it, can take effect.
+// after an error of saving the new one applies. settled is closed once the next agent would
+// know the policy, and no write can take effect that earlier policies allowed, in this agent
+// or one before it; nil: so it is.
 func (e *effects) setPolicy(policy *meshv1.PodPolicy) (settled <-chan struct{}, err error) {
 	uid := policy.GetUid()
 	p := e.pods[uid]
@@ -50,8 +51,8 @@ func (e *effects) setPolicy(policy *meshv1.PodPolicy) (settled <-chan struct{}, 
 	return settled, nil
 }
 
-// withRules returns the policy as it applies to the pod. The manager knows no rules of a pod
-// that was deleted. If it runs on, its rules stay those that it had.
+// withRules returns the policy with the traffic rules that apply to the pod. A refusal may
+// come without rules. If it has a serial, the pod keeps the rules that it had, else it has none.
 func (p *pod) withRules(policy *meshv1.PodPolicy) *meshv1.PodPolicy {
 	if policy.GetRefuse() == "" || policy.GetTraffic() != nil {
 		return policy
@@ -184,8 +185,8 @@ func (p *pod) restoreCaches() error {
 	return p.proxied.Restore(by.PodPolicy, by.Since)
 }
 
-// save makes the pod's failure policy and policy survive this agent. While another agent
-// serves, these are its own: the policy counts as saved once the other has saved it.
+// save stores the pod's failure policy and policy for the next agent. While another agent
+// serves, that agent stores them, and the policy counts as saved once it has.
 func (e *effects) save(p *pod) error {
 	if e.phase != serving {
 		p.saved(e.savedByAnother(p))
@@ -214,7 +215,7 @@ func (e *effects) saveAssignment(p *pod) error {
 	case p.policy == nil && p.fence.Least == 0 && p.rules.GetEgress() == nil:
 		return e.Store.DeletePolicy(p.info.UID)
 	case p.state.Proxy == lifecycle.Waiting:
-		return nil // requests wait, also in the next agent
+		return nil // requests get 503, also in the next agent
 	}
 	return e.Store.SavePolicy(p.record())
 }
@@ -308,8 +309,9 @@ func (e *effects) release(p *pod) {
 	p.redirection = redirection{last: applied.Settled}
 }
 
-// version returns the version of the policy that governs all that is done for a pod, by this
-// agent or one before it, and that the next one will know; "" for none.
+// version returns the version of the policy that governs everything in progress for a pod,
+// in this agent and in those before it. It returns "" if there is none, or if the next agent
+// would not know it.
 func (c *core) version(p *pod) string {
 	policy := p.policy
 	switch {

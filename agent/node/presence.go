@@ -12,8 +12,8 @@ import (
 // than the pod watch takes to notice that it is stale.
 const unlistedFor = 2 * time.Minute
 
-// inheritedTrust stands for the trust annotation of a pod that an earlier agent captured,
-// and so had been admitted, until the runtime or the API says what it is.
+// inheritedTrust stands for the trust annotation of a pod until the runtime or the API
+// reports it. An earlier agent captured the pod, so the pod was admitted.
 const inheritedTrust = "inherited"
 
 // presence follows which pods exist.

@@ -22,6 +22,7 @@ func (n *Node) reportChanges() {
 		}
 		r := n.report(uid, p)
 		counts[r.GetCapture()]++
+		n.measureRouted(p, r)
 		if !proto.Equal(r, p.reported) {
 			p.reported = r
 			n.Manager.Report(r)
@@ -31,6 +32,17 @@ func (n *Node) reportChanges() {
 		}
 	}
 	n.Metrics.SetPods(counts)
+}
+
+// measureRouted records whether the reviews of a pod are routed, if they are to be.
+func (n *Node) measureRouted(p *pod, r *meshv1.PodReport) {
+	before := p.routed
+	p.routed = p.webhook.captured != nil && r.GetWebhookMessage() == ""
+	if n.webhooks[p.info.UID] == nil {
+		n.Metrics.ForgetRouted(p.info.Namespace, p.info.Name)
+		return
+	}
+	n.Metrics.SetRouted(p.info.Namespace, p.info.Name, before, p.routed)
 }
 
 // report returns the present state of a pod.

@@ -41,9 +41,10 @@ func (s sandboxes) Started(ctx context.Context, b nri.Sandbox) {
 	}
 }
 
-// Stopped implements nri.Handler: listeners would keep the network namespace. The earlier
-// sandboxes of a pod stop too, when they are removed. The runtime removes the pod's network
-// afterwards, so the responses to its last writes are awaited first.
+// Stopped implements nri.Handler. It ends the capture, because open listeners would keep the
+// network namespace. The runtime removes the pod's network afterwards, so Stopped waits for
+// the responses to the pod's last writes. The runtime also stops the earlier sandboxes of a
+// pod, when it removes them; these are ignored.
 func (s sandboxes) Stopped(ctx context.Context, b nri.Sandbox) {
 	var over <-chan struct{}
 	err := s.do(ctx, func() error {
@@ -72,7 +73,7 @@ func (s sandboxes) Stopped(ctx context.Context, b nri.Sandbox) {
 	}
 }
 
-// Known implements nri.Handler. Sandboxes that exited long ago are among all: if a pod has
+// Known implements nri.Handler. all includes sandboxes that exited long ago. If a pod has
 // several, it is not certain which one is current.
 func (s sandboxes) Known(ctx context.Context, all []nri.Sandbox) {
 	_ = s.run(ctx, func() {

@@ -10,8 +10,9 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
 )
 
-// TakeOver takes the pods over from the agent that serves, or restores what one has left. It
-// returns the socket where the next agent asks. After an error the predecessor goes on.
+// TakeOver takes the pods over from the agent that serves. If none does, it restores what the
+// last one saved. It returns the socket on which the next agent asks. After an error the
+// predecessor continues to serve.
 func (n *Node) TakeOver(ctx context.Context, path string) (_ *takeover.Socket, err error) {
 	socket, err := takeover.Listen(path, n.Logger)
 	if err != nil {
@@ -30,8 +31,8 @@ func (n *Node) TakeOver(ctx context.Context, path string) (_ *takeover.Socket, e
 	n.logError(err, "no takeover: starting as after a crash", nil)
 	n.earlier.Predecessor, n.earlier.Own = takeover.At(path), socket.ID()
 	if offer == nil {
-		// First the socket: an agent that only hangs must find it before it changes the
-		// redirections of this one.
+		// Take the socket first. If the predecessor only hangs, it must find that the socket
+		// is taken before it changes the redirections of this agent.
 		if err := socket.Take(); err != nil {
 			return nil, err
 		}

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -112,6 +113,8 @@ func (e *effects) setWebhook(p *pod) {
 // predecessor if there are any.
 func (e *effects) captureWebhook(p *pod, m *meshv1.Webhook, files []*os.File) error {
 	switch {
+	case m.GetProblem() != "":
+		return errors.New(m.GetProblem())
 	case e.Inbound == nil:
 		return fmt.Errorf("this node cannot steer connections: %w", e.NoInbound)
 	case p.byAddress():
@@ -134,7 +137,7 @@ func (e *effects) captureWebhook(p *pod, m *meshv1.Webhook, files []*os.File) er
 	p.webhook = reviews{captured: captured, certDir: m.GetCertDir(), port: m.GetPort()}
 	p.webhook.routed = webhook.Start(webhook.Config{
 		Captured: captured, CertDir: m.GetCertDir(), Port: uint16(m.GetPort()), Steered: len(files) > 0,
-		Addresses: slices.DeleteFunc(slices.Clone(p.info.Addresses), func(a netip.Addr) bool { return !a.IsValid() }),
+		Addresses: func(ctx context.Context) []netip.Addr { return e.addresses(ctx, uid) },
 		Processes: func() ([]int, error) {
 			found, err := e.Locator.Find(map[string]bool{uid: true})
 			return found[uid].PIDs, err
@@ -142,6 +145,21 @@ func (e *effects) captureWebhook(p *pod, m *meshv1.Webhook, files []*os.File) er
 		Server: p.proxied.Reviews(), Log: e.Logger.With("pod", p.info.String()),
 	})
 	return nil
+}
+
+// addresses returns the addresses that a pod has now, which may be more than when it started.
+// It waits for the loop.
+func (c *core) addresses(ctx context.Context, uid string) []netip.Addr {
+	var found []netip.Addr
+	err := c.run(ctx, func() {
+		if p := c.pods[uid]; p != nil {
+			found = slices.DeleteFunc(slices.Clone(p.info.Addresses), func(a netip.Addr) bool { return !a.IsValid() })
+		}
+	})
+	if err != nil {
+		return nil // the loop may still write found
+	}
+	return found
 }
 
 // endWebhook leaves the webhook of a pod to the application.

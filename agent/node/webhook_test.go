@@ -1,11 +1,14 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"log/slog"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -58,6 +61,13 @@ func TestWebhooksAreCapturedWhileTheyAreRouted(t *testing.T) {
 	r.SetWebhooks(routed)
 	require.True(t, captured(r))
 	require.NotEmpty(t, problem(r), "there is no certificate")
+	require.Empty(t, r.effects.addresses(t.Context(), restoredPod))
+	later := netip.MustParseAddr("192.0.2.9")
+	require.NoError(t, r.do(t.Context(), func() error {
+		r.pods[restoredPod].info.Addresses = []netip.Addr{later, {}}
+		return nil
+	}))
+	require.Equal(t, []netip.Addr{later}, r.effects.addresses(t.Context(), restoredPod))
 
 	require.NoError(t, r.do(t.Context(), func() error { r.departure.stop(); return nil }))
 	next := begin()
@@ -69,6 +79,15 @@ func TestWebhooksAreCapturedWhileTheyAreRouted(t *testing.T) {
 	require.NotEmpty(t, offered[0].Files.Inbound)
 	offered[0].Files.Close()
 	require.NoError(t, next.Incumbent().Resume(t.Context()))
+
+	next.SetWebhooks(&meshv1.Webhooks{Version: "2", Webhooks: []*meshv1.Webhook{{
+		Pods: map[string]string{restoredPod: "one"}, Problem: "too large",
+	}}})
+	require.False(t, captured(next))
+	require.Equal(t, "too large", problem(next))
+	next.SetWebhooks(routed)
+	require.True(t, captured(next))
+	require.NotContains(t, problem(next), "too large")
 
 	next.SetWebhooks(&meshv1.Webhooks{})
 	require.False(t, captured(next))
@@ -83,4 +102,37 @@ func TestWebhooksAreCapturedWhileTheyAreRouted(t *testing.T) {
 	}))
 	next.SetWebhooks(routed)
 	require.Contains(t, problem(next), "an old kernel")
+}
+
+func TestSignOfLifeDoesNotWaitForWebhooks(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: makes network namespaces")
+	}
+	path, _ := inNamespace(t)
+	r := start(t, 0)
+	steering, err := inbound.Open(filepath.Join(bpftest.BPFFS(t), "ctrlmesh"), slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = steering.Close() })
+	_, err = steering.Capture(inbound.Request{UID: restoredPod, NetNS: path})
+	require.NoError(t, err)
+	require.NoError(t, r.do(t.Context(), func() error { r.Inbound = steering; return nil }))
+	blocked, unblock := make(chan struct{}), make(chan struct{})
+	var sweep sync.WaitGroup
+	sweep.Go(func() {
+		_ = steering.Sweep(func(string) bool {
+			select {
+			case blocked <- struct{}{}:
+				<-unblock
+			case <-unblock:
+			}
+			return true
+		})
+	})
+	<-blocked
+
+	socket := hold(t, filepath.Join(t.TempDir(), "sock"), offering{})
+	ctx, cancel := context.WithCancel(t.Context())
+	sweep.Go(func() { r.WatchHealth(ctx, socket) })
+	t.Cleanup(func() { cancel(); close(unblock); sweep.Wait() })
+	require.Eventually(t, func() bool { return r.backend.checks.Load() > 2 }, 10*time.Second, 5*time.Millisecond)
 }

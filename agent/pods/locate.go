@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -79,14 +81,73 @@ func (l *Locator) All() (map[string]Found, error) {
 	return l.find(func(string) bool { return true })
 }
 
-// Processes returns the pids of a pod's containers, without its sandbox, whose name in the
-// runtime is given. There are none if the runtime runs containers in a virtual machine.
+// Processes returns the pids of a pod's containers, without its sandbox. sandbox is its name in
+// the runtime; if that is empty, the sandbox is found by its process. There are none if it is not
+// found, or if the runtime runs containers in a virtual machine.
 func (l *Locator) Processes(uid, sandbox string) ([]int, error) {
 	var pids []int
 	err := l.walk(func(is string) bool { return is == uid }, func(_, path string) {
-		pids = append(pids, processesBelow(path, func(name string) bool { return strings.Contains(name, sandbox) })...)
+		is := func(name string) bool { return strings.Contains(name, sandbox) }
+		if sandbox == "" {
+			found := l.sandbox(path)
+			if found == "" {
+				return
+			}
+			is = func(name string) bool { return name == found }
+		}
+		pids = append(pids, processesBelow(path, is)...)
 	})
 	return pids, err
+}
+
+// sandboxPrograms are what runs in sandboxes: the second in OpenShift's, the first in all others.
+var sandboxPrograms = []string{"/pause", "/usr/bin/pod"}
+
+// maxProcesses bounds the processes of a pod among which its sandbox is looked for.
+const maxProcesses = 256
+
+// sandbox returns the name of the cgroup of a pod's sandbox, given the pod's. It is that of the
+// pod's oldest process, if no other is in it and its program is one of sandboxes. Some runtimes
+// have no process for a sandbox. Then, or if it is not certain, the name is "".
+func (l *Locator) sandbox(pod string) (name string) {
+	containers, err := os.ReadDir(pod)
+	if err != nil {
+		return ""
+	}
+	oldest, count := uint64(math.MaxUint64), 0
+	for _, c := range containers {
+		if !c.IsDir() {
+			continue
+		}
+		pids := processesBelow(filepath.Join(pod, c.Name()), nil)
+		if count += len(pids); count > maxProcesses {
+			return ""
+		}
+		for _, pid := range pids {
+			dir := filepath.Join(l.procDir, strconv.Itoa(pid))
+			stat, err := os.ReadFile(filepath.Join(dir, "stat"))
+			if exited(err) {
+				continue
+			}
+			since, startErr := start(stat)
+			if err != nil || startErr != nil {
+				return ""
+			}
+			if since > oldest {
+				continue
+			}
+			if since == oldest {
+				name = ""
+				continue
+			}
+			oldest, name = since, ""
+			program, _ := os.Readlink(filepath.Join(dir, "exe"))
+			if len(pids) == 1 && slices.Contains(sandboxPrograms, program) {
+				name = c.Name()
+			}
+		}
+	}
+	return name
 }
 
 func (l *Locator) find(want func(uid string) bool) (map[string]Found, error) {

@@ -5,6 +5,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -58,6 +60,47 @@ func TestProcessesOmitTheSandbox(t *testing.T) {
 	got, err = (&Locator{cgroupRoot: root}).Processes("another", "5a5a")
 	require.NoError(t, err)
 	assert.Empty(t, got)
+}
+
+func TestSandboxIsFoundByItsProcess(t *testing.T) {
+	type process struct {
+		pid     int
+		started int
+		program string
+	}
+	const sandbox, operator = "cri-containerd-5a5a.scope", "cri-containerd-aa.scope"
+	for name, c := range map[string]struct {
+		containers map[string][]process
+		want       []int
+	}{
+		"the oldest":                {map[string][]process{operator: {{41, 20, "/manager"}, {42, 30, "/pause"}}, sandbox: {{40, 10, "/pause"}}}, []int{41, 42}},
+		"of OpenShift":              {map[string][]process{operator: {{41, 20, "/manager"}}, sandbox: {{40, 10, "/usr/bin/pod"}}}, []int{41}},
+		"no process of a sandbox":   {map[string][]process{operator: {{41, 20, "/manager"}}, sandbox: {{40, 10, "/sidecar"}}}, nil},
+		"a container is older":      {map[string][]process{operator: {{41, 10, "/manager"}}, sandbox: {{40, 20, "/pause"}}}, nil},
+		"as old as a container":     {map[string][]process{operator: {{41, 10, "/manager"}}, sandbox: {{40, 10, "/pause"}}}, nil},
+		"it has a second process":   {map[string][]process{operator: {{41, 20, "/manager"}}, sandbox: {{40, 10, "/pause"}, {42, 30, "/x"}}}, nil},
+		"a program of that name":    {map[string][]process{operator: {{41, 20, "/sidecar"}}, sandbox: {{40, 10, "/manager/pause"}}}, nil},
+		"no process of a container": {map[string][]process{sandbox: {{40, 10, "/pause"}}}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root, proc := t.TempDir(), t.TempDir()
+			for container, all := range c.containers {
+				var pids []int
+				for _, p := range all {
+					pids = append(pids, p.pid)
+					dir := filepath.Join(proc, strconv.Itoa(p.pid))
+					require.NoError(t, os.Mkdir(dir, 0o755))
+					stat := fmt.Sprintf("%d (a) b) S 1%s %d 0", p.pid, strings.Repeat(" 0", 17), p.started)
+					require.NoError(t, os.WriteFile(filepath.Join(dir, "stat"), []byte(stat), 0o600))
+					require.NoError(t, os.Symlink(p.program, filepath.Join(dir, "exe")))
+				}
+				writeProcs(t, filepath.Join(root, "kubepods/burstable/pod"+uid, container), pids...)
+			}
+			got, err := (&Locator{cgroupRoot: root, procDir: proc}).Processes(uid, "")
+			require.NoError(t, err)
+			assert.Equal(t, c.want, got)
+		})
+	}
 }
 
 // A runtime's process is in the pod's cgroup before it is in its namespace.

@@ -19,6 +19,8 @@ type Metrics struct {
 	captureSeconds   prometheus.Histogram
 	enrolmentSeconds prometheus.Histogram
 	lockHolder       *prometheus.GaugeVec
+	routed           *prometheus.GaugeVec
+	interruptions    *prometheus.CounterVec
 	losses           *prometheus.CounterVec
 	repaired         *prometheus.CounterVec
 	refused          *prometheus.CounterVec
@@ -30,8 +32,8 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
 		return register.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
 	}
-	counter := func(name, help, label string) *prometheus.CounterVec {
-		return register.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{label})
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return register.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 	}
 	histogram := func(name, help string) prometheus.Histogram {
 		return register.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(0.0005, 2, 12)})
@@ -41,6 +43,8 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 		captureSeconds:   histogram("ctrlmesh_capture_duration_seconds", "Time to capture a pod once its network namespace exists."),
 		enrolmentSeconds: histogram("ctrlmesh_enrolment_duration_seconds", "Time from the runtime's notification that a pod starts until the pod is captured."),
 		lockHolder:       gauge("ctrlmesh_lock_holder", "1 while the member holds its shard's lock, by its last renewal.", "namespace", "pod", "shard"),
+		routed:           gauge("ctrlmesh_webhook_routed", "1 while all reviews that arrive at the pod's webhook are routed, 0 while the application may answer them by itself.", "namespace", "pod"),
+		interruptions:    counter("ctrlmesh_webhook_interruptions_total", "Times that ctrlmesh_webhook_routed of the pod went from 1 to 0.", "namespace", "pod"),
 		losses:           counter("ctrlmesh_agent_redirection_losses_total", "Redirections that were found to have no effect.", "mode"),
 		repaired:         counter("ctrlmesh_agent_redirection_repaired_total", "Redirections that were found to have no effect and are in force again.", "mode"),
 		refused: counter("ctrlmesh_agent_refused_connections_total",
@@ -83,9 +87,26 @@ func (m *Metrics) SetLockHolder(namespace, pod, shard string, holds bool) {
 	m.lockHolder.WithLabelValues(namespace, pod, shard).Set(number(holds))
 }
 
+// SetRouted records whether the reviews that arrive at a pod are routed. before is what was
+// recorded last.
+func (m *Metrics) SetRouted(namespace, pod string, before, routed bool) {
+	m.routed.WithLabelValues(namespace, pod).Set(number(routed))
+	interruptions := m.interruptions.WithLabelValues(namespace, pod) // a rate needs the zero before the first
+	if before && !routed {
+		interruptions.Inc()
+	}
+}
+
+// ForgetRouted drops the series of a pod whose reviews are not to be routed.
+func (m *Metrics) ForgetRouted(namespace, pod string) {
+	m.routed.DeleteLabelValues(namespace, pod)
+	m.interruptions.DeleteLabelValues(namespace, pod)
+}
+
 // Forget drops the series of a pod that was deleted.
 func (m *Metrics) Forget(namespace, pod string) {
 	m.lockHolder.DeletePartialMatch(prometheus.Labels{"namespace": namespace, "pod": pod})
+	m.ForgetRouted(namespace, pod)
 }
 
 // SetPods records the number of pods by capture mode; "" for those that are not captured.

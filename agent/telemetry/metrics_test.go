@@ -22,6 +22,22 @@ func TestRefusedConnectionsAreCounted(t *testing.T) {
 	require.Equal(t, 0.0, testutil.ToFloat64(m.refused.WithLabelValues("queue_full")))
 }
 
+func TestInterruptionsOfReviewsAreCounted(t *testing.T) {
+	m := NewMetrics(prometheus.NewRegistry())
+	count := func() float64 { return testutil.ToFloat64(m.interruptions.WithLabelValues("ns", "a")) }
+	before := false
+	for _, step := range []struct {
+		routed bool
+		want   float64
+	}{{false, 0}, {true, 0}, {false, 1}, {false, 1}, {true, 1}, {false, 2}} {
+		m.SetRouted("ns", "a", before, step.routed)
+		before = step.routed
+		require.Equal(t, step.want, count())
+	}
+	m.Forget("ns", "a")
+	require.Zero(t, testutil.CollectAndCount(m.interruptions))
+}
+
 func TestManagerConnectedMetric(t *testing.T) {
 	r := prometheus.NewRegistry()
 	inStep := false

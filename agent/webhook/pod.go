@@ -11,7 +11,6 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
@@ -25,16 +24,28 @@ const (
 	interval = time.Second
 	// probeEvery is after how many of these the application is probed again.
 	probeEvery = 10
-	// firstTurn bounds how long connections wait that a predecessor passes on.
-	firstTurn = time.Second
+	// rotation is how long after a change of the certificate the application is probed each
+	// time: it may read the directory only every ten seconds.
+	rotation = 30 * time.Second
+	// lastFor is how long the last certificate is presented after its process has exited.
+	// Nothing shows meanwhile what the webhook presents.
+	lastFor = 5 * time.Second
+	// firstLoad bounds how long connections wait, that a predecessor passes on, for the
+	// certificate: the pod's file system may block.
+	firstLoad = 5 * time.Second
 )
 
 // Server terminates the connections.
 type Server interface {
 	SetCertificate(*tls.Certificate)
+	// ForgetCertificates forgets those of another directory.
+	ForgetCertificates()
 	// Probe connects to the application. It returns why its connections cannot be terminated,
 	// nil if they can. ok is false if the application did not answer.
 	Probe(ctx context.Context, at netip.AddrPort) (why error, ok bool)
+	// EndUnread ends connections that are passed to the application although they could be
+	// terminated. It returns why reviews on them are not routed; nil if there are none.
+	EndUnread() error
 	Serve(net.Listener) error
 }
 
@@ -46,8 +57,9 @@ type Config struct {
 	CertDir string
 	// Port is the webhook's.
 	Port uint16
-	// Addresses are the pod's own, where the webhook may listen.
-	Addresses []netip.Addr
+	// Addresses returns the pod's own, where the webhook may listen. It is called on another
+	// goroutine, and waits no longer than ctx.
+	Addresses func(ctx context.Context) []netip.Addr
 	// Processes returns the processes of the pod. It is called on another goroutine.
 	Processes func() ([]int, error)
 	// Steered is true if a predecessor steered the connections until now.
@@ -59,29 +71,40 @@ type Config struct {
 // Pod is the webhook of one pod. It is safe for concurrent use.
 type Pod struct {
 	Config
-	stop context.CancelFunc
+	stop  context.CancelFunc
+	first chan struct{} // closed after the first attempt to load the certificate
+	once  sync.Once     // of closing it
 
 	// The loop's own:
-	dir    *certdir.Dir
-	skip   int  // processes that have another directory at the path
-	loaded bool // the server has had a certificate
-	fit    bool // by the last probe that was answered
-	probed int  // turns since
+	source  certdir.Source
+	dir     *certdir.Dir
+	known   time.Time // when dir was last that of a process
+	skip    int       // processes that have another directory at the path
+	loaded  bool      // the server has had a certificate
+	fit     bool      // by the last probe that was answered
+	probed  int       // turns since
+	rotated time.Time // when the certificate changed last
 
-	mu      sync.Mutex
+	mu      sync.Mutex // also of the end of ctx
 	problem error
 }
 
 // Start begins to keep a webhook's connections going through the server, until Stop.
 func Start(c Config) *Pod {
 	ctx, cancel := context.WithCancel(context.Background())
-	p := &Pod{Config: c, stop: cancel, fit: c.Steered, problem: certdir.ErrNone}
+	p := &Pod{Config: c, stop: cancel, first: make(chan struct{}), source: certdir.Source{Path: c.CertDir}, fit: c.Steered, problem: certdir.ErrNone}
+	c.Server.ForgetCertificates()
 	go p.run(ctx)
 	return p
 }
 
-// Stop ends the work. The steering stays as it is.
-func (p *Pod) Stop() { p.stop() }
+// Stop ends the work. The steering stays as it is. The server is given no certificate after
+// Stop has returned.
+func (p *Pod) Stop() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stop()
+}
 
 // Problem returns why the reviews are not routed; nil if they are.
 func (p *Pod) Problem() error {
@@ -91,8 +114,7 @@ func (p *Pod) Problem() error {
 }
 
 func (p *Pod) run(ctx context.Context) {
-	first := make(chan struct{})
-	go p.serve(ctx, first)
+	go p.serve(ctx)
 	defer func() {
 		if p.dir != nil {
 			_ = p.dir.Close()
@@ -100,13 +122,12 @@ func (p *Pod) run(ctx context.Context) {
 	}()
 	for {
 		err := p.turn(ctx)
+		if err == nil {
+			err = errors.Join(p.Captured.Direct(), p.Server.EndUnread())
+		}
 		p.mu.Lock()
 		p.problem = err
 		p.mu.Unlock()
-		if first != nil {
-			close(first)
-			first = nil
-		}
 		select {
 		case <-ctx.Done():
 			return
@@ -116,10 +137,10 @@ func (p *Pod) run(ctx context.Context) {
 }
 
 // serve serves the listeners once the certificate may be known.
-func (p *Pod) serve(ctx context.Context, first <-chan struct{}) {
+func (p *Pod) serve(ctx context.Context) {
 	select {
-	case <-first:
-	case <-time.After(firstTurn):
+	case <-p.first:
+	case <-time.After(firstLoad):
 	case <-ctx.Done():
 		return
 	}
@@ -135,16 +156,21 @@ func (p *Pod) serve(ctx context.Context, first <-chan struct{}) {
 // turn reads the certificate and steers the connections if they can be terminated. It
 // returns why not.
 func (p *Pod) turn(ctx context.Context) error {
-	changed, err := p.load()
+	changed, err := p.load(ctx)
+	p.once.Do(func() { close(p.first) })
 	switch {
 	case p.dir != nil:
-	case p.loaded && p.fit:
+		p.known = time.Now()
+	case p.loaded && p.fit && time.Since(p.known) < lastFor:
 		return nil // between two processes the last certificate stays
 	default:
 		p.fit = false
 		return errors.Join(err, p.steer(false))
 	}
-	if p.probed++; changed || !p.fit || p.probed >= probeEvery {
+	if changed {
+		p.rotated = time.Now()
+	}
+	if p.probed++; !p.fit || p.probed >= probeEvery || time.Since(p.rotated) < rotation {
 		p.probed = 0
 		if why := p.probe(ctx); why != nil {
 			return errors.Join(why, p.steer(false))
@@ -157,11 +183,11 @@ func (p *Pod) turn(ctx context.Context) error {
 }
 
 // load reads the certificate from a process of the pod.
-func (p *Pod) load() (changed bool, err error) {
+func (p *Pod) load(ctx context.Context) (changed bool, err error) {
 	if p.dir != nil {
 		changed, err = p.dir.Load()
 		if err == nil || !errors.Is(err, certdir.ErrExited) {
-			return changed && p.publish(), nil // the last valid certificate stays
+			return changed && p.publish(ctx), nil // the last valid certificate stays
 		}
 		_ = p.dir.Close()
 		p.dir = nil
@@ -172,11 +198,11 @@ func (p *Pod) load() (changed bool, err error) {
 	}
 	err = certdir.ErrExited
 	for i := range pids {
-		dir, failed := certdir.Open(pids[(i+p.skip)%len(pids)], p.CertDir)
+		dir, failed := p.source.Open(pids[(i+p.skip)%len(pids)])
 		if failed == nil {
 			if _, failed = dir.Load(); failed == nil {
 				p.dir, p.skip = dir, (i+p.skip)%len(pids)
-				return p.publish(), nil
+				return p.publish(ctx), nil
 			}
 			_ = dir.Close()
 		}
@@ -185,20 +211,26 @@ func (p *Pod) load() (changed bool, err error) {
 	return false, err
 }
 
-func (p *Pod) publish() bool {
+func (p *Pod) publish(ctx context.Context) bool {
 	pair, err := p.dir.GetCertificate(nil)
-	if err == nil {
-		p.Server.SetCertificate(pair)
-		p.loaded = true
+	if err != nil {
+		return false
 	}
-	return err == nil
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if ctx.Err() != nil {
+		return false
+	}
+	p.Server.SetCertificate(pair)
+	p.loaded = true
+	return true
 }
 
 // probe finds out whether the connections can be terminated. It returns why not, and nil if
 // that is still unknown.
 func (p *Pod) probe(ctx context.Context) error {
 	var last error
-	for _, a := range append(slices.Clone(p.Addresses), listener.Loopback4, listener.Loopback6) {
+	for _, a := range append(p.Addresses(ctx), listener.Loopback4, listener.Loopback6) {
 		why, ok := p.Server.Probe(ctx, netip.AddrPortFrom(a, p.Port))
 		if !ok {
 			last = why

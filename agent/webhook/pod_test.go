@@ -1,9 +1,13 @@
 package webhook
 
 import (
+	"context"
 	"crypto/tls"
+	"errors"
 	"maps"
 	"net/netip"
+	"os"
+	"os/exec"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -14,6 +18,7 @@ import (
 	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/ctrlmesh/ctrlmesh/agent/certdir"
 	"github.com/ctrlmesh/ctrlmesh/proxy/review"
 	"github.com/ctrlmesh/ctrlmesh/proxy/webhook"
 )
@@ -162,27 +167,79 @@ func keys(counts map[string]int) (all []string) {
 	return all
 }
 
+// The process with the certificate exits, and another one keeps listening.
+func TestLastCertificateIsPresentedForSeconds(t *testing.T) {
+	w, ca := newWorld(t), newAuthority(t)
+	one, two := w.pod(1, "one", ca, nil), w.pod(2, "two", ca, nil)
+	process := exec.Command("sleep", "1000")
+	require.NoError(t, process.Start())
+	var exited atomic.Bool
+	exit := func() {
+		if exited.CompareAndSwap(false, true) {
+			_ = process.Process.Kill()
+			_ = process.Wait()
+		}
+	}
+	t.Cleanup(exit)
+	one.found = func() ([]int, error) {
+		if exited.Load() {
+			return nil, nil
+		}
+		return []int{process.Process.Pid}, nil
+	}
+	one.route(routes("one", ca, one, two))
+	two.route(routes("two", ca, one, two))
+	one.requireRouted()
+	two.requireRouted()
+	w.requireAnswer("two", w.client(ca, true), one, "b")
+	exit()
+	time.Sleep(2 * interval)
+	require.NoError(t, one.routed.Problem())
+	w.requireAnswer("two", w.client(ca, true), one, "b")
+	require.Eventually(t, func() bool { return errors.Is(one.routed.Problem(), certdir.ErrExited) }, soon, 10*time.Millisecond)
+	w.requireAnswer("one", w.client(ca, true), one, "b")
+}
+
 func TestTakeoverFailsNoReview(t *testing.T) {
 	w, ca, one, _ := pair(t)
 	total, stop := load(w, ca, one, "b", true)
 	kept, stopKept := load(w, ca, one, "b", false)
 	awaitMore(t, total)
 	for range 2 {
-		files, err := one.captured.Files()
-		require.NoError(t, err)
-		captured, proxied, routed := one.captured, one.proxied, one.routed
-		w.registry = prometheus.NewRegistry()
-		w.agent()
-		one.route(proxied.Reviews().Routes(), files...)
-		one.requireRouted()
-		routed.Stop()
-		require.NoError(t, captured.Abandon())
-		require.NoError(t, proxied.Drain(t.Context()))
+		one.takeOver()
 		awaitMore(t, total)
 		awaitMore(t, kept)
 	}
 	require.Equal(t, []string{"two"}, keys(stop()), "a review failed, or was not routed")
 	require.Equal(t, []string{"two"}, keys(stopKept()), "a review failed, or was not routed")
+}
+
+// takeOver makes another agent take the place of the one that routes the pod's reviews.
+func (o *operator) takeOver() {
+	w := o.w
+	files, err := o.captured.Files()
+	require.NoError(w, err)
+	captured, proxied, routed := o.captured, o.proxied, o.routed
+	w.registry = prometheus.NewRegistry()
+	w.agent()
+	o.route(proxied.Reviews().Routes(), files...)
+	routed.Stop()
+	require.NoError(w, captured.Abandon())
+	require.NoError(w, proxied.Drain(w.Context()))
+	o.requireRouted()
+}
+
+func TestTakeoverWaitsForTheCertificate(t *testing.T) {
+	w, ca, one, _ := pair(t)
+	total, stop := load(w, ca, one, "b", true)
+	awaitMore(t, total)
+	one.found = func() ([]int, error) {
+		time.Sleep(firstLoad / 2)
+		return []int{os.Getpid()}, nil
+	}
+	one.takeOver()
+	awaitMore(t, total)
+	require.Equal(t, []string{"two"}, keys(stop()), "a review failed, or was not routed")
 }
 
 func TestApplicationAnswersWithoutTheAgent(t *testing.T) {
@@ -198,6 +255,40 @@ func TestApplicationAnswersWithoutTheAgent(t *testing.T) {
 	require.Len(t, counts, 2, "a review failed")
 	require.NotZero(t, counts["one"])
 	require.NotZero(t, counts["two"])
+}
+
+// An agent exits without a successor.
+func TestShutdownAnswersReviewsInProgress(t *testing.T) {
+	w, ca, one, two := pair(t)
+	started, finish := make(chan struct{}, 1), make(chan struct{})
+	two.work = func() { started <- struct{}{}; <-finish }
+	for _, http2 := range []bool{true, false} {
+		answered := make(chan string, 1)
+		go func() {
+			who, err := ask(w.client(ca, http2), one, "b")
+			if err != nil {
+				who = err.Error()
+			}
+			answered <- who
+		}()
+		<-started
+		ctx, cancel := context.WithTimeout(t.Context(), soon)
+		defer cancel()
+		stopped := make(chan error, 1)
+		go func() { stopped <- one.proxied.Shutdown(ctx) }()
+		select {
+		case who := <-answered:
+			require.Fail(t, "the review was cut off", who)
+		case <-time.After(100 * time.Millisecond):
+		}
+		finish <- struct{}{}
+		require.Equal(t, "two", <-answered)
+		require.NoError(t, <-stopped)
+		one.routed.Stop()
+		require.NoError(t, one.captured.Release())
+		one.route(routes("one", ca, one, two))
+		one.requireRouted()
+	}
 }
 
 func TestWebhooksThatCannotBeTerminated(t *testing.T) {

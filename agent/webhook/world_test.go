@@ -19,7 +19,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"testing"
 	"time"
 
@@ -27,14 +26,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
-	vnetns "github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
 	admissionv1 "k8s.io/api/admission/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/inbound"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
+	"github.com/ctrlmesh/ctrlmesh/agent/internal/netnstest"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
@@ -61,52 +59,12 @@ type world struct {
 }
 
 // ns is a network namespace.
-type ns struct {
-	t    testing.TB
-	file *os.File
-	link *netlink.Handle
-}
+type ns struct{ *netnstest.NS }
 
-func newNS(t testing.TB) *ns {
-	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root: makes network namespaces")
-	}
-	n := &ns{t: t}
-	require.NoError(t, netns.OnOwnGoroutine(func() error {
-		runtime.LockOSThread() // the thread ends with the goroutine
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			return err
-		}
-		var err error
-		n.file, err = os.Open(netns.Own)
-		return err
-	}))
-	var err error
-	n.link, err = netlink.NewHandleAt(vnetns.NsHandle(n.file.Fd()), unix.NETLINK_ROUTE)
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		n.link.Close()
-		n.file.Close()
-	})
-	n.up("lo", netip.Prefix{})
-	return n
-}
-
-func (n *ns) up(device string, address netip.Prefix) {
-	n.t.Helper()
-	l, err := n.link.LinkByName(device)
-	require.NoError(n.t, err)
-	if address.IsValid() {
-		a, err := netlink.ParseAddr(address.String())
-		require.NoError(n.t, err)
-		require.NoError(n.t, n.link.AddrAdd(l, a))
-	}
-	require.NoError(n.t, n.link.LinkSetUp(l))
-}
+func newNS(t testing.TB) *ns { return &ns{netnstest.New(t)} }
 
 func (n *ns) dial(ctx context.Context, network, addr string) (c net.Conn, err error) {
-	err = netns.Do(n.file, func() (err error) {
+	err = netns.Do(n.File, func() (err error) {
 		c, err = (&net.Dialer{}).DialContext(ctx, network, addr)
 		return err
 	})
@@ -115,7 +73,7 @@ func (n *ns) dial(ctx context.Context, network, addr string) (c net.Conn, err er
 
 func newWorld(t *testing.T) *world {
 	w := &world{T: t, apiserver: newNS(t), dir: filepath.Join(bpftest.BPFFS(t), "ctrlmesh"), registry: prometheus.NewRegistry()}
-	require.NoError(t, netns.Do(w.apiserver.file, func() error {
+	require.NoError(t, netns.Do(w.apiserver.File, func() error {
 		return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o600)
 	}))
 	w.agent()
@@ -151,6 +109,8 @@ type operator struct {
 	uid     string
 	address netip.Addr
 	certDir string
+	work    func()                // of each review
+	found   func() ([]int, error) // the processes of the pod; nil: that of the test
 	stop    func()
 
 	captured *inbound.Pod
@@ -163,15 +123,15 @@ func (w *world) pod(i byte, shard string, ca *authority, config func(*tls.Config
 	w.Helper()
 	o := &operator{w: w, ns: newNS(w), shard: shard, uid: uuid.NewString(), certDir: w.TempDir(), address: netip.AddrFrom4([4]byte{198, 18, i, 2})}
 	device := "pod" + string('a'+rune(i))
-	require.NoError(w, o.ns.link.LinkAdd(&netlink.Veth{
-		LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: device, PeerNamespace: netlink.NsFd(w.apiserver.file.Fd()),
+	require.NoError(w, o.ns.Link.LinkAdd(&netlink.Veth{
+		LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: device, PeerNamespace: netlink.NsFd(w.apiserver.File.Fd()),
 	}))
 	gateway := o.address.Prev()
-	w.apiserver.up(device, netip.PrefixFrom(gateway, 24))
-	o.ns.up("eth0", netip.PrefixFrom(o.address, 24))
-	l, err := o.ns.link.LinkByName("eth0")
+	w.apiserver.Up(device, netip.PrefixFrom(gateway, 24).String())
+	o.ns.Up("eth0", netip.PrefixFrom(o.address, 24).String())
+	l, err := o.ns.Link.LinkByName("eth0")
 	require.NoError(w, err)
-	require.NoError(w, o.ns.link.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Gw: gateway.AsSlice()}))
+	require.NoError(w, o.ns.Link.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Gw: gateway.AsSlice()}))
 	if ca != nil {
 		ca.issue(o.certDir, 1)
 	}
@@ -182,11 +142,7 @@ func (w *world) pod(i byte, shard string, ca *authority, config func(*tls.Config
 // serve starts the webhook. It reads its certificate for each connection.
 func (o *operator) serve(config func(*tls.Config)) {
 	t := o.w.T
-	var l net.Listener
-	require.NoError(t, netns.Do(o.ns.file, func() (err error) {
-		l, err = net.Listen("tcp", fmt.Sprint(":", port))
-		return err
-	}))
+	l := o.ns.Listen("tcp", fmt.Sprint(":", port))
 	c := &tls.Config{GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		pair, err := tls.LoadX509KeyPair(filepath.Join(o.certDir, "tls.crt"), filepath.Join(o.certDir, "tls.key"))
 		return &pair, err
@@ -199,6 +155,9 @@ func (o *operator) serve(config func(*tls.Config)) {
 		if err := json.NewDecoder(r.Body).Decode(&asked); err != nil || r.Header.Get(meshv1.ForwardedHeader) != "" || r.URL.RawQuery != "timeout=10s" {
 			http.Error(w, fmt.Sprint(err, r.Header, r.URL), http.StatusBadRequest)
 			return
+		}
+		if o.work != nil {
+			o.work()
 		}
 		answer := &admissionv1.AdmissionResponse{Allowed: true, Warnings: []string{o.shard}}
 		if asked.Request != nil {
@@ -219,13 +178,17 @@ func (o *operator) route(routes *review.Routes, files ...*os.File) {
 	if len(files) > 0 {
 		ports = []uint16{port}
 	}
-	o.captured, err = o.w.node.Capture(inbound.Request{UID: o.uid, NetNS: fmt.Sprintf("/proc/self/fd/%d", o.ns.file.Fd()), Ports: ports, Files: files})
+	o.captured, err = o.w.node.Capture(inbound.Request{UID: o.uid, NetNS: fmt.Sprintf("/proc/self/fd/%d", o.ns.File.Fd()), Ports: ports, Files: files})
 	require.NoError(t, err)
 	o.proxied = o.w.proxy.Pod(proxy.PodInfo{UID: o.uid, Namespace: "ns", Name: o.shard}, o.ns.dial)
 	o.proxied.Reviews().SetRoutes(routes)
+	found := o.found
+	if found == nil {
+		found = func() ([]int, error) { return []int{os.Getpid()}, nil }
+	}
 	o.routed = Start(Config{
-		Captured: o.captured, CertDir: o.certDir, Port: port, Addresses: []netip.Addr{o.address}, Steered: len(files) > 0,
-		Processes: func() ([]int, error) { return []int{os.Getpid()}, nil },
+		Captured: o.captured, CertDir: o.certDir, Port: port, Addresses: func(context.Context) []netip.Addr { return []netip.Addr{o.address} }, Steered: len(files) > 0,
+		Processes: found,
 		Server:    o.proxied.Reviews(), Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	})
 	stop := o.routed.Stop

@@ -10,8 +10,9 @@
 // A port is steered only while the application listens at it, so that a probe of the port
 // fails when the application does. The kernel has no way to find that out where the program
 // runs: [Node.Check] asks it for the application's socket instead. Without an agent, or with
-// one that gives no sign of life, connections reach the application directly. A running
-// agent passes its listeners to the next one, so that no connection is refused in a takeover.
+// one that gives no sign of life, connections reach the application directly. They are ended
+// when an agent steers again. A running agent passes its listeners to the next one, so that no
+// connection is refused in a takeover.
 //
 // The process needs CAP_SYS_ADMIN to enter a network namespace, and CAP_NET_ADMIN to attach
 // the program. The kernel must be 5.9 or later. Pods under hostNetwork are rejected: their
@@ -26,6 +27,8 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -54,9 +57,13 @@ type Request struct {
 type Node struct {
 	inbound *bpf.Inbound
 	log     *slog.Logger
+	endFor  time.Duration
 
-	mu   sync.Mutex
-	pods map[uuid.UUID]*Pod
+	lapsed atomic.Bool // since the last Check
+
+	mu        sync.Mutex
+	pods      map[uuid.UUID]*Pod
+	cannotEnd bool // the kernel cannot end connections
 }
 
 // Open opens the capture of this node. pinDir is that of the capture of outbound
@@ -66,7 +73,7 @@ func Open(pinDir string, log *slog.Logger) (*Node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening the capture of inbound connections: %w", err)
 	}
-	return &Node{inbound: inbound, log: log, pods: map[uuid.UUID]*Pod{}}, nil
+	return &Node{inbound: inbound, log: log, endFor: endFor, pods: map[uuid.UUID]*Pod{}}, nil
 }
 
 // Capture captures the inbound connections of a pod. It takes over the steering of an
@@ -124,17 +131,45 @@ func portSet(ports []uint16) ([]uint16, error) {
 // Beat is the agent's sign of life, without which connections reach the applications after
 // two seconds. It is also that of the outbound connections captured by BPF: an agent that
 // captures those calls the Check of their Backend instead, which beats only while probes arrive.
-func (n *Node) Beat() { n.inbound.Beat() }
+func (n *Node) Beat() {
+	if n.inbound.Beat() {
+		n.NoteLapse()
+	}
+}
+
+// NoteLapse notes that no agent gave a sign of life for so long that clients may have
+// connected to the applications. An agent that does not call [Node.Beat] calls it when its
+// Backend reports a lapse. It does not block.
+func (n *Node) NoteLapse() { n.lapsed.Store(true) }
 
 // Check steers the ports at which applications listen, and no others. It restores what was
-// removed from outside. Call it several times a second: until then the listener of an
-// application that stopped still accepts connections.
+// removed from outside, and ends connections that were made while no agent steered them, for as
+// many pods as there is time for. The next call continues. Call it several times a second: until
+// then the listener of an application that stopped still accepts connections.
 func (n *Node) Check() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.lapsed.Swap(false) {
+		for _, p := range n.pods {
+			p.noteDirect()
+		}
+	}
 	var errs []error
+	var direct []*Pod
 	for uid, p := range n.pods {
-		errs = append(errs, failure.Wrap(p.check(), "checking inbound connections of pod %s", uid))
+		err := p.check()
+		if err == nil && !p.direct.IsZero() {
+			direct = append(direct, p)
+		}
+		errs = append(errs, failure.Wrap(err, "checking inbound connections of pod %s", uid))
+	}
+	slices.SortFunc(direct, func(a, b *Pod) int { return a.searched.Compare(b.searched) })
+	until := time.Now().Add(n.endFor)
+	for _, p := range direct {
+		errs = append(errs, failure.Wrap(p.endDirect(until), "ending direct connections of pod %s", p.uid))
+		if !time.Now().Before(until) {
+			break
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"time"
 
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
@@ -30,7 +31,10 @@ type Pod struct {
 	steering  *bpf.Steering
 	sockets   []socket
 	listeners []net.Listener
-	addresses []netip.Addr // of the pod, without loopback
+	addresses []netip.Addr    // of the pod, without loopback
+	cgroups   map[uint64]bool // of the application's listeners
+	direct    time.Time       // until when connections may have been made directly; zero: they have ended
+	searched  time.Time       // when direct connections were looked for last
 }
 
 // socket is a listener of the agent in the pod's network namespace.
@@ -67,6 +71,7 @@ func (p *Pod) open(files []*os.File) error {
 	if err := errors.Join(p.claim(), p.refresh()); err != nil {
 		return errors.Join(err, p.steering.Remove())
 	}
+	p.noteDirect() // the agent before may not have ended all
 	return nil
 }
 
@@ -161,7 +166,9 @@ func (p *Pod) refreshPorts(s socket, listening map[end]bool) error {
 		switch wanted := listening[end{port, s.family}]; {
 		case err != nil:
 		case wanted && now != s.cookie:
-			err = p.steering.Set(port, s.family, s.TCPListener)
+			if err = p.steering.Set(port, s.family, s.TCPListener); err == nil {
+				p.noteDirect()
+			}
 		case !wanted && now != 0:
 			err = p.steering.Delete(port, s.family)
 		}
@@ -182,6 +189,7 @@ func (p *Pod) refreshPorts(s socket, listening map[end]bool) error {
 // from outside.
 func (p *Pod) applications() (map[end]bool, error) {
 	found := map[end]bool{}
+	p.cgroups = map[uint64]bool{}
 	if len(p.ports) == 0 {
 		return found, nil
 	}
@@ -214,10 +222,11 @@ func (p *Pod) find(found map[end]bool) error {
 				if found[at] {
 					continue
 				}
-				_, err := sockdiag.Find(netip.AddrPortFrom(a, port), netip.AddrPortFrom(a, 0))
+				listening, err := sockdiag.Find(netip.AddrPortFrom(a, port), netip.AddrPortFrom(a, 0))
 				switch {
 				case err == nil:
 					found[at] = true
+					p.cgroups[listening.Cgroup] = true
 				case !errors.Is(err, unix.ENOENT):
 					return fmt.Errorf("looking for the application's listener at port %d: %w", port, err)
 				}
@@ -253,16 +262,6 @@ func (p *Pod) setPorts(ports []uint16) error {
 	}
 	p.ports = ports
 	return p.refresh()
-}
-
-// Refresh is [Node.Check] for one pod. Call it when the application refuses a connection.
-func (p *Pod) Refresh() error {
-	p.node.mu.Lock()
-	defer p.node.mu.Unlock()
-	if !p.isCurrent() {
-		return nil
-	}
-	return failure.Wrap(p.check(), "checking inbound connections of pod %s", p.uid)
 }
 
 // isCurrent reports, under node.mu, whether this agent captures the pod.

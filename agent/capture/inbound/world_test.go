@@ -8,8 +8,8 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -17,10 +17,10 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
-	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
+	"github.com/ctrlmesh/ctrlmesh/agent/internal/netnstest"
 )
 
 // soon is when what must happen has happened, however busy the machine is.
@@ -37,76 +37,26 @@ var (
 )
 
 // ns is a network namespace.
-type ns struct {
-	t    testing.TB
-	file *os.File
-	link *netlink.Handle
-}
+type ns struct{ *netnstest.NS }
 
-func newNS(t testing.TB) *ns {
-	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root: makes network namespaces")
-	}
-	n := &ns{t: t}
-	require.NoError(t, netns.OnOwnGoroutine(func() error {
-		runtime.LockOSThread() // the thread ends with the goroutine
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			return err
-		}
-		var err error
-		n.file, err = os.Open(netns.Own)
-		return err
-	}))
-	var err error
-	n.link, err = netlink.NewHandleAt(vnetns.NsHandle(n.file.Fd()), unix.NETLINK_ROUTE)
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		n.link.Close()
-		n.file.Close()
-	})
-	n.up("lo")
-	return n
-}
-
-func (n *ns) path() string { return fmt.Sprintf("/proc/self/fd/%d", n.file.Fd()) }
-
-func (n *ns) up(device string, addresses ...string) {
-	n.t.Helper()
-	l, err := n.link.LinkByName(device)
-	require.NoError(n.t, err)
-	for _, a := range addresses {
-		address, err := netlink.ParseAddr(a)
-		require.NoError(n.t, err)
-		if address.IP.To4() == nil {
-			address.Flags = unix.IFA_F_NODAD
-		}
-		require.NoError(n.t, n.link.AddrAdd(l, address))
-	}
-	require.NoError(n.t, n.link.LinkSetUp(l))
-}
+func newNS(t testing.TB) *ns { return &ns{netnstest.New(t)} }
 
 // newPod makes a pod's network namespace, and another one that reaches it.
 func newPod(t testing.TB) (pod, outside *ns) {
 	t.Helper()
 	pod, outside = newNS(t), newNS(t)
-	require.NoError(t, pod.link.LinkAdd(&netlink.Veth{
-		LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "pod", PeerNamespace: netlink.NsFd(outside.file.Fd()),
+	require.NoError(t, pod.Link.LinkAdd(&netlink.Veth{
+		LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "pod", PeerNamespace: netlink.NsFd(outside.File.Fd()),
 	}))
-	outside.up("pod", outside4.String()+"/24", outside6.String()+"/64")
-	pod.up("eth0", pod4.String()+"/24", pod6.String()+"/64")
+	outside.Up("pod", outside4.String()+"/24", outside6.String()+"/64")
+	pod.Up("eth0", pod4.String()+"/24", pod6.String()+"/64")
 	return pod, outside
 }
 
 // listen serves as the application, until the test ends or it is stopped.
 func (n *ns) listen(network, at string) (stop func()) {
-	n.t.Helper()
-	var l net.Listener
-	require.NoError(n.t, netns.Do(n.file, func() (err error) {
-		l, err = net.Listen(network, at)
-		return err
-	}))
-	return answer(n.t, "application", l)
+	n.T.Helper()
+	return answer(n.T, "application", n.Listen(network, at))
 }
 
 // answer accepts connections and answers each with a name and its local address.
@@ -146,7 +96,7 @@ func answer(t testing.TB, name string, listeners ...net.Listener) (stop func()) 
 // connect returns who answers, and the address that the connection has there.
 func (n *ns) connect(to netip.AddrPort) (who, local string, err error) {
 	var c net.Conn
-	if err := netns.Do(n.file, func() (err error) {
+	if err := netns.Do(n.File, func() (err error) {
 		c, err = (&net.Dialer{Timeout: 5 * time.Second}).Dial("tcp", to.String())
 		return err
 	}); err != nil {
@@ -161,22 +111,22 @@ func (n *ns) connect(to netip.AddrPort) (who, local string, err error) {
 }
 
 func (n *ns) require(who string, to netip.AddrPort) {
-	n.t.Helper()
+	n.T.Helper()
 	got, local, err := n.connect(to)
-	require.NoError(n.t, err, to)
-	require.Equal(n.t, who, got, to)
-	require.Equal(n.t, to.String(), local)
+	require.NoError(n.T, err, to)
+	require.Equal(n.T, who, got, to)
+	require.Equal(n.T, to.String(), local)
 }
 
 func (n *ns) requireRefused(to netip.AddrPort) {
-	n.t.Helper()
+	n.T.Helper()
 	_, _, err := n.connect(to)
-	require.ErrorIs(n.t, err, unix.ECONNREFUSED, to)
+	require.ErrorIs(n.T, err, unix.ECONNREFUSED, to)
 }
 
 // requireSteered requires that connections from outside reach the agent, at both addresses.
 func (n *ns) requireSteered(who string) {
-	n.t.Helper()
+	n.T.Helper()
 	for _, a := range []netip.Addr{pod4, pod6} {
 		n.require(who, netip.AddrPortFrom(a, port))
 	}
@@ -184,11 +134,14 @@ func (n *ns) requireSteered(who string) {
 
 // attached counts the steering programs of the network namespace.
 func (n *ns) attached() int {
-	n.t.Helper()
-	result, err := link.QueryPrograms(link.QueryOptions{Target: int(n.file.Fd()), Attach: ebpf.AttachSkLookup})
-	require.NoError(n.t, err)
+	n.T.Helper()
+	result, err := link.QueryPrograms(link.QueryOptions{Target: int(n.File.Fd()), Attach: ebpf.AttachSkLookup})
+	require.NoError(n.T, err)
 	return len(result.Programs)
 }
+
+// stopped is locked while no agent gives a sign of life.
+var stopped sync.Mutex
 
 func open(t testing.TB, pins string) *Node {
 	t.Helper()
@@ -203,11 +156,9 @@ func open(t testing.TB, pins string) *Node {
 			case <-stop:
 				return
 			case <-time.After(100 * time.Millisecond):
-				n.mu.Lock()
-				if n.pods != nil {
-					n.Beat()
-				}
-				n.mu.Unlock()
+				stopped.Lock()
+				n.Beat()
+				stopped.Unlock()
 			}
 		}
 	}()
@@ -223,7 +174,7 @@ func open(t testing.TB, pins string) *Node {
 
 func capture(t testing.TB, n *Node, pod *ns, name string, files ...*os.File) *Pod {
 	t.Helper()
-	p, err := n.Capture(Request{UID: uid, NetNS: pod.path(), Ports: []uint16{port}, Files: files})
+	p, err := n.Capture(Request{UID: uid, NetNS: pod.Path, Ports: []uint16{port}, Files: files})
 	require.NoError(t, err)
 	answer(t, name, p.Listeners()...)
 	return p

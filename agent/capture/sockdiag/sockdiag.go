@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -25,6 +26,7 @@ import (
 // Constants of linux/sock_diag.h and linux/inet_diag.h.
 const (
 	sockDestroy      = 21
+	inetDiagInfo     = 2
 	inetDiagCgroupID = 21
 	sizeofDiagID     = 48 // struct inet_diag_sockid
 	sizeofDiagMsg    = 72 // struct inet_diag_msg
@@ -32,6 +34,7 @@ const (
 
 // Connection is what the kernel reports about a socket.
 type Connection struct {
+	Local  netip.AddrPort
 	Remote netip.AddrPort
 	Inode  uint32 // 0 if no process has it open
 	Cgroup uint64 // 0 if the kernel does not report it
@@ -39,6 +42,13 @@ type Connection struct {
 	family   uint8
 	protocol uint8
 	id       [sizeofDiagID]byte
+	info     []byte // struct tcp_info, if it was asked for
+}
+
+// Activity is when a TCP connection last carried data.
+type Activity struct {
+	Sent, Received time.Duration // ago
+	Unread, Unsent bool          // data waits to be read or sent; not that of which the receipt is unconfirmed
 }
 
 // Find returns a socket in the calling thread's network namespace: that of the TCP
@@ -79,18 +89,24 @@ func Open() (Namespace, error) {
 // Close closes the netlink socket.
 func (n Namespace) Close() { n.socket.Close() }
 
-// Each calls f for each connection by these protocols that carries data, or may later.
-func (n Namespace) Each(protocols []uint8, f func(Connection)) error {
+// Each calls f for each connection by these protocols that carries data, or may later, until f
+// returns false. The kernel would still send the others then: only Close may follow.
+func (n Namespace) Each(protocols []uint8, f func(Connection) (more bool)) error {
 	for _, protocol := range protocols {
 		for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 			request := nl.NewNetlinkRequest(unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
 			request.AddRawData(diagRequest(protocol, family, [sizeofDiagID]byte{}))
-			err := n.execute(request, func(message []byte) {
+			more := true
+			err := n.execute(request, func(message []byte) bool {
 				if c, ok := parse(message); ok {
 					c.protocol = protocol
-					f(c)
+					more = f(c)
 				}
+				return more
 			})
+			if !more {
+				return nil
+			}
 			if protocol == unix.IPPROTO_UDP && errors.Is(err, unix.ENOENT) {
 				continue // this kernel does not list UDP
 			}
@@ -102,12 +118,46 @@ func (n Namespace) Each(protocols []uint8, f func(Connection)) error {
 	return nil
 }
 
+// Activity returns the activity of a TCP connection. ok is false if it has ended.
+func (n Namespace) Activity(c Connection) (a Activity, ok bool, err error) {
+	request := nl.NewNetlinkRequest(unix.SOCK_DIAG_BY_FAMILY, 0)
+	b := diagRequest(c.protocol, c.family, c.id)
+	b[2] = 1 << (inetDiagInfo - 1)
+	request.AddRawData(b)
+	err = n.execute(request, func(message []byte) bool {
+		if now, parsed := parse(message); parsed {
+			a, ok = now.activity(message)
+		}
+		return true
+	})
+	if errors.Is(err, unix.ENOENT) {
+		return a, false, nil
+	}
+	return a, ok, failure.Wrap(err, "reading the state of the connection to %s", c.Remote)
+}
+
+// activity reads the queue of a struct inet_diag_msg and the times of its struct tcp_info, of
+// Linux 4.6 or later.
+func (c Connection) activity(message []byte) (a Activity, ok bool) {
+	const receiveQueue, lastSent, lastReceived, notSent = 56, 44, 52, 144
+	if len(c.info) < notSent+4 {
+		return a, false
+	}
+	word := func(b []byte, at int) uint32 { return binary.NativeEndian.Uint32(b[at:]) }
+	return Activity{
+		Sent:     time.Duration(word(c.info, lastSent)) * time.Millisecond,
+		Received: time.Duration(word(c.info, lastReceived)) * time.Millisecond,
+		Unread:   word(message, receiveQueue) > 0,
+		Unsent:   word(c.info, notSent) > 0,
+	}, true
+}
+
 // Destroy ends a connection. The error is EOPNOTSUPP if the kernel cannot do so for any, nil
 // with false if the connection has ended by itself.
 func (n Namespace) Destroy(c Connection) (destroyed bool, err error) {
 	request := nl.NewNetlinkRequest(sockDestroy, unix.NLM_F_ACK)
 	request.AddRawData(diagRequest(c.protocol, c.family, c.id))
-	switch err := n.execute(request, func([]byte) {}); {
+	switch err := n.execute(request, func([]byte) bool { return true }); {
 	case err == nil:
 		return true, nil
 	case errors.Is(err, unix.EOPNOTSUPP):
@@ -118,12 +168,9 @@ func (n Namespace) Destroy(c Connection) (destroyed bool, err error) {
 	return false, nil
 }
 
-func (n Namespace) execute(request *nl.NetlinkRequest, each func(message []byte)) error {
+func (n Namespace) execute(request *nl.NetlinkRequest, each func(message []byte) (more bool)) error {
 	request.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_INET_DIAG: {Socket: n.socket}}
-	return request.ExecuteIter(unix.NETLINK_INET_DIAG, 0, func(message []byte) bool {
-		each(message)
-		return true
-	})
+	return request.ExecuteIter(unix.NETLINK_INET_DIAG, 0, each)
 }
 
 // Count returns how many sockets listen, connect or are connected in the calling thread's
@@ -194,26 +241,33 @@ func parse(message []byte) (c Connection, ok bool) {
 	}
 	c.family = message[0]
 	copy(c.id[:], message[4:])
-	port, remote := binary.BigEndian.Uint16(c.id[2:]), c.id[20:36]
-	switch c.family {
-	case unix.AF_INET:
-		c.Remote = netip.AddrPortFrom(netip.AddrFrom4([4]byte(remote)), port)
-	case unix.AF_INET6:
-		c.Remote = netip.AddrPortFrom(netip.AddrFrom16([16]byte(remote)).Unmap(), port)
-	default:
+	if c.family != unix.AF_INET && c.family != unix.AF_INET6 {
 		return c, false
 	}
+	c.Local, c.Remote = c.end(0, 4), c.end(2, 20)
 	c.Inode = binary.NativeEndian.Uint32(message[68:])
 	attributes, err := nl.ParseRouteAttr(message[sizeofDiagMsg:])
 	if err != nil {
 		return c, false
 	}
 	for _, a := range attributes {
-		if a.Attr.Type == inetDiagCgroupID && len(a.Value) == 8 {
+		switch {
+		case a.Attr.Type == inetDiagCgroupID && len(a.Value) == 8:
 			c.Cgroup = binary.NativeEndian.Uint64(a.Value)
+		case a.Attr.Type == inetDiagInfo:
+			c.info = a.Value
 		}
 	}
 	return c, true
+}
+
+// end returns the port and address at two offsets of the id.
+func (c *Connection) end(port, address int) netip.AddrPort {
+	a := netip.AddrFrom16([16]byte(c.id[address:])).Unmap()
+	if c.family == unix.AF_INET {
+		a = netip.AddrFrom4([4]byte(c.id[address:]))
+	}
+	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(c.id[port:]))
 }
 
 // ErrNoCgroups means that the kernel does not report in which cgroup a socket was made.

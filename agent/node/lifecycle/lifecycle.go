@@ -42,7 +42,7 @@ type Proxy int
 const (
 	// None means that there is no proxy for the pod.
 	None Proxy = iota
-	// Waiting means that the proxy has not had a policy of the pod yet, and requests wait for it.
+	// Waiting means that the proxy has had no policy of the pod yet, and answers 503.
 	Waiting
 	// Deciding means that the proxy decides by the pod's policy, or by a refusal that replaced it.
 	Deciding
