@@ -12,14 +12,15 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/apiserver"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
+	"github.com/ctrlmesh/ctrlmesh/manager/dialect/serve"
 )
 
 // cacheOptions restrict what is watched to what the mesh is about.
-func cacheOptions(namespace string) cache.Options {
+func cacheOptions(namespace string, dialects bool) cache.Options {
 	named := func(name string) cache.Config {
 		return cache.Config{FieldSelector: fields.OneTermEqualSelector("metadata.name", name)}
 	}
-	return cache.Options{
+	out := cache.Options{
 		ReaderFailOnMissingInformer: true,
 		DefaultTransform:            cache.TransformStripManagedFields(),
 		ByObject: map[client.Object]cache.ByObject{
@@ -41,6 +42,12 @@ func cacheOptions(namespace string) cache.Options {
 			controllers.MetadataOf(controllers.NodeKind):      {Transform: slimNode},
 		},
 	}
+	if dialects {
+		for _, o := range serve.Objects() {
+			out.ByObject[o] = cache.ByObject{}
+		}
+	}
+	return out
 }
 
 // slimPod keeps of a pod what the manager looks at.

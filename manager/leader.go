@@ -19,6 +19,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers/bundle"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers/endpoint"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers/entry"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers/failover"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers/lock"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers/node"
@@ -29,6 +30,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers/status"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers/traffic"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers/webhook"
+	"github.com/ctrlmesh/ctrlmesh/manager/dialect/serve"
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
@@ -43,6 +45,7 @@ const weighRate = 100
 type leader struct {
 	*replica
 	cache        cache.Cache
+	reader       client.Reader // reads the cache
 	recorder     events.EventRecorder
 	push         *push.Server
 	sweeper      *label.Sweeper
@@ -53,7 +56,7 @@ type leader struct {
 }
 
 func newLeader(r *replica, from cache.Cache, recorder events.EventRecorder) *leader {
-	l := &leader{replica: r, cache: from, recorder: recorder}
+	l := &leader{replica: r, cache: from, reader: r.reader(from), recorder: recorder}
 	changed := &r.state.Changed
 	l.push = &push.Server{
 		Auth: &push.Authenticator{
@@ -83,7 +86,7 @@ func newLeader(r *replica, from cache.Cache, recorder events.EventRecorder) *lea
 	}
 	l.keeper = &locks.Keeper{Client: r.live, May: lock.Reviewer{Kube: r.kube}.MayUpdate, Log: r.Log, Now: time.Now}
 	l.roots = &roots.Roots{
-		Client: r.live, Locks: l.keeper.State, Observe: l.push.Observe, Stamping: l.sweeper.Status, Recorder: recorder, Weigher: l.weigher,
+		Client: r.live, Locks: l.keeper.State, Observe: l.push.Observe, Stamping: l.sweeper.Status, Admitted: r.state.Admitted, Recorder: recorder, Weigher: l.weigher,
 		Written: changed.Roots.Notify, Asked: changed.Demands.Notify,
 		Log: r.Log, Now: time.Now,
 	}
@@ -96,29 +99,34 @@ func newLeader(r *replica, from cache.Cache, recorder events.EventRecorder) *lea
 // controllers returns all controllers.
 func (l *leader) controllers() []controllers.Reconciler {
 	s := l.state
-	return []controllers.Reconciler{
+	service := types.NamespacedName{Namespace: l.Namespace, Name: l.Webhooks.Service}
+	out := []controllers.Reconciler{
 		&policy.Controller{
-			Client: l.live, Cache: l.cache, Namespace: l.Namespace, ClusterCA: l.clusterCA, MeshCA: l.certificates.Mesh.Bundle,
-			Roots: l.roots, Keeper: l.keeper, Push: l.push, State: s, Log: l.Log,
+			Client: l.live, Cache: l.reader, Namespace: l.Namespace, ClusterCA: l.clusterCA, MeshCA: l.certificates.Mesh.Bundle,
+			Roots: l.roots, Keeper: l.keeper, Push: l.push, State: s, Dialects: l.Dialects, Log: l.Log,
 		},
-		&root.Controller{Cache: l.cache, Roots: l.roots, Push: l.push, State: s},
+		&root.Controller{Cache: l.reader, Roots: l.roots, Push: l.push, State: s},
 		&lock.Controller{Keeper: l.keeper, Roots: l.roots, Push: l.push, State: s, Log: l.Log},
 		&failover.Controller{Client: l.live, Observe: l.push.Observe, Recorder: l.recorder, State: s, Log: l.Log},
 		l.certificates,
 		l.bundleWriter,
 		&stamp.Controller{
-			Client: l.live, Service: types.NamespacedName{Namespace: l.Namespace, Name: l.Webhooks.Service}, CA: l.certificates.Serving.Bundle,
+			Client: l.live, Service: service, CA: l.certificates.Serving.Bundle,
 			State: s, Sweeper: l.sweeper,
 		},
-		&status.Controller{Client: l.live, Cache: l.cache, Recorder: l.recorder, Keeper: l.keeper, Sweeper: l.sweeper, Push: l.push, State: s},
+		&status.Controller{Client: l.live, Cache: l.reader, Recorder: l.recorder, Keeper: l.keeper, Sweeper: l.sweeper, Push: l.push, State: s},
 		&node.Controller{Client: l.live, Namespace: l.Namespace, Push: l.push, State: s},
 		&share.Controller{Push: l.push, State: s},
 		&webhook.Controller{Client: l.live, Push: l.push, State: s},
-		&traffic.Controller{Client: l.live, Cache: l.cache, Recorder: l.recorder, Push: l.push, State: s},
+		&traffic.Controller{Client: l.live, Cache: l.reader, Recorder: l.recorder, Push: l.push, State: s},
 		&endpoint.Controller{
 			Client: l.live, Namespace: l.Namespace, Service: l.ManagerService, PodName: l.PodName, PodIP: l.PodIP, Address: l.PushAddress,
 		},
 	}
+	if l.Dialects {
+		out = append(out, &entry.Controller{Client: l.live, Service: service, CA: l.certificates.Serving.Bundle, State: s})
+	}
+	return out
 }
 
 // add adds all runnables, and lets events trigger the policies.
@@ -128,10 +136,14 @@ func (l *leader) add(ctx context.Context, mgr manager.Manager) error {
 			return err
 		}
 	}
-	for _, o := range []client.Object{
+	watched := []client.Object{
 		&v1alpha1.ShardingConfig{}, &v1alpha1.CircuitBreaker{}, &v1alpha1.FaultInjection{}, &corev1.Pod{}, &corev1.Service{}, &discoveryv1.EndpointSlice{},
 		controllers.MetadataOf(controllers.NamespaceKind), controllers.MetadataOf(controllers.NodeKind),
-	} {
+	}
+	if l.Dialects {
+		watched = append(watched, serve.Objects()...)
+	}
+	for _, o := range watched {
 		informer, err := l.cache.GetInformer(ctx, o, cache.BlockUntilSynced(false))
 		if err != nil {
 			return fmt.Errorf("watching %T: %w", o, err)

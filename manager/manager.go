@@ -27,6 +27,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers/certificate"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers/setting"
+	"github.com/ctrlmesh/ctrlmesh/manager/dialect/serve"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
 	"github.com/ctrlmesh/ctrlmesh/manager/trust"
 )
@@ -43,7 +44,7 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	ctrl.SetLogger(logr.FromSlogHandler(o.Log.Handler()))
-	c, err := connect(ctx, o.Config)
+	c, err := connect(ctx, o.Config, o.Dialects)
 	if err != nil {
 		return err
 	}
@@ -79,9 +80,9 @@ type clients struct {
 	self string
 }
 
-func connect(ctx context.Context, config *rest.Config) (c clients, err error) {
+func connect(ctx context.Context, config *rest.Config, dialects bool) (c clients, err error) {
 	scheme := runtime.NewScheme()
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme), serve.AddToScheme(scheme)); err != nil {
 		return c, err
 	}
 	c.config = rest.CopyConfig(config)
@@ -94,6 +95,7 @@ func connect(ctx context.Context, config *rest.Config) (c clients, err error) {
 	if c.live, err = client.New(c.config, client.Options{Scheme: scheme}); err != nil {
 		return c, err
 	}
+	c.live = liveClient(c.live, dialects)
 	if c.kube, err = kubernetes.NewForConfig(c.config); err != nil {
 		return c, err
 	}
@@ -106,6 +108,14 @@ func connect(ctx context.Context, config *rest.Config) (c clients, err error) {
 	}
 	c.self = review.Status.UserInfo.Username
 	return c, nil
+}
+
+// liveClient adds objects of the dialects to what a client reads and writes, if they are served.
+func liveClient(c client.Client, dialects bool) client.Client {
+	if dialects {
+		return serve.Client{Client: c}
+	}
+	return c
 }
 
 // replica is what all replicas have, whether they lead or not.
@@ -137,6 +147,14 @@ func newReplica(o Options, c clients) *replica {
 	return r
 }
 
+// reader reads objects of the dialects too, if they are served.
+func (r *replica) reader(from client.Reader) client.Reader {
+	if r.Dialects {
+		return serve.Reader{Reader: from}
+	}
+	return from
+}
+
 // apiServerNames are the names that stand for the apiserver.
 func (r *replica) apiServerNames() trust.Names {
 	var addresses []netip.Addr
@@ -162,6 +180,9 @@ func (r *replica) bootstrap(ctx context.Context) error {
 func (r *replica) load(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
+	if err := r.served(ctx); err != nil {
+		return err
+	}
 	cluster, err := apiserver.Read(ctx, r.live, r.Namespace, r.clusterCA(), r.certificates.Mesh.Bundle())
 	if err != nil {
 		return err
@@ -171,11 +192,23 @@ func (r *replica) load(ctx context.Context) error {
 	return errors.Join(r.certificates.Load(ctx), r.certificates.Serving.Maintain(ctx, nil), r.settings.Load(ctx))
 }
 
+// served returns an error if the apiserver does not serve the kinds of the dialects. Then the
+// manager could not watch them.
+func (r *replica) served(ctx context.Context) error {
+	if !r.Dialects {
+		return nil
+	}
+	if err := r.live.List(ctx, &v1alpha1.ShardingConfigList{}, client.Limit(1)); err != nil {
+		return fmt.Errorf("%w: install the definitions of the dialects, or set --dialects=false", err)
+	}
+	return nil
+}
+
 func (r *replica) newManager() (manager.Manager, error) {
 	grace := shutdownTimeout
 	return manager.New(r.config, manager.Options{
 		Scheme: r.live.Scheme(),
-		Cache:  cacheOptions(r.Namespace),
+		Cache:  cacheOptions(r.Namespace, r.Dialects),
 		// What is not watched on purpose is never cached by accident.
 		NewClient:                     func(*rest.Config, client.Options) (client.Client, error) { return r.live, nil },
 		Logger:                        logr.FromSlogHandler(r.Log.Handler()),

@@ -44,6 +44,12 @@ func (w testWorld) run(controller string) error {
 
 func newWorld(t *testing.T, objects ...client.Object) testWorld {
 	t.Helper()
+	return newWorldOf(t, false, objects...)
+}
+
+// newWorldOf returns a leader that serves the dialects, or not.
+func newWorldOf(t *testing.T, dialects bool, objects ...client.Object) testWorld {
+	t.Helper()
 	env := testenv.New(t, append(objects,
 		&admissionv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "ctrlmesh"}, Webhooks: []admissionv1.MutatingWebhook{{Name: "a"}, {Name: "b"}}},
 		&admissionv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "ctrlmesh"}, Webhooks: []admissionv1.ValidatingWebhook{{Name: "a"}}},
@@ -52,8 +58,8 @@ func newWorld(t *testing.T, objects ...client.Object) testWorld {
 		Config: &rest.Config{TLSClientConfig: rest.TLSClientConfig{CAData: []byte("cluster\n")}}, Log: env.Log,
 		Namespace: "mesh", PodIP: "10.0.0.7", PodName: "m-0", PushAddress: ":8443", ClusterDomain: "cluster.local",
 		ManagerService: "ctrlmesh-manager", Webhooks: WebhookOptions{Service: "ctrlmesh-webhook", Configuration: "ctrlmesh"},
-		Stamps: StampOptions{Rate: 200, Burst: 400},
-	}, clients{live: env.Client, kube: kubefake.NewClientset()})
+		Stamps: StampOptions{Rate: 200, Burst: 400}, Dialects: dialects,
+	}, clients{live: liveClient(env.Client, dialects), kube: kubefake.NewClientset()})
 	w := testWorld{newLeader(r, env.Cache, env.Recorder), env, map[string]controllers.Spec{}}
 	all := w.controllers()
 	w.Subscribe(all...)

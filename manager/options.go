@@ -37,6 +37,9 @@ type Options struct {
 
 	Webhooks WebhookOptions
 	Stamps   StampOptions
+	// Dialects makes the manager serve the custom resources of the mesh's ancestors, whose
+	// definitions must be installed.
+	Dialects bool
 }
 
 // WebhookOptions are how the apiserver reaches the webhooks.
@@ -78,6 +81,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet, getenv func(string) string) {
 	fs.StringVar(&o.HealthAddress, "health-address", ":8081", "where /healthz and /readyz are served; 0 for nowhere")
 	fs.StringVar(&o.Webhooks.ClientCA, "webhook-client-ca", "", "file with the CAs, in PEM, of the certificate that the apiserver presents to webhooks; requests without one are refused then (default: none is asked for)")
 	fs.StringSliceVar(&o.Webhooks.ClientNames, "webhook-client-names", nil, "common names, separated by commas, of which the apiserver's certificate has one (default: any)")
+	fs.BoolVar(&o.Dialects, "dialects", true, "serve the custom resources of the mesh's ancestors; their definitions must be installed")
 	fs.Float64Var(&o.Stamps.Rate, "stamp-rate", 200, "existing objects labelled per second at most")
 	fs.IntVar(&o.Stamps.Burst, "stamp-burst", 400, "existing objects labelled at once at most")
 	fs.DurationVar(&o.Stamps.Every, "stamp-every", 10*time.Minute, "time between searches for objects without labels")

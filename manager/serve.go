@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/ctrlmesh/ctrlmesh/manager/admit"
+	"github.com/ctrlmesh/ctrlmesh/manager/dialect/serve"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
 	"github.com/ctrlmesh/ctrlmesh/manager/validate"
@@ -82,13 +83,17 @@ func (r *replica) webhookTLS() (*tls.Config, error) {
 // webhooks are the handlers of admission by path.
 func (r *replica) webhooks(cached client.Reader) map[string]admission.Handler {
 	reader := admissionReader{admit.NewReader(r.live), cached}
-	return map[string]admission.Handler{
+	out := map[string]admission.Handler{
 		inject.Path:             &inject.Webhook{Reader: reader, Bundles: r.bundles, Namespace: r.Namespace, Permits: r.certificates.Permits},
-		validate.Path:           &validate.Webhook{Reader: reader, Manager: r.self, Namespace: r.Namespace, Settings: r.state.Settings.Load},
+		validate.Path:           &validate.Webhook{Reader: reader, Manager: r.self, Namespace: r.Namespace, Settings: r.state.Settings.Load, Translate: serve.Decode},
 		validate.BreakersPath:   &validate.Breakers{Reader: reader},
 		validate.InjectionsPath: &validate.Injections{Reader: reader},
 		label.Path:              admission.HandlerFunc(label.Stamp),
 	}
+	if r.Dialects {
+		out[serve.PolicyPath] = serve.PolicyWebhook{Reader: reader}
+	}
+	return out
 }
 
 // ready is a readiness check: it fails while requests cannot be served.

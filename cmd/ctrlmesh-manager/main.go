@@ -7,6 +7,7 @@ package main
 import (
 	"errors"
 	"flag"
+	"fmt"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -40,6 +41,7 @@ func main() {
 func checkRemoval() *cobra.Command {
 	c := &cobra.Command{Use: "check-removal", Short: "Fail while the removal of the mesh would break pods", Args: cobra.NoArgs}
 	namespace := c.Flags().String("namespace", os.Getenv("POD_NAMESPACE"), "namespace of the mesh (default $POD_NAMESPACE)")
+	rollback := c.Flags().String("rollback", "", "helm's command that readies the release for an upgrade after a refusal, which prints it")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if *namespace == "" {
 			return errors.New("no namespace: set --namespace or POD_NAMESPACE")
@@ -52,7 +54,11 @@ func checkRemoval() *cobra.Command {
 		if err != nil {
 			return failure.Wrap(err, "making the apiserver client")
 		}
-		return removal.Check(c.Context(), reader, *namespace)
+		err = removal.Check(c.Context(), reader, *namespace)
+		if err != nil && *rollback != "" {
+			return fmt.Errorf("%w\nhelm now takes the release for half removed: before you upgrade it, run %s", err, *rollback)
+		}
+		return err
 	}
 	return c
 }

@@ -20,6 +20,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 )
 
 // Policy is the policy of one pod, and the node whose agent applies it.
@@ -120,7 +121,7 @@ type source struct {
 // The pods of a root that is missing in roots are refused, because it is unknown which
 // shard owns which keys. A root that is being deleted is treated as disabled. Pods of a
 // root that wait for a shard, or whose shard was withdrawn, are in standby.
-func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[types.NamespacedName]Root, rules Rules) Result {
+func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[origin.Name]Root, rules Rules) Result {
 	c := &compilation{
 		Result: Result{Policies: make(map[types.UID]Policy, len(pods))}, pods: slices.SortedFunc(slices.Values(pods), byName), roots: roots,
 		requestTimeout: rules.RequestTimeout, seals: sealer{}, sources: map[string][]source{}, tooLarge: map[types.UID]bool{},
@@ -137,7 +138,7 @@ func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[t
 type compilation struct {
 	Result
 	pods           []*corev1.Pod // sorted
-	roots          map[types.NamespacedName]Root
+	roots          map[origin.Name]Root
 	requestTimeout time.Duration
 	seals          sealer
 	shards         []*Shard
@@ -149,7 +150,9 @@ type compilation struct {
 func (c *compilation) readConfigs(configs []*v1alpha1.ShardingConfig) {
 	objects := make(map[types.NamespacedName]*v1alpha1.ShardingConfig, len(configs))
 	for _, config := range configs {
-		objects[nameOf(config)] = config
+		if origin.IsNative(config) {
+			objects[nameOf(config)] = config
+		}
 	}
 	derived := map[types.NamespacedName]bool{}
 	for _, config := range slices.SortedFunc(slices.Values(configs), byName) {
@@ -158,7 +161,7 @@ func (c *compilation) readConfigs(configs []*v1alpha1.ShardingConfig) {
 		}
 		s := source{Shard: &Shard{NamespacedName: nameOf(config), Config: config}}
 		if config.Spec.Root == nil {
-			s.written(c.roots[s.NamespacedName], c.requestTimeout)
+			s.written(c.roots[origin.Of(config)], c.requestTimeout)
 		} else {
 			for _, d := range c.readRoot(&s, objects) {
 				derived[d.NamespacedName] = true
@@ -178,7 +181,7 @@ func (c *compilation) readConfigs(configs []*v1alpha1.ShardingConfig) {
 
 // readRoot converts a root to a source and returns the shards derived from it.
 func (c *compilation) readRoot(s *source, objects map[types.NamespacedName]*v1alpha1.ShardingConfig) map[string]*Shard {
-	known, ok := c.roots[s.NamespacedName]
+	known, ok := c.roots[origin.Of(s.Config)]
 	r := newRoot(s.Shard, known, ok, objects)
 	r.requestTimeout = c.requestTimeout
 	if s.Config.Spec.DryRun && s.Problem == nil && !Withdrawn(s.Config) {
@@ -242,7 +245,7 @@ func policy(pod *corev1.Pod, sources []source) *meshv1.PodPolicy {
 	for _, s := range sources {
 		if s.selects != nil && s.selects(pod) {
 			s.Members = append(s.Members, pod)
-			selecting, names = append(selecting, s), append(names, s.Name)
+			selecting, names = append(selecting, s), append(names, origin.Among(s.Config))
 		}
 	}
 	switch {
@@ -259,7 +262,7 @@ func policy(pod *corev1.Pod, sources []source) *meshv1.PodPolicy {
 		}
 		p.Refuse = ConflictMessage(pod.Namespace, names)
 	case selecting[0].Problem != nil:
-		p.Refuse = fmt.Sprintf("ShardingConfig %s: %s", selecting[0].NamespacedName, selecting[0].Problem.Message)
+		p.Refuse = fmt.Sprintf("%s: %s", origin.Of(selecting[0].Config), selecting[0].Problem.Message)
 	default:
 		s := selecting[0]
 		if s.judge(pod, p); p.Refuse == "" {
@@ -289,7 +292,11 @@ func refusedSerial(pod *corev1.Pod, selecting []source) (serial uint64) {
 // written fills in the source of a hand-written configuration.
 func (s *source) written(known Root, requestTimeout time.Duration) {
 	c := s.Config
-	if s.selects, s.Problem = Selects(c); s.Problem != nil {
+	s.selects, s.Problem = Selects(c)
+	if problem := origin.Problem(c); problem != "" {
+		s.Problem = &Problem{v1alpha1.ReasonInvalid, problem}
+	}
+	if s.Problem != nil {
 		return
 	}
 	sharding, problem := render(c, known)

@@ -23,6 +23,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 )
 
 var update = flag.Bool("update", false, "write what the transcripts should say")
@@ -177,9 +178,9 @@ func TestWhoMayGoPastTheProxy(t *testing.T) {
 	}
 }
 
-func read(t require.TestingT, file string) (configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[types.NamespacedName]Root, rules Rules) {
+func read(t require.TestingT, file string) (configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[origin.Name]Root, rules Rules) {
 	rules.Now = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
-	roots = map[types.NamespacedName]Root{}
+	roots = map[origin.Name]Root{}
 	data, err := os.ReadFile(file)
 	require.NoError(t, err)
 	for doc := range bytes.SplitSeq(data, []byte("\n---\n")) {
@@ -211,7 +212,7 @@ func read(t require.TestingT, file string) (configs []*v1alpha1.ShardingConfig, 
 			}
 		case "State":
 			name, root := readState(t, doc)
-			roots[name] = root
+			roots[origin.Name{Kind: origin.Native.GroupKind(), NamespacedName: name}] = root
 		default:
 			require.Fail(t, "unknown kind "+kind.Kind)
 		}

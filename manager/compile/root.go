@@ -1,6 +1,7 @@
 package compile
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -17,6 +18,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
+	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 )
 
 // root renders the policies of a root's pods.
@@ -50,14 +52,14 @@ func newRoot(own *Shard, r Root, known bool, objects map[types.NamespacedName]*v
 		Root: r, known: known, config: c, derived: map[string]*Shard{}, owners: ownersOf(heldBy(r.State)),
 		rendered: map[sharedKey]*meshv1.Sharding{}, waiting: map[string]*meshv1.Sharding{},
 	}
-	if errs := layout.Validate(c.Spec.Root, field.NewPath("spec", "root")); len(errs) > 0 {
-		own.Problem = &Problem{v1alpha1.ReasonInvalid, errs.ToAggregate().Error()}
+	if err := Invalid(c); err != nil {
+		own.Problem = &Problem{v1alpha1.ReasonInvalid, err.Error()}
 	} else {
 		out.limits, own.Problem = rootLimits(c)
 	}
 	for name, s := range r.State.Shards {
 		d := &Shard{NamespacedName: types.NamespacedName{Namespace: c.Namespace, Name: name}, Root: c, Held: s.Held}
-		if o := objects[d.NamespacedName]; o != nil && Derived(o) && o.Labels[v1alpha1.RootLabel] == c.Name {
+		if o := objects[d.NamespacedName]; o != nil && derivedFrom(o, c) {
 			d.Config = o
 		}
 		d.Locks = shardLocks(renamedLocks(c, r.Locks), name)
@@ -65,6 +67,25 @@ func newRoot(own *Shard, r Root, known bool, objects map[types.NamespacedName]*v
 		out.derived[name] = d
 	}
 	return out
+}
+
+// Invalid returns why a root cannot be divided; nil if it can.
+func Invalid(root *v1alpha1.ShardingConfig) error {
+	if problem := origin.Problem(root); problem != "" {
+		return errors.New(problem)
+	}
+	errs := layout.Validate(root.Spec.Root, field.NewPath("spec", "root"))
+	if len(errs) == 0 {
+		return nil
+	}
+	return errs.ToAggregate()
+}
+
+// derivedFrom reports whether a configuration was derived from a root. Roots of different kinds
+// may have the same name.
+func derivedFrom(c, root *v1alpha1.ShardingConfig) bool {
+	owner := metav1.GetControllerOfNoCopy(c)
+	return c.Labels[v1alpha1.RootLabel] == root.Name && (owner == nil || owner.UID == root.UID)
 }
 
 // rootLimits returns the limits of spec.root.resourceSelector and of spec.limits.
@@ -163,7 +184,7 @@ func (r *root) standby(reason string) *meshv1.Sharding {
 	for _, l := range r.limits {
 		s.Limits = append(s.Limits, &meshv1.Limit{Resources: l.Resources, Selector: l.Selector})
 	}
-	standby(s, OperatorLocks(r.config, r.Locks), fmt.Sprintf("ShardingConfig %s: %s", r.config.Name, reason))
+	standby(s, OperatorLocks(r.config, r.Locks), fmt.Sprintf("%s: %s", origin.Describe(r.config), reason))
 	isolate(s, r.config)
 	r.waiting[reason] = s
 	return s
@@ -182,7 +203,7 @@ func (r *root) sharding(shard string) *meshv1.Sharding {
 }
 
 func (r *root) refusal(pod *corev1.Pod, format string, args ...any) string {
-	return fmt.Sprintf("pod %s/%s is of ShardingConfig %s: ", pod.Namespace, pod.Name, r.config.Name) + fmt.Sprintf(format, args...)
+	return fmt.Sprintf("pod %s/%s is of %s: ", pod.Namespace, pod.Name, origin.Describe(r.config)) + fmt.Sprintf(format, args...)
 }
 
 // memberSharding returns the sharding of a shard's members, rendered once per value of t.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 )
 
 func limits(t *testing.T, uid types.UID) (Rules, []*corev1.Pod, func(Rules) map[string]*meshv1.LimitRule) {
@@ -393,7 +394,7 @@ func TestALostPodHasASerialThoughItsShardIsNoMore(t *testing.T) {
 	m := known.State.Members["uid-vanished"]
 	delete(known.State.Shards, m.Shard)
 	policy := func() Policy {
-		return Compile([]*v1alpha1.ShardingConfig{root}, nil, map[types.NamespacedName]Root{nameOf(root): known}, Rules{}).Policies["uid-vanished"]
+		return Compile([]*v1alpha1.ShardingConfig{root}, nil, map[origin.Name]Root{origin.Of(root): known}, Rules{}).Policies["uid-vanished"]
 	}
 	require.NotEmpty(t, policy().Refuse)
 	require.EqualValues(t, m.Serial, policy().Serial)
@@ -406,7 +407,7 @@ func rootOf(t *testing.T) (*v1alpha1.ShardingConfig, Root) {
 	t.Helper()
 	configs, _, roots, _ := read(t, "testdata/root.in.yaml")
 	for _, c := range configs {
-		if known, ok := roots[nameOf(c)]; ok {
+		if known, ok := roots[origin.Of(c)]; ok {
 			return c, known
 		}
 	}

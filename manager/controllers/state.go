@@ -14,6 +14,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/dialect/serve"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 	"github.com/ctrlmesh/ctrlmesh/manager/quota"
 )
@@ -30,6 +31,8 @@ type State struct {
 	Compiled Value[Compiled]
 	// MeshBundle and EgressBundle are the CAs that all namespaces have which need them.
 	MeshBundle, EgressBundle Value[[]byte]
+	// Entries are since when the webhook entries of VirtualApps, by uid, are in place.
+	Entries Value[map[types.UID]time.Time]
 	// LocksKnown: the lock controller has looked at the operators' locks.
 	LocksKnown atomic.Bool
 	// Book is the record of the shares of rules. Sharing is locked while shares are
@@ -43,6 +46,15 @@ type State struct {
 // RequestTimeout is the apiserver's --request-timeout.
 func (s *State) RequestTimeout() time.Duration {
 	return s.Settings.Load().APIServer.RequestTimeout.Duration
+}
+
+// Admitted returns since when new pods of a VirtualApp are put on the mesh; the zero time if
+// they are not.
+func (s *State) Admitted(app *v1alpha1.ShardingConfig) time.Time {
+	if entries := s.Entries.Load(); entries != nil {
+		return (*entries)[app.UID]
+	}
+	return time.Time{}
 }
 
 // Signals notify of state that is kept outside State.
@@ -78,6 +90,8 @@ type Listed struct {
 	// Unresolved are the roots, by uid, whose selectors of namespaces cannot be followed.
 	Unresolved map[types.UID]error
 	Rules      compile.Rules
+	// TrafficPolicies are those that are served. Rules has their CircuitBreakers.
+	TrafficPolicies []serve.Policy
 }
 
 // Compiled is what was compiled, and from what.

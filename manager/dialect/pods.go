@@ -12,6 +12,9 @@ import (
 // maxSelectors is the maximum number of selectors for the pods of one subset.
 const maxSelectors = 32
 
+// maxBreakers is the maximum number of CircuitBreakers of one TrafficPolicy.
+const maxBreakers = 512
+
 // podsOf returns selectors for the pods of a subset, by its index in spec.subsets; the default
 // subset follows the last. Each pod of the subset matches exactly one selector, and no other
 // pod matches any. ok is false if that takes more than maxSelectors.

@@ -1,6 +1,7 @@
 package dialect
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 
@@ -23,10 +24,15 @@ var stamped = map[string]string{
 
 const otherBuckets = "the buckets of namespaces are not those of Kridge, because the mesh computes another hash: select other buckets, or namespaces by name"
 
-// ShardingConfig translates Kridge's ShardingConfig to the native one.
+// ShardingConfig translates Kridge's ShardingConfig to the native one. One that Kridge derived
+// from a root is an error.
 func ShardingConfig(in *kridge.ShardingConfig) (Translation, field.ErrorList) {
 	s := shardingConfig{in: in}
 	s.Config = newConfig(in.ObjectMeta)
+	if root := in.Labels[kridge.RootLabel]; root != "" {
+		return s.Translation, field.ErrorList{field.Forbidden(field.NewPath("metadata", "labels").Key(kridge.RootLabel),
+			fmt.Sprintf("Kridge derived this shard from ShardingConfig %s, and the mesh derives its own: delete it", root))}
+	}
 	s.Config.Spec.Selector = in.Spec.Selector.DeepCopy()
 	s.errs = append(s.errs, selects(in.Spec.Selector, spec.Child("selector"))...)
 	if in.Spec.Root == nil && empty(in.Spec.Selector) {

@@ -57,6 +57,16 @@ func TestInvalidShardingConfigsAreRefused(t *testing.T) {
 	}
 }
 
+func TestShardsThatKridgeDerivedSelectNothing(t *testing.T) {
+	in := shard(selector("a", "1"))
+	in.Labels = map[string]string{kridge.RootLabel: "root"}
+	out, errs := ShardingConfig(in)
+	require.EqualError(t, errs.ToAggregate(), "metadata.labels[kridge.kusionstack.io/auto-sharding-root]: Forbidden: "+
+		"Kridge derived this shard from ShardingConfig root, and the mesh derives its own: delete it")
+	require.Nil(t, out.Config.Spec.Selector)
+	require.Nil(t, out.Config.Spec.Root)
+}
+
 func TestLabelsOfKridgeBecomeThoseOfTheMesh(t *testing.T) {
 	for from, to := range map[string]string{
 		"kridge.kusionstack.io/namespace": v1alpha1.NamespaceLabel, "kridge.kusionstack.io/control": v1alpha1.ControlLabel,

@@ -14,6 +14,10 @@ import (
 	kruise "github.com/ctrlmesh/ctrlmesh/api/kruise/v1alpha1"
 )
 
+// Targets is the field with the targets of a TrafficPolicy. Its errors concern single targets,
+// and the others are translated nevertheless.
+var Targets = spec.Child("targetVirtualApps")
+
 // everySecond is the interval of a bucket that openkruise gives in tokens per second.
 const everySecond = "1s"
 
@@ -25,6 +29,10 @@ const everySecond = "1s"
 func TrafficPolicy(policy *kruise.TrafficPolicy, apps []*kruise.VirtualApp) (Translation, field.ErrorList) {
 	t := trafficPolicy{TrafficPolicy: policy}
 	selectors := t.targets(apps)
+	if n := len(selectors) * t.rules(); n > maxBreakers {
+		t.errs = append(t.errs, field.Forbidden(spec, fmt.Sprintf("it would become %d CircuitBreakers, and at most %d are supported: write fewer ratePolicies, target fewer VirtualApps, or all of their subsets", n, maxBreakers)))
+		return t.Translation, t.errs
+	}
 	if c := policy.Spec.CircuitBreaking; c != nil {
 		path := spec.Child("circuitBreaking")
 		if c.APIServer != nil {
@@ -53,9 +61,21 @@ type trafficPolicy struct {
 	errs field.ErrorList
 }
 
-// targets returns disjoint selectors for the pods of all targets.
+// rules returns of how many rules a CircuitBreaker is made for each selector.
+func (t *trafficPolicy) rules() (n int) {
+	if c := t.Spec.CircuitBreaking; c != nil && c.APIServer != nil {
+		n++
+	}
+	if r := t.Spec.RateLimiting; r != nil {
+		n += len(r.RatePolicies)
+	}
+	return n
+}
+
+// targets returns disjoint selectors for the pods of all targets. VirtualApps with equal selectors
+// have the same pods.
 func (t *trafficPolicy) targets(apps []*kruise.VirtualApp) (out []*metav1.LabelSelector) {
-	path := spec.Child("targetVirtualApps")
+	path := Targets
 	if len(t.Spec.TargetVirtualApps) == 0 {
 		t.errs = append(t.errs, field.Required(path, `name VirtualApps; "*" is all of this namespace`))
 	}
@@ -69,8 +89,14 @@ func (t *trafficPolicy) targets(apps []*kruise.VirtualApp) (out []*metav1.LabelS
 		}
 		t.unknownSubsets(i, target, apps)
 	}
+	seen := map[string]bool{}
 	for _, app := range apps {
-		out = append(out, t.podsOf(app, path)...)
+		for _, s := range t.podsOf(app, path) {
+			if key := metav1.FormatLabelSelector(s); !seen[key] {
+				seen[key] = true
+				out = append(out, s)
+			}
+		}
 	}
 	return out
 }
@@ -83,7 +109,7 @@ func (t *trafficPolicy) unknownSubsets(i int, target kruise.TargetVirtualApp, ap
 				slices.ContainsFunc(a.Spec.Subsets, func(s kruise.VirtualAppSubset) bool { return s.Name == name })
 		})
 		if !known {
-			t.warn(spec.Child("targetVirtualApps").Index(i).Child("specificSubsets").Index(j), "there is no subset %s", name)
+			t.warn(Targets.Index(i).Child("specificSubsets").Index(j), "there is no subset %s", name)
 		}
 	}
 }

@@ -156,6 +156,23 @@ func TestTargetsSelectPodsOfVirtualApps(t *testing.T) {
 	}
 }
 
+func TestTooManyBreakersAreRefused(t *testing.T) {
+	policy, app := readPolicy(t)
+	policy.Spec.TargetVirtualApps = []kruise.TargetVirtualApp{{Name: "*"}}
+	policy.Spec.CircuitBreaking = nil
+	policy.Spec.RateLimiting.RatePolicies = slices.Repeat(policy.Spec.RateLimiting.RatePolicies[:1], 64)
+	apps := make([]*kruise.VirtualApp, 9)
+	for i := range apps {
+		apps[i] = app.DeepCopy()
+		apps[i].Name = fmt.Sprint("app-", i)
+		apps[i].Spec.Selector = selector("component", apps[i].Name)
+	}
+	_, errs := TrafficPolicy(policy, apps[:8])
+	require.Empty(t, errs)
+	_, errs = TrafficPolicy(policy, apps)
+	require.ErrorContains(t, errs.ToAggregate(), "it would become 576 CircuitBreakers, and at most 512 are supported")
+}
+
 func TestTooManySelectorsAreRefused(t *testing.T) {
 	policy, app := readPolicy(t)
 	policy.Spec.TargetVirtualApps[0].SpecificSubsets = []string{""}

@@ -3,7 +3,6 @@ package dialect
 import (
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -13,6 +12,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	kruise "github.com/ctrlmesh/ctrlmesh/api/kruise/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/expression"
 )
 
 var (
@@ -20,6 +20,10 @@ var (
 	route   = spec.Child("route")
 	subsets = spec.Child("subsets")
 )
+
+// maxSelector is the maximum size of a VirtualApp's selector in bytes. The webhook entries of
+// all VirtualApps are in one object.
+const maxSelector = 2 << 10
 
 // VirtualApp translates a VirtualApp to a root with subsets.
 func VirtualApp(app *kruise.VirtualApp) (Translation, field.ErrorList) {
@@ -34,6 +38,9 @@ func VirtualApp(app *kruise.VirtualApp) (Translation, field.ErrorList) {
 		v.errs = append(v.errs, field.Required(spec.Child("selector"), "name the pods of the operator: an empty selector would take every pod of the namespace"))
 	}
 	v.errs = append(v.errs, selects(app.Spec.Selector, spec.Child("selector"))...)
+	if n := app.Spec.Selector.Size(); n > maxSelector {
+		v.errs = append(v.errs, field.TooLong(spec.Child("selector"), "", maxSelector))
+	}
 	v.configuration()
 	if app.Spec.Route != nil {
 		v.route = *app.Spec.Route
@@ -301,7 +308,7 @@ func patternOf(pattern string, path *field.Path) (*v1alpha1.NamespaceMatch, fiel
 	if pattern == "" {
 		return nil, field.ErrorList{field.Required(path, `write a regular expression; ".*" matches all namespaces`)}
 	}
-	if _, err := regexp.Compile(pattern); err != nil {
+	if _, err := expression.Compile(pattern); err != nil {
 		return nil, field.ErrorList{field.Invalid(path, pattern, err.Error())}
 	}
 	return &v1alpha1.NamespaceMatch{Pattern: pattern}, nil

@@ -3,6 +3,7 @@ package dialect
 import (
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -40,6 +41,10 @@ func TestInvalidVirtualAppsAreRefused(t *testing.T) {
 	for message, change := range map[string]func(*kruise.VirtualAppSpec){
 		"spec.selector: Required value: name the pods of the operator: an empty selector would take every pod of the namespace": func(s *kruise.VirtualAppSpec) {
 			s.Selector = &metav1.LabelSelector{}
+		},
+		"spec.selector: Too long: may not be more than 2048 bytes": func(s *kruise.VirtualAppSpec) {
+			values := slices.Repeat([]string{strings.Repeat("x", 63)}, 40)
+			s.Selector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: metav1.LabelSelectorOpIn, Values: values}}}
 		},
 		"spec.configuration.controller: Forbidden: leaderElectionName and leaderElection.lockName both name the lock: set one of them": func(s *kruise.VirtualAppSpec) {
 			s.Configuration.Controller.LeaderElectionName = "other"

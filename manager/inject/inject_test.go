@@ -19,6 +19,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	kruise "github.com/ctrlmesh/ctrlmesh/api/kruise/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/dialect/serve"
 )
 
 func shard(name string, labels map[string]string) *v1alpha1.ShardingConfig {
@@ -241,4 +243,43 @@ func TestABundleAheadOfUsStays(t *testing.T) {
 	require.Equal(t, "mesh\nnext\n", bundle(t, w, MeshBundle).Data["ca.crt"])
 	require.NoError(t, w.Bundles.Ensure(t.Context(), "ns", MeshBundle))
 	require.Equal(t, 1, reloads)
+}
+
+// Agents and caches know the mesh's label only.
+func TestPodsOfKridgeGetTheLabelOfTheMesh(t *testing.T) {
+	w := newWebhook(t, shard("zero", map[string]string{"shard": "0"}))
+	_, m := create(t, w, strings.Replace(pod, "ctrlmesh.kusionstack.io/enable-proxy", "kridge.kusionstack.io/enable-proxy", 1), false)
+	labels := m["metadata"].(map[string]any)["labels"].(map[string]any)
+	require.Equal(t, map[string]any{"kridge.kusionstack.io/enable-proxy": "true", v1alpha1.EnableProxyLabel: "true", "shard": "0"}, labels)
+	_, trust := sources(m)
+	require.Equal(t, v1alpha1.TrustMesh, trust)
+}
+
+// The selector alone puts pods on the mesh.
+func TestPodsOfVirtualAppsGetTheLabelOfTheMesh(t *testing.T) {
+	app := &kruise.VirtualApp{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "app"}, Spec: kruise.VirtualAppSpec{
+		Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"shard": "0"}},
+	}}
+	scheme := runtime.NewScheme()
+	require.NoError(t, v1alpha1.AddToScheme(scheme))
+	require.NoError(t, serve.AddToScheme(scheme))
+	read := func(objects ...client.Object) client.Reader {
+		return serve.Reader{Reader: fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build()}
+	}
+	w := newWebhook(t)
+	for _, label := range []string{`"shard": "0"`, `"ctrlmesh.kusionstack.io/enable-proxy": "false", "shard": "0"`} {
+		raw := strings.Replace(pod, `"ctrlmesh.kusionstack.io/enable-proxy": "true", "shard": "0"`, label, 1)
+		w.Reader = read(app)
+		_, m := create(t, w, raw, false)
+		require.Equal(t, map[string]any{v1alpha1.EnableProxyLabel: "true", "shard": "0"}, m["metadata"].(map[string]any)["labels"])
+		_, trust := sources(m)
+		require.Equal(t, v1alpha1.TrustMesh, trust)
+
+		w.Reader = read(shard("native", map[string]string{"shard": "0"}))
+		r, _ := create(t, w, raw, false)
+		require.Empty(t, r.Patches, "a native object needs the label")
+		w.Reader = read()
+		r, _ = create(t, w, raw, false)
+		require.Empty(t, r.Patches, "the VirtualApp was deleted")
+	}
 }

@@ -1,5 +1,6 @@
-// Package inject admits labelled pods: it decides whom their clients will
-// trust and, for those captured by address, whom they will talk to.
+// Package inject admits labelled pods, and those that VirtualApps select: it
+// decides whom their clients will trust and, for those captured by address,
+// whom they will talk to.
 //
 // Every projected volume of a pod gets the mesh's bundle in place of the
 // cluster's CA. A member of a shard gets the mesh CA alone, so that without the
@@ -28,19 +29,21 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	kridge "github.com/ctrlmesh/ctrlmesh/api/kridge/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/manager/apiserver"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/patch"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
+	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 	"github.com/ctrlmesh/ctrlmesh/manager/trust"
 )
 
 // Path at which Webhook is served.
 const Path = "/mutate-pod"
 
-// Webhook admits labelled pods as they are created. A ValidatingAdmissionPolicy, which needs
-// no manager, keeps their label, trust and capture mode from changing later.
+// Webhook admits the pods of the mesh as they are created. A ValidatingAdmissionPolicy, which
+// needs no manager, keeps their label, trust and capture mode from changing later.
 type Webhook struct {
 	// Reader reads without a cache. Otherwise the first pods of a new ShardingConfig could be
 	// admitted to trust the real apiserver.
@@ -58,13 +61,19 @@ func (w *Webhook) Handle(ctx context.Context, req admission.Request) admission.R
 	if err := json.Unmarshal(req.Object.Raw, pod); err != nil {
 		return admission.Errored(http.StatusBadRequest, err)
 	}
-	if !compile.Labelled(pod) {
-		return admission.Allowed("")
+	config, refused := w.config(ctx, req, pod)
+	if refused != nil {
+		return *refused
 	}
-	return w.create(ctx, req, pod)
+	labelled := compile.Labelled(pod) || pod.Labels[kridge.EnableProxyLabel] == "true"
+	if !labelled && (config == nil || origin.KindOf(config) != origin.VirtualApp) {
+		return admission.Allowed("") // its VirtualApp was deleted
+	}
+	return w.create(ctx, req, pod, config)
 }
 
-func (w *Webhook) create(ctx context.Context, req admission.Request, pod *corev1.Pod) admission.Response {
+// create admits a pod to the mesh, as a member of a configuration; nil for none.
+func (w *Webhook) create(ctx context.Context, req admission.Request, pod *corev1.Pod, config *v1alpha1.ShardingConfig) admission.Response {
 	capture := pod.Annotations[v1alpha1.CaptureAnnotation]
 	switch capture {
 	case "", v1alpha1.CaptureEBPF, v1alpha1.CaptureIPTables, v1alpha1.CaptureAddress:
@@ -80,10 +89,6 @@ func (w *Webhook) create(ctx context.Context, req admission.Request, pod *corev1
 			return *refused
 		}
 	}
-	config, refused := w.config(ctx, req, pod)
-	if refused != nil {
-		return *refused
-	}
 	trusted := compile.Trust(config)
 	bundle := BundleOf(trusted)
 	annotations := map[string]string{v1alpha1.TrustAnnotation: trusted, v1alpha1.KubeconfigContentAnnotation: "", v1alpha1.EgressTrustAnnotation: ""}
@@ -91,7 +96,7 @@ func (w *Webhook) create(ctx context.Context, req admission.Request, pod *corev1
 	volumes, ops := swapBundles(pod.Spec.Volumes, bundle)
 	if capture == v1alpha1.CaptureAddress {
 		if config != nil && compile.PassesThrough(config) {
-			return refuse("Capture", "a pod that is captured by address cannot have its connections passed through, as clientCertificates: Passthrough of ShardingConfig %s asks: remove annotation %s from the pod template", config.Name, v1alpha1.CaptureAnnotation)
+			return refuse("Capture", "a pod that is captured by address cannot have its connections passed through, as clientCertificates: Passthrough of %s asks: remove annotation %s from the pod template", origin.Describe(config), v1alpha1.CaptureAnnotation)
 		}
 		agents, refused := w.agents(ctx)
 		if refused != nil {
@@ -117,6 +122,8 @@ func (w *Webhook) create(ctx context.Context, req admission.Request, pod *corev1
 			return admission.Errored(http.StatusInternalServerError, err)
 		}
 	}
+	// Agents and caches know one label.
+	ops = append(ops, patch.Strings("/metadata/labels", pod.Labels, map[string]string{v1alpha1.EnableProxyLabel: "true"})...)
 	return admission.Patched("", append(ops, patch.Strings("/metadata/annotations", pod.Annotations, annotations)...)...).WithWarnings(warnings...)
 }
 
@@ -132,10 +139,10 @@ func (w *Webhook) config(ctx context.Context, req admission.Request, pod *corev1
 		selects, problem := compile.Selects(&c)
 		if problem != nil {
 			// It may be meant to select this pod, which then must not run unsharded.
-			return nil, new(refuse("InvalidConfig", "the shard of this pod is unknown, because ShardingConfig %s is invalid (%s): fix or delete it", c.Name, problem.Message))
+			return nil, new(refuse("InvalidConfig", "the shard of this pod is unknown, because %s is invalid (%s): fix or delete it", origin.Describe(&c), problem.Message))
 		}
 		if selects(pod) {
-			config, selecting = &c, append(selecting, c.Name)
+			config, selecting = &c, append(selecting, origin.Among(&c))
 		}
 	}
 	if len(selecting) > 1 {

@@ -43,16 +43,18 @@ func Of(namespace string) map[string]string {
 }
 
 // Listed returns the resources whose objects must be labelled, each group once: those of
-// configurations that divide them by labels.
+// configurations that divide them by labels, or select them by labels of the mesh.
 func Listed(configs ...*v1alpha1.ShardingConfig) []v1alpha1.ResourceGroup {
 	seen := map[string]v1alpha1.ResourceGroup{}
 	for _, c := range configs {
-		if !byLabels(c) {
-			continue
-		}
-		for _, g := range Divided(c) {
-			g = v1alpha1.ResourceGroup{APIGroups: canonical(g.APIGroups), Resources: canonical(g.Resources)}
-			seen[fmt.Sprint(g)] = g
+		for _, l := range Limits(c) {
+			if !byLabels(c) && !Needed(c, l) {
+				continue
+			}
+			for _, g := range l.RelateResources {
+				g = v1alpha1.ResourceGroup{APIGroups: canonical(g.APIGroups), Resources: canonical(g.Resources)}
+				seen[fmt.Sprint(g)] = g
+			}
 		}
 	}
 	return collect.Map(slices.Sorted(maps.Keys(seen)), func(k string) v1alpha1.ResourceGroup { return seen[k] })
@@ -69,10 +71,12 @@ func byLabels(c *v1alpha1.ShardingConfig) bool {
 // stamped: those of a root that divides by labels do, and others if their selector has a
 // label of the mesh.
 func Needed(c *v1alpha1.ShardingConfig, l v1alpha1.ObjectLimiter) bool {
-	if c.Spec.Root != nil {
-		return byLabels(c)
-	}
-	if l.Selector == nil {
+	switch {
+	case c.Labels[v1alpha1.RootLabel] != "":
+		return false // its root counts
+	case c.Spec.Root != nil && byLabels(c):
+		return true
+	case l.Selector == nil:
 		return false
 	}
 	return collect.Any(Of(""), func(key, _ string) bool {

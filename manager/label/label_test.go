@@ -38,6 +38,11 @@ func TestListed(t *testing.T) {
 	root.Spec.Root.Method = v1alpha1.MethodLabels
 	root.Spec.Root.ResourceSelector = []v1alpha1.ObjectLimiter{{RelateResources: []v1alpha1.ResourceGroup{pods}}}
 	require.ElementsMatch(t, []v1alpha1.ResourceGroup{group([]string{""}, []string{"configmaps", "pods"}), group([]string{"batch"}, []string{"jobs"})}, Listed(root), "both lists")
+	// A root that selects objects by a label of the mesh needs it, however it divides them.
+	root.Spec.Root.Method = v1alpha1.MethodAuto
+	require.Empty(t, Listed(root))
+	root.Spec.Root.ResourceSelector[0].Selector = &metav1.LabelSelector{MatchLabels: map[string]string{v1alpha1.ControlLabel: "true"}}
+	require.Equal(t, []v1alpha1.ResourceGroup{group([]string{""}, []string{"configmaps", "pods"})}, Listed(root))
 	a.Labels = map[string]string{v1alpha1.RootLabel: "root"}
 	require.Empty(t, Listed(a), "derived")
 	require.Empty(t, Webhooks(Listed(), Service{}, platform.Default()))

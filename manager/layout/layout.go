@@ -43,7 +43,7 @@ func Shards(root *v1alpha1.RootConfig) []Shard {
 		return nil
 	}
 	var out []Shard
-	if byLabels(root) {
+	if ByLabels(root) {
 		for _, s := range root.Subsets {
 			out = append(out, Shard{Name: subsetName(root, s.Name), Pinned: true})
 		}
@@ -62,8 +62,8 @@ func Shards(root *v1alpha1.RootConfig) []Shard {
 	return out
 }
 
-// byLabels reports whether labels decide which shard of a root a pod belongs to.
-func byLabels(root *v1alpha1.RootConfig) bool {
+// ByLabels reports whether labels decide which shard of a root a pod belongs to.
+func ByLabels(root *v1alpha1.RootConfig) bool {
 	return len(root.Subsets) > 0 || root.TargetSelector != nil
 }
 
@@ -74,7 +74,7 @@ func subsetName(root *v1alpha1.RootConfig, subset string) string { return root.P
 // DefaultShard returns the name of the shard of the default subset; empty for a root whose pods
 // are not assigned by label.
 func DefaultShard(root *v1alpha1.RootConfig) string {
-	if !byLabels(root) {
+	if !ByLabels(root) {
 		return ""
 	}
 	return subsetName(root, v1alpha1.DefaultSubset)

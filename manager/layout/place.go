@@ -38,7 +38,7 @@ func Place(root *v1alpha1.RootConfig, pods []*corev1.Pod, assigned map[string]ha
 				p.outdated = append(p.outdated, string(pod.UID))
 			}
 		}
-	} else if target := Target(root); byLabels(root) {
+	} else if target := Target(root); ByLabels(root) {
 		p.byLabels(root)
 	} else if target.Kind == StatefulSet {
 		p.byOrdinal(target.Name)

@@ -1,9 +1,9 @@
 package layout
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/failure"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/expression"
 )
 
 // MaxNamespaces is the maximum number of namespaces that the canary or a subset can name and
@@ -19,30 +20,46 @@ const MaxNamespaces = 1024
 
 // Resolve adds the names of the namespaces that match to a configuration with spec.root: to its
 // canary, subsets and limits. namespaces are those that exist, with their labels. The spec is
-// replaced, not changed in place, and stays as it is after an error.
+// replaced, not changed in place. After an error in the canary or a subset, all of these stay as
+// they are, but the limits have their names: without them they would permit nothing.
 func Resolve(spec *v1alpha1.ShardingConfigSpec, namespaces map[string]labels.Set) error {
 	out := spec.DeepCopy()
-	r := resolving{namespaces: namespaces}
+	limits := resolving{namespaces: namespaces}
+	for i := range out.Root.ResourceSelector {
+		limits.resolve(&out.Root.ResourceSelector[i].Namespaces, "spec.root.resourceSelector")
+	}
+	for i := range out.Limits {
+		limits.resolve(&out.Limits[i].Namespaces, "spec.limits")
+	}
+	owners := resolving{namespaces: namespaces}
 	if c := out.Root.Canary; c != nil && c.InNamespaceSelector != nil {
 		entries := []v1alpha1.NamespaceMatch{{Names: c.InNamespaces}, {Selector: c.InNamespaceSelector}}
-		r.own(&entries, "spec.root.canary")
+		owners.own(&entries, "spec.root.canary")
 		c.InNamespaces = Named(entries[2:])
 	}
 	for i := range out.Root.Subsets {
 		s := &out.Root.Subsets[i]
-		r.own(&s.Namespaces, "subset "+s.Name+" of spec.root.subsets")
+		owners.own(&s.Namespaces, "subset "+s.Name+" of spec.root.subsets")
 	}
-	for i := range out.Root.ResourceSelector {
-		r.resolve(&out.Root.ResourceSelector[i].Namespaces, "spec.root.resourceSelector")
+	if owners.err != nil {
+		out.Root.Canary, out.Root.Subsets = spec.Root.Canary, spec.Root.Subsets
 	}
-	for i := range out.Limits {
-		r.resolve(&out.Limits[i].Namespaces, "spec.limits")
-	}
-	if r.err == nil && r.resolved {
+	if limits.err == nil && (limits.resolved || owners.resolved) {
 		*spec = *out
 	}
-	return r.err
+	return cmp.Or(limits.err, owners.err)
 }
+
+// Written omits what [Resolve] has added to the namespaces of a limit.
+func Written(l v1alpha1.ObjectLimiter) v1alpha1.ObjectLimiter {
+	if n := len(l.Namespaces); n > 1 && slices.ContainsFunc(l.Namespaces, followed) && !followed(l.Namespaces[n-1]) {
+		l.Namespaces = l.Namespaces[:n-1]
+	}
+	return l
+}
+
+// followed reports whether the namespaces of a match change with those that exist.
+func followed(m v1alpha1.NamespaceMatch) bool { return m.Selector != nil || m.Pattern != "" }
 
 // Named returns the names in a list of matches, which are all of them after [Resolve].
 func Named(matches []v1alpha1.NamespaceMatch) (names []string) {
@@ -69,7 +86,7 @@ func (r *resolving) own(matches *[]v1alpha1.NamespaceMatch, path string) {
 // resolve appends an entry with the names of all namespaces that match, unless there are only
 // names.
 func (r *resolving) resolve(matches *[]v1alpha1.NamespaceMatch, path string) {
-	if r.err != nil || !slices.ContainsFunc(*matches, func(m v1alpha1.NamespaceMatch) bool { return m.Selector != nil || m.Pattern != "" }) {
+	if r.err != nil || !slices.ContainsFunc(*matches, followed) {
 		return
 	}
 	names, err := matching(*matches, r.namespaces)
@@ -107,7 +124,7 @@ func matcher(m v1alpha1.NamespaceMatch) (func(name string, of labels.Set) bool, 
 		}
 		return func(_ string, of labels.Set) bool { return selector.Matches(of) }, nil
 	case m.Pattern != "":
-		pattern, err := regexp.Compile(m.Pattern)
+		pattern, err := expression.Compile(m.Pattern)
 		if err != nil {
 			return nil, fmt.Errorf("invalid pattern %q of namespaces: %w", m.Pattern, err)
 		}

@@ -98,6 +98,22 @@ func TestResolveRefusesTooManyNamespaces(t *testing.T) {
 	resolved(t, subsets(), namespaces)
 }
 
+// The subsets keep what they own, and the limits must not take it from them.
+func TestLimitsAreResolvedBesideTooManyNamespaces(t *testing.T) {
+	namespaces := map[string]labels.Set{"team-a": nil}
+	for i := range MaxNamespaces + 1 {
+		namespaces[fmt.Sprintf("canary-%d", i)] = nil
+	}
+	limits := []v1alpha1.ObjectLimiter{{Namespaces: []v1alpha1.NamespaceMatch{{Pattern: "^team-"}}}, {Namespaces: []v1alpha1.NamespaceMatch{{Names: []string{"b"}}}}}
+	spec := v1alpha1.ShardingConfigSpec{Root: subsets(), Limits: limits}
+	require.Error(t, Resolve(&spec, namespaces))
+	require.Equal(t, []string{"team-a"}, Named(spec.Limits[0].Namespaces))
+	require.Equal(t, subsets(), spec.Root)
+	for i, l := range spec.Limits {
+		require.Equal(t, limits[i], Written(l))
+	}
+}
+
 func TestPlaceByLabels(t *testing.T) {
 	var pods []*corev1.Pod
 	for name, version := range map[string]string{"a": "v1", "b": "v2", "c": "v3", "d": "v2"} {

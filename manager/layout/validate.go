@@ -3,7 +3,6 @@ package layout
 import (
 	"fmt"
 	"math"
-	"regexp"
 	"strconv"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/expression"
 )
 
 // MaxShards is the maximum number of automatic shards of a root.
@@ -27,7 +27,7 @@ func Validate(root *v1alpha1.RootConfig, path *field.Path) field.ErrorList {
 	}
 	errs = append(errs, validateTarget(root, path)...)
 	switch {
-	case byLabels(root):
+	case ByLabels(root):
 		errs = append(errs, validateSubsets(root, path)...)
 	case root.Canary == nil && root.Auto == nil:
 		errs = append(errs, field.Required(path.Child("auto"), "set auto, canary, both, or subsets"))
@@ -43,10 +43,10 @@ func Validate(root *v1alpha1.RootConfig, path *field.Path) field.ErrorList {
 	if root.Key == v1alpha1.KeyObject {
 		errs = append(errs, validateByObject(root, path)...)
 	}
-	if len(root.DefaultOnlyUserAgents) > 0 && !byLabels(root) {
+	if len(root.DefaultOnlyUserAgents) > 0 && !ByLabels(root) {
 		errs = append(errs, field.Forbidden(path.Child("defaultOnlyUserAgents"), "it requires subsets or targetSelector: without them there is no default subset"))
 	}
-	if root.ClusterScoped == v1alpha1.ClusterScopedDefaultOnly && !byLabels(root) {
+	if root.ClusterScoped == v1alpha1.ClusterScopedDefaultOnly && !ByLabels(root) {
 		errs = append(errs, field.Forbidden(path.Child("clusterScoped"), "DefaultOnly requires subsets or targetSelector: without them there is no default subset"))
 	}
 	if root.Canary == nil {
@@ -184,7 +184,7 @@ func ValidateMatches(matches []v1alpha1.NamespaceMatch, path *field.Path) (errs 
 }
 
 func validateMatch(m v1alpha1.NamespaceMatch, path *field.Path) (errs field.ErrorList) {
-	if _, err := regexp.Compile(m.Pattern); err != nil {
+	if _, err := expression.Compile(m.Pattern); err != nil {
 		errs = append(errs, field.Invalid(path.Child("pattern"), m.Pattern, err.Error()))
 	}
 	errs = append(errs, validateNames(m.Names, path.Child("names"))...)

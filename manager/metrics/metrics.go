@@ -59,7 +59,7 @@ var (
 	// NotReady is 1 for each configuration that is not Ready.
 	NotReady = gauges("ctrlmesh_shardingconfig_not_ready", "1 for a ShardingConfig that is not Ready, with the reason of that condition. Derived ones are left out.", "namespace", "shardingconfig", "reason")
 	// LocksFreed counts the locks that were freed after their holder exited.
-	LocksFreed = counter("ctrlmesh_locks_freed_total", "Leases of shards that were freed because the process that held them had exited.")
+	LocksFreed = counter("ctrlmesh_locks_freed_total", "Leases, ConfigMaps and Endpoints of shards' locks that were freed because the process that held them had exited.")
 	// StampedObjects counts objects that were stamped.
 	StampedObjects = counters("ctrlmesh_stamped_objects_total", "Objects labelled, at admission or by the sweep.", "by")
 	// AdmissionRefusals counts requests that webhooks refused.

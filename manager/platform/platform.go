@@ -218,6 +218,11 @@ func (s *Settings) NeverStamped() []schema.GroupResource {
 	return append([]schema.GroupResource{own}, collect.Map(s.Stamping.ExcludedResources, schema.ParseGroupResource)...)
 }
 
+// Undivided are the resources that are never divided; "*" stands for all of a group.
+func (s *Settings) Undivided() []schema.GroupResource {
+	return append([]schema.GroupResource{own}, collect.Map(s.Sharding.ExcludedResources, schema.ParseGroupResource)...)
+}
+
 // excludes reports whether a list, or the mesh itself, excludes a resource. A group "*"
 // stands for any group that is not excluded as a whole, a resource "*" for all of its
 // group.

@@ -84,11 +84,12 @@ type ObservedLock struct {
 
 // Holder is a leader-election record that was written to a lock.
 type Holder struct {
-	// Namespace and Name of the lock, by the operator's own name.
-	Namespace, Name string
+	// Namespace and Name of the lock, by the operator's own name; Resource is leases, configmaps
+	// or endpoints.
+	Namespace, Name, Resource string
 	// Identity is the holder identity, which the pod chooses.
 	Identity string
-	// Version is the Lease's resourceVersion, as written.
+	// Version is the object's resourceVersion, as written.
 	Version string
 }
 
@@ -193,8 +194,8 @@ func (s *Server) Captures() map[string]int {
 // keyed is a rule, or the state of one. Agents send states sorted by key.
 type keyed interface{ GetKey() string }
 
-// states returns what was said of the rules of a policy, made valid, by key. It omits what was
-// said of others.
+// states returns the reported states of a policy's rules by key, without impossible values.
+// It omits the states of other rules.
 func states[O interface{ GetRules() []R }, R, S keyed](owners []O, said []S, valid func(S) S) map[string]S {
 	if len(said) == 0 {
 		return nil
@@ -232,8 +233,9 @@ func validFault(s *meshv1.FaultState) *meshv1.FaultState {
 	return &meshv1.FaultState{Key: s.GetKey(), Matched: s.GetMatched(), Injected: s.GetInjected()}
 }
 
-// saysAs reports whether two observations differ only in the states and counts of rules.
-func (o Observation) saysAs(p Observation) bool {
+// equalExceptRules reports whether two observations differ only in the states and counts of
+// rules.
+func (o Observation) equalExceptRules(p Observation) bool {
 	o.Rules, o.Faults, p.Rules, p.Faults = nil, nil, nil, nil
 	return reflect.DeepEqual(o, p)
 }

@@ -310,9 +310,15 @@ func TestAcksAndReports(t *testing.T) {
 	require.Equal(t, Observation{Connected: true, Known: true, Capture: "ebpf", Version: "1", Methods: methods, LockReport: LockReport{LockHolder: true}}, o)
 
 	dead := &meshv1.DeadHolder{Namespace: "ns", Name: "lock", Identity: "pod_1", ResourceVersion: "7"}
-	a.report(&meshv1.PodReport{Uid: "a", Capture: "ebpf", Version: "1", DeadHolders: []*meshv1.DeadHolder{dead}})
-	<-changed
-	require.Equal(t, []Holder{{"ns", "lock", "pod_1", "7"}}, w.Observe("n1", "a").Dead)
+	for reported, want := range map[string][]Holder{
+		"": {{"ns", "lock", "leases", "pod_1", "7"}}, "configmaps": {{"ns", "lock", "configmaps", "pod_1", "7"}}, "secrets": nil,
+	} {
+		dead.Resource = reported
+		a.report(&meshv1.PodReport{Uid: "a", Capture: "ebpf", Version: "1", DeadHolders: []*meshv1.DeadHolder{dead}})
+		<-changed
+		require.Equal(t, want, w.Observe("n1", "a").Dead)
+	}
+	dead.Resource = ""
 	dead.Identity = strings.Repeat("x", maxText+1)
 	a.report(&meshv1.PodReport{Uid: "a", Capture: "ebpf", Version: "1", DeadHolders: []*meshv1.DeadHolder{dead}})
 	<-changed

@@ -38,11 +38,12 @@ const (
 	// a broken connection may linger.
 	maxStreamsPerNode = 4
 	maxReviews        = 16
-	// An agent has three calls under way at most, and one that takes its place as
-	// many; a peer that makes more waits for nobody else.
+	// An agent has at most three calls in progress, and its replacement as many. A peer
+	// that makes more delays only itself.
 	maxCallsPerPeer = 6
 	helloTimeout    = 10 * time.Second
-	// An agent asks for a host once a day, unless its pods ask for ever new ones.
+	// An agent requests the certificate of a host once a day. The rate bounds agents whose
+	// pods connect to ever new hosts.
 	egressRate, egressBurst = 2, 200
 )
 

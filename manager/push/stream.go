@@ -135,10 +135,6 @@ func (s *Server) nextWebhooks(name string, st *stream) *meshv1.ManagerMessage {
 		w = &meshv1.Webhooks{}
 	}
 	st.webhooks = new(w.GetVersion())
-	if proto.Size(w) > meshv1.MaxPolicyBytes { // the stream would end, and affect all pods of the node
-		s.log().Error("the webhooks of a node are too large: reviews are not routed there", "node", name)
-		w = &meshv1.Webhooks{}
-	}
 	return &meshv1.ManagerMessage{Kind: &meshv1.ManagerMessage_Webhooks{Webhooks: w}}
 }
 
@@ -274,7 +270,7 @@ func (s *Server) reportPod(name string, st *stream, p *meshv1.PodReport) (news b
 		o.Nacked, o.Nack = "", ""
 	}
 	st.seen[p.Uid] = o
-	return !o.saysAs(before)
+	return !o.equalExceptRules(before)
 }
 
 // policy returns the policy of a pod on a node; nil if it has none.
@@ -287,12 +283,15 @@ func (s *Server) policy(node, uid string) *meshv1.PodPolicy {
 	return nil
 }
 
+// lockResources are those that can hold a lock. Earlier agents report Leases alone.
+var lockResources = []string{"leases", "configmaps", "endpoints"}
+
 // deadHolders returns the reported holders, bounded. It omits holders with texts that are
 // too long, because a clipped one would name another holder.
 func deadHolders(dead []*meshv1.DeadHolder) (out []Holder) {
-	for _, d := range dead[:min(len(dead), maxLocks)] {
-		h := Holder{d.GetNamespace(), d.GetName(), d.GetIdentity(), d.GetResourceVersion()}
-		if max(len(h.Namespace), len(h.Name), len(h.Identity), len(h.Version)) <= maxText {
+	for _, d := range dead[:min(len(dead), maxLocks*len(lockResources))] {
+		h := Holder{d.GetNamespace(), d.GetName(), cmp.Or(d.GetResource(), lockResources[0]), d.GetIdentity(), d.GetResourceVersion()}
+		if slices.Contains(lockResources, h.Resource) && max(len(h.Namespace), len(h.Name), len(h.Identity), len(h.Version)) <= maxText {
 			out = append(out, h)
 		}
 	}
@@ -315,7 +314,7 @@ func observedLocks(locks []*meshv1.ObservedLock) []ObservedLock {
 	var out []ObservedLock
 	for _, l := range locks[:min(len(locks), maxLocks)] {
 		if len(validation.IsDNS1123Label(l.GetNamespace()))+len(validation.IsDNS1123Subdomain(l.GetName())) > 0 ||
-			!slices.Contains([]string{"leases", "configmaps", "endpoints"}, l.GetResource()) {
+			!slices.Contains(lockResources, l.GetResource()) {
 			continue
 		}
 		out = append(out, ObservedLock{l.GetNamespace(), l.GetName(), l.GetResource(), clip(l.GetHolder()), l.GetWritten()})

@@ -12,13 +12,19 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	kridge "github.com/ctrlmesh/ctrlmesh/api/kridge/v1alpha1"
+	kruise "github.com/ctrlmesh/ctrlmesh/api/kruise/v1alpha1"
 )
 
 // kinds that users write. Without the mesh they have no effect, and nothing removes their finalizers.
-var kinds = []string{"ShardingConfig", "CircuitBreaker", "FaultInjection"}
+var kinds = []schema.GroupVersionKind{
+	v1alpha1.GroupVersion.WithKind("ShardingConfig"), v1alpha1.GroupVersion.WithKind("CircuitBreaker"), v1alpha1.GroupVersion.WithKind("FaultInjection"),
+	kridge.GroupVersion.WithKind("ShardingConfig"), kruise.GroupVersion.WithKind("VirtualApp"), kruise.GroupVersion.WithKind("TrafficPolicy"),
+}
 
 // named bounds how many objects an error names.
 const named = 5
@@ -32,7 +38,7 @@ func Check(ctx context.Context, c client.Reader, namespace string) error {
 		if err != nil {
 			return err
 		}
-		plural := strings.ToLower(kind) + "s"
+		plural := pluralOf(kind)
 		problems = append(problems, problem(found, plural, "run kubectl delete "+plural+" -A --all"))
 	}
 	members, err := labelledPods(ctx, c)
@@ -62,15 +68,30 @@ func problem(found []string, what, remedy string) error {
 	return fmt.Errorf("%d %s exist (%s): %s", len(found), what, list, remedy)
 }
 
-func configurations(ctx context.Context, c client.Reader, kind string) ([]string, error) {
+// pluralOf returns the name of a kind's resource for kubectl.
+func pluralOf(kind schema.GroupVersionKind) string {
+	plural := strings.ToLower(kind.Kind) + "s"
+	switch {
+	case strings.HasSuffix(kind.Kind, "y"):
+		plural = strings.ToLower(strings.TrimSuffix(kind.Kind, "y")) + "ies"
+	case kind.Group == kridge.GroupName:
+		plural += "." + kind.Group // of two groups with such a kind, kubectl takes the first
+	}
+	return plural
+}
+
+func configurations(ctx context.Context, c client.Reader, kind schema.GroupVersionKind) ([]string, error) {
 	var list metav1.PartialObjectMetadataList
-	list.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(kind + "List"))
+	list.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
 	err := c.List(ctx, &list)
 	if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) { // the CRD was deleted already
 		return nil, nil
 	}
+	if apierrors.IsForbidden(err) && kind.Group != v1alpha1.GroupName { // the dialects are not served
+		return nil, nil
+	}
 	if err != nil {
-		return nil, fmt.Errorf("listing %ss: %w", kind, err)
+		return nil, fmt.Errorf("listing %s: %w", pluralOf(kind), err)
 	}
 	var found []string
 	for _, o := range list.Items {

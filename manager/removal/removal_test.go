@@ -13,6 +13,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	kridge "github.com/ctrlmesh/ctrlmesh/api/kridge/v1alpha1"
+	kruise "github.com/ctrlmesh/ctrlmesh/api/kruise/v1alpha1"
 )
 
 func pod(namespace, name string, labels map[string]string, phase corev1.PodPhase, args ...string) *corev1.Pod {
@@ -39,6 +41,12 @@ func TestRemovalWaitsForConfigurationsPodsAndAgents(t *testing.T) {
 			"1 circuitbreakers exist (team/x): run kubectl delete circuitbreakers -A --all"},
 		{"a FaultInjection exists", []client.Object{&v1alpha1.FaultInjection{ObjectMeta: at}},
 			"1 faultinjections exist (team/x): run kubectl delete faultinjections -A --all"},
+		{"a VirtualApp exists", []client.Object{&kruise.VirtualApp{ObjectMeta: at}},
+			"1 virtualapps exist (team/x): run kubectl delete virtualapps -A --all"},
+		{"a TrafficPolicy exists", []client.Object{&kruise.TrafficPolicy{ObjectMeta: at}},
+			"1 trafficpolicies exist (team/x): run kubectl delete trafficpolicies -A --all"},
+		{"a ShardingConfig of Kridge exists", []client.Object{&kridge.ShardingConfig{ObjectMeta: at}},
+			"1 shardingconfigs.kridge.kusionstack.io exist (team/x): run kubectl delete shardingconfigs.kridge.kusionstack.io -A --all"},
 		{"a labelled pod runs", []client.Object{pod("team", "p", member, corev1.PodRunning)},
 			"1 labelled pods exist (team/p): remove the label ctrlmesh.kusionstack.io/enable-proxy from their pod templates, and wait until the pods are replaced"},
 		{"a labelled pod has ended", []client.Object{pod("team", "p", member, corev1.PodSucceeded)}, ""},
@@ -50,6 +58,8 @@ func TestRemovalWaitsForConfigurationsPodsAndAgents(t *testing.T) {
 			scheme := runtime.NewScheme()
 			require.NoError(t, clientgoscheme.AddToScheme(scheme))
 			require.NoError(t, v1alpha1.AddToScheme(scheme))
+			require.NoError(t, kridge.AddToScheme(scheme))
+			require.NoError(t, kruise.AddToScheme(scheme))
 			err := Check(t.Context(), fake.NewClientBuilder().WithScheme(scheme).WithObjects(tc.objects...).Build(), "mesh")
 			if tc.err == "" {
 				require.NoError(t, err)

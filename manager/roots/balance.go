@@ -3,12 +3,11 @@ package roots
 import (
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
+	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 )
 
 const (
@@ -41,7 +40,7 @@ type balancing struct {
 // Correcting reports whether some root's shards are being balanced, so that the next round
 // should follow after CorrectEvery.
 func (r *Roots) Correcting() bool {
-	return collect.Any(r.roots, func(_ types.NamespacedName, rt *root) bool { return rt.correcting })
+	return collect.Any(r.roots, func(_ origin.Name, rt *root) bool { return rt.correcting })
 }
 
 // balance moves keys, or suggests it, if the skew is too high.

@@ -18,6 +18,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
+	"github.com/ctrlmesh/ctrlmesh/manager/layout"
+	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 )
 
 // keepChildren keeps an object for each shard. These objects are read-only: edits are
@@ -25,7 +27,7 @@ import (
 func keepChildren(ctx context.Context, c client.Client, v view, state handover.State) error {
 	have := map[string]*v1alpha1.ShardingConfig{}
 	for _, o := range v.world.Configs {
-		if o.Namespace == v.config.Namespace && metav1.IsControlledBy(o, v.config) {
+		if o.Namespace == v.config.Namespace && origin.IsNative(o) && metav1.IsControlledBy(o, v.config) {
 			have[o.Name] = o
 		}
 	}
@@ -98,13 +100,13 @@ func child(root *v1alpha1.ShardingConfig, shard string) *v1alpha1.ShardingConfig
 			Namespace:       root.Namespace,
 			Name:            shard,
 			Labels:          map[string]string{v1alpha1.RootLabel: root.Name},
-			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(root, v1alpha1.GroupVersion.WithKind("ShardingConfig"))},
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(root, origin.KindOf(root))},
 		},
 		Spec: v1alpha1.ShardingConfigSpec{
 			Selector:           &metav1.LabelSelector{MatchLabels: map[string]string{v1alpha1.ShardLabel: shard}},
 			Controller:         spec.Controller,
 			Webhook:            spec.Webhook,
-			Limits:             slices.Concat(spec.Root.ResourceSelector, spec.Limits),
+			Limits:             collect.Map(slices.Concat(spec.Root.ResourceSelector, spec.Limits), layout.Written),
 			FailurePolicy:      spec.FailurePolicy,
 			TokenBinding:       spec.TokenBinding,
 			ClientCertificates: spec.ClientCertificates,

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
@@ -25,6 +24,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
+	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
 )
 
@@ -33,8 +33,12 @@ const (
 	// for them, and outsideRarely while shards of an operator without a lock act.
 	outsideEvery  = 2 * time.Second
 	outsideRarely = 30 * time.Second
-	// maxOutside bounds the pods outside the mesh that are read and named.
-	maxOutside = 5
+	// entrySettles is how long apiservers may take to follow a new webhook entry.
+	entrySettles = 5 * time.Second
+	// maxOutside bounds the pods outside the mesh that are named, outsidePage those that are
+	// read at once.
+	maxOutside  = 5
+	outsidePage = 250
 )
 
 // gate delays the first grant of a root while a pod outside the mesh may act: while it holds
@@ -49,6 +53,11 @@ type gate struct {
 	outside  []string
 	listed   time.Time
 	unlisted error
+	// bySelector reports whether pods are put on the mesh by a selector, without a label.
+	bySelector bool
+	// otherLocks reports whether pods outside the mesh may lead under other locks: behind
+	// Kridge, those of its shards.
+	otherLocks bool
 	// closed is why the gate is closed; nil while it is open.
 	closed *locks.Obstacle
 	// acquirable reports whether only the locks keep the gate closed, so that the mesh may
@@ -91,22 +100,44 @@ func (rt *root) survey(ctx context.Context, v view, now time.Time) {
 		// keep them until it does.
 		rt.locks = nil
 	}
-	every := outsideEvery
-	switch {
-	case compile.Withdrawn(v.config) || v.config.Spec.DryRun:
-		return
-	case rt.state.Holds() && (len(rt.locks) > 0 || len(compile.NamedLocks(v.config)) > 0):
-		return
-	case rt.state.Holds():
-		every = outsideRarely
-	case len(rt.locks) > 0 && (rt.held() || len(v.uncovered(rt.state.Members)) == 0):
-		return
-	}
-	if now.Sub(rt.listed) >= every {
+	rt.bySelector, rt.otherLocks = origin.KindOf(v.config) == origin.VirtualApp, origin.KindOf(v.config) == origin.Kridge
+	if every, matter := rt.outsideMatters(v, now); matter && now.Sub(rt.listed) >= every {
 		if rt.outside, rt.unlisted = findOutside(ctx, rt.Client, v.config); rt.unlisted == nil {
 			rt.listed = now
 		}
 	}
+}
+
+// outsideMatters reports whether pods outside the mesh matter, and how often to list them.
+func (rt *root) outsideMatters(v view, now time.Time) (every time.Duration, matter bool) {
+	switch {
+	case compile.Withdrawn(v.config) || v.config.Spec.DryRun:
+		return 0, false
+	case rt.bySelector && !rt.state.Holds():
+		admitted := rt.admitted(v.config) // until then more of them may be created
+		return outsideEvery, !admitted.IsZero() && !now.Before(admitted)
+	case rt.state.Holds():
+		return outsideRarely, rt.bySelector || len(rt.locks) == 0 && len(compile.NamedLocks(v.config)) == 0
+	}
+	return outsideEvery, rt.otherLocks || len(rt.locks) == 0 || !rt.held() && len(v.uncovered(rt.state.Members)) > 0
+}
+
+// admitted returns from when no pod of a VirtualApp can be created outside the mesh; the zero
+// time if some can.
+func (rt *root) admitted(config *v1alpha1.ShardingConfig) time.Time {
+	if since := rt.Admitted(config); !since.IsZero() {
+		return since.Add(entrySettles)
+	}
+	return time.Time{}
+}
+
+// unadmitted returns the obstacle that pods of a VirtualApp may run outside the mesh: they are
+// older than its webhook entry. nil if there are none.
+func (rt *root) unadmitted(config *v1alpha1.ShardingConfig) *locks.Obstacle {
+	if admitted := rt.admitted(config); admitted.IsZero() || rt.listed.Before(admitted) {
+		return &locks.Obstacle{Reason: v1alpha1.ReasonWaiting, Message: "the webhook that puts new pods on the mesh is being written"}
+	}
+	return rt.outsideActs("")
 }
 
 // held reports whether the mesh holds all locks.
@@ -137,12 +168,20 @@ func (rt *root) unacquired() *locks.Obstacle {
 // mayGrant reports whether the first grant may begin: no pod outside the mesh can act from
 // now on.
 func (rt *root) mayGrant(v view) bool {
+	if rt.bySelector {
+		if rt.closed = rt.unadmitted(v.config); rt.closed != nil {
+			return false
+		}
+	}
 	switch {
 	case len(rt.locks) == 0:
 		rt.closed = rt.outsideActs("")
 		return rt.closed == nil
 	case rt.held():
 		rt.acquirable, rt.closed = true, rt.unacquired()
+		if rt.closed == nil && rt.otherLocks {
+			rt.closed = rt.outsideActs("")
+		}
 		return rt.closed == nil
 	}
 	rt.closed = locks.Unheld(rt.locks, rt.Locks, v.holder)
@@ -166,43 +205,51 @@ func (g *gate) outsideActs(more string) *locks.Obstacle {
 	case g.unlisted != nil:
 		return &locks.Obstacle{Reason: v1alpha1.ReasonWaiting, Message: fmt.Sprintf("whether pods run outside the mesh is not known: %v", g.unlisted)}
 	case len(g.outside) > 0:
+		remedy := fmt.Sprintf("set label %s: \"true\" on the pod template, so that they are replaced", v1alpha1.EnableProxyLabel)
+		if g.bySelector {
+			remedy = "they were created before the VirtualApp: restart them"
+		}
 		return &locks.Obstacle{Reason: v1alpha1.ReasonOutsidePods,
-			Message: fmt.Sprintf("pods of the workload run outside the mesh: %s%s; set label %s: \"true\" on the pod template, so that they are replaced", strings.Join(g.outside, ", "), more, v1alpha1.EnableProxyLabel)}
+			Message: fmt.Sprintf("pods of the workload run outside the mesh: %s%s; %s", strings.Join(g.outside, ", "), more, remedy)}
 	}
 	return nil
 }
 
 // findOutside lists the pods of the workload that do not have the label of the mesh. The
 // manager does not watch those.
-func findOutside(ctx context.Context, c client.Reader, config *v1alpha1.ShardingConfig) ([]string, error) {
+func findOutside(ctx context.Context, c client.Reader, config *v1alpha1.ShardingConfig) (out []string, err error) {
 	unlabelled, err := labels.NewRequirement(v1alpha1.EnableProxyLabel, selection.NotEquals, []string{"true"})
 	if err != nil {
 		return nil, err
 	}
-	var pods metav1.PartialObjectMetadataList
-	pods.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PodList"))
-	if err := c.List(ctx, &pods, client.InNamespace(config.Namespace), client.MatchingLabelsSelector{Selector: labels.NewSelector().Add(*unlabelled)}); err != nil {
-		return nil, fmt.Errorf("listing pods: %w", err)
-	}
-	var out []string
-	for _, m := range pods.Items {
-		if !layout.Selects(config.Spec.Root, &m) {
-			continue
-		}
-		pod := &corev1.Pod{}
-		err := c.Get(ctx, client.ObjectKeyFromObject(&m), pod)
-		if apierrors.IsNotFound(err) || err == nil && compile.Ended(pod) {
-			continue
-		}
+	selector := labels.NewSelector().Add(*unlabelled)
+	if s := config.Spec.Root.TargetSelector; s != nil {
+		target, err := metav1.LabelSelectorAsSelector(s)
 		if err != nil {
-			return nil, fmt.Errorf("reading pod %s: %w", m.Name, err)
+			return nil, fmt.Errorf("reading the selector: %w", err)
 		}
-		if len(out) == maxOutside {
-			return append(out, "and more"), nil
-		}
-		out = append(out, m.Name)
+		more, _ := target.Requirements()
+		selector = selector.Add(more...)
 	}
-	return out, nil
+	for next := ""; ; {
+		var page corev1.PodList
+		if err := c.List(ctx, &page, client.InNamespace(config.Namespace), client.MatchingLabelsSelector{Selector: selector}, client.Limit(outsidePage), client.Continue(next)); err != nil {
+			return nil, fmt.Errorf("listing pods: %w", err)
+		}
+		for i := range page.Items {
+			pod := &page.Items[i]
+			if !layout.Selects(config.Spec.Root, pod) || compile.Ended(pod) {
+				continue
+			}
+			if len(out) == maxOutside {
+				return append(out, "and more"), nil
+			}
+			out = append(out, pod.Name)
+		}
+		if next = page.Continue; next == "" {
+			return out, nil
+		}
+	}
 }
 
 // setDemand sets the demand that follows from a state.
@@ -249,7 +296,10 @@ func (rt *root) obstacle(v view, state handover.State, now time.Time) *locks.Obs
 	case len(rt.locks) == 0:
 		return rt.outsideActs("")
 	}
-	return locks.Unheld(rt.locks, rt.Locks, v.holder)
+	if unheld := locks.Unheld(rt.locks, rt.Locks, v.holder); unheld != nil || !rt.bySelector {
+		return unheld
+	}
+	return rt.outsideActs("")
 }
 
 // unverified returns the obstacle that agents have not confirmed, since the state was read,

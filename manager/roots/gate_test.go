@@ -15,6 +15,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	kridge "github.com/ctrlmesh/ctrlmesh/api/kridge/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/dialect/serve"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 )
 
@@ -157,6 +159,42 @@ func TestNothingIsGrantedBesidePodsOutsideWithoutLocks(t *testing.T) {
 	m.outside(0)
 	m.goOn(outsideRarely+time.Second, nil)
 	require.EqualValues(t, v1alpha1.ReasonOutsidePods, m.ready().Reason)
+}
+
+// Behind Kridge's proxy, pods lead under the locks of their shards, so that the operator's lock
+// is free.
+func TestNothingIsGrantedBesidePodsBehindKridge(t *testing.T) {
+	m := newMesh(t)
+	m.Client = serve.Client{Client: m.Client}
+	m.lead()
+	config := &kridge.ShardingConfig{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "op", UID: "root", Generation: 1},
+		Spec: kridge.ShardingConfigSpec{
+			Controller: &kridge.ControllerConfiguration{LeaderElectionName: "lock"},
+			Root: &kridge.RootConfig{
+				Prefix: "op", TargetStatefulSet: "op", Auto: &kridge.AutoConfig{ShardingSize: 2, EveryShardReplicas: 1},
+				ResourceSelector: []kridge.ObjectLimiter{{RelateResources: []kridge.ResourceGroup{{APIGroups: []string{""}, Resources: []string{"configmaps"}}}}},
+			},
+		},
+	}
+	require.NoError(t, m.Create(t.Context(), config))
+	holds := func() bool {
+		require.NoError(t, m.Get(t.Context(), client.ObjectKeyFromObject(config), config))
+		state, err := Load(config.Status.Root)
+		require.NoError(t, err)
+		return state.Holds()
+	}
+	old := m.outside(2)
+	m.pod(0)
+	m.pod(1)
+	m.goOn(time.Minute, nil)
+	require.Equal(t, "ctrlmesh:ns/op", m.holder("lock"))
+	require.False(t, holds())
+	require.EqualValues(t, v1alpha1.ReasonOutsidePods, apimeta.FindStatusCondition(config.Status.Conditions, v1alpha1.ConditionReady).Reason)
+
+	require.NoError(t, m.Delete(t.Context(), old))
+	m.goOn(time.Minute, nil)
+	require.True(t, holds())
 }
 
 // A lock in another namespace is not named: pods show it when they contend for it.

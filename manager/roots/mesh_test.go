@@ -26,6 +26,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/dialect/serve"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/weigh"
@@ -70,13 +71,14 @@ func newMesh(t *testing.T) *mesh {
 	scheme := runtime.NewScheme()
 	require.NoError(t, clientgoscheme.AddToScheme(scheme))
 	require.NoError(t, v1alpha1.AddToScheme(scheme))
+	require.NoError(t, serve.AddToScheme(scheme))
 	m := &mesh{
 		T: t, recorder: events.NewFakeRecorder(1000), now: time.Unix(1e9, 0),
 		seen: map[string]push.Observation{}, observed: map[string][]push.ObservedLock{}, idle: map[string]bool{}, away: map[string]bool{}, nodes: map[string]bool{}, deaf: map[string]bool{}, floors: map[string]int64{}, inForce: map[string]compile.Policy{},
 	}
 	// Nothing is applied, so the fields' managers need not be tracked, which costs most of the time.
 	tracker := clienttesting.NewObjectTracker(scheme, serializer.NewCodecFactory(scheme).UniversalDecoder())
-	m.Client = fake.NewClientBuilder().WithScheme(scheme).WithObjectTracker(tracker).WithStatusSubresource(&v1alpha1.ShardingConfig{}).WithInterceptorFuncs(interceptor.Funcs{
+	m.Client = fake.NewClientBuilder().WithScheme(scheme).WithObjectTracker(tracker).WithStatusSubresource(append(serve.Objects(), &v1alpha1.ShardingConfig{})...).WithInterceptorFuncs(interceptor.Funcs{
 		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
 			if f := m.funcs.SubResourceUpdate; f != nil {
 				return f(ctx, c, sub, o, opts...)

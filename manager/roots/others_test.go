@@ -12,12 +12,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 )
 
 // heard reports whether all pods without a shard were idle since the state was read.
 func (m *mesh) heard() bool {
-	return m.roots[client.ObjectKeyFromObject(m.get())].state.Evidence.OthersConfirmed
+	return m.roots[origin.Of(m.get())].state.Evidence.OthersConfirmed
 }
 
 // surplus is a root of two shards with a third pod, whose agent is away when another manager

@@ -92,7 +92,7 @@ func (rt *root) round(ctx context.Context, config *v1alpha1.ShardingConfig, w Wo
 
 // read reads the object past any cache.
 func (rt *root) read(ctx context.Context, config *v1alpha1.ShardingConfig) error {
-	object := &v1alpha1.ShardingConfig{}
+	object := &v1alpha1.ShardingConfig{TypeMeta: config.TypeMeta}
 	err := rt.Client.Get(ctx, client.ObjectKeyFromObject(config), object)
 	switch {
 	case apierrors.IsNotFound(err) || err == nil && object.UID != rt.uid:
@@ -191,7 +191,7 @@ func (rt *root) write(ctx context.Context, state handover.State, next v1alpha1.S
 			// The write may have succeeded: then the next one conflicts.
 			return fmt.Errorf("writing its status: %w", err)
 		}
-		fresh := &v1alpha1.ShardingConfig{}
+		fresh := &v1alpha1.ShardingConfig{TypeMeta: rt.object.TypeMeta}
 		if err := rt.Client.Get(ctx, client.ObjectKeyFromObject(rt.object), fresh); err != nil {
 			return fmt.Errorf("reading it again: %w", err)
 		}

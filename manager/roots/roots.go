@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -26,6 +27,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
+	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
 	"github.com/ctrlmesh/ctrlmesh/manager/weigh"
@@ -65,6 +67,9 @@ type Roots struct {
 	Locks func(types.NamespacedName) (locks.State, bool)
 	// Stamping returns the progress of the labels of a configuration's objects.
 	Stamping func(*v1alpha1.ShardingConfig) *v1alpha1.StampingStatus
+	// Admitted returns since when new pods of a VirtualApp are put on the mesh; the zero time if
+	// they are not.
+	Admitted func(*v1alpha1.ShardingConfig) time.Time
 	Recorder events.EventRecorder
 	Weigher  *weigh.Weigher
 	// Written is called when the result of Known changes, Asked when that of Demands does.
@@ -74,7 +79,7 @@ type Roots struct {
 	Now func() time.Time
 
 	since   time.Time // of the first round
-	roots   map[types.NamespacedName]*root
+	roots   map[origin.Name]*root
 	written atomic.Pointer[map[types.UID]known]
 	demands atomic.Pointer[[]locks.Demand]
 }
@@ -88,9 +93,9 @@ type known struct {
 // Known returns the states of roots as they are written. ok is false while a root has not
 // been read yet, because any policy may depend on it. Known omits roots whose state is
 // invalid.
-func (r *Roots) Known(configs []*v1alpha1.ShardingConfig, namespaces []string) (out map[types.NamespacedName]compile.Root, ok bool) {
+func (r *Roots) Known(configs []*v1alpha1.ShardingConfig, namespaces []string) (out map[origin.Name]compile.Root, ok bool) {
 	written := ptr.Deref(r.written.Load(), nil)
-	out = map[types.NamespacedName]compile.Root{}
+	out = map[origin.Name]compile.Root{}
 	for _, c := range configs {
 		if c.Spec.Root == nil {
 			continue
@@ -101,7 +106,7 @@ func (r *Roots) Known(configs []*v1alpha1.ShardingConfig, namespaces []string) (
 		}
 		if k.err == nil {
 			k.Namespaces = namespaces
-			out[client.ObjectKeyFromObject(c)] = k.Root
+			out[origin.Of(c)] = k.Root
 		}
 	}
 	return out, true
@@ -114,13 +119,13 @@ func (r *Roots) Young() bool { return r.roots == nil || r.Now().Sub(r.since) < s
 // Round takes the steps that are possible now for each root.
 func (r *Roots) Round(ctx context.Context, w World) error {
 	if r.roots == nil {
-		r.since, r.roots = r.Now(), map[types.NamespacedName]*root{}
+		r.since, r.roots = r.Now(), map[origin.Name]*root{}
 	}
-	configs := map[types.NamespacedName]*v1alpha1.ShardingConfig{}
+	configs := map[origin.Name]*v1alpha1.ShardingConfig{}
 	var weighed []*v1alpha1.ShardingConfig
 	for _, c := range w.Configs {
 		if c.Spec.Root != nil {
-			configs[client.ObjectKeyFromObject(c)] = c
+			configs[origin.Of(c)] = c
 			weighed = append(weighed, c)
 		}
 	}
@@ -132,9 +137,7 @@ func (r *Roots) Round(ctx context.Context, w World) error {
 		}
 	}
 	var errs []error
-	for _, key := range slices.SortedFunc(maps.Keys(configs), func(a, b types.NamespacedName) int {
-		return slices.Compare([]string{a.Namespace, a.Name}, []string{b.Namespace, b.Name})
-	}) {
+	for _, key := range slices.SortedFunc(maps.Keys(configs), func(a, b origin.Name) int { return strings.Compare(a.String(), b.String()) }) {
 		rt := r.roots[key]
 		if rt == nil {
 			rt = &root{Roots: r, uid: configs[key].UID, evictions: evictions{client: r.Client, recorder: r.Recorder}, reporter: reporter{recorder: r.Recorder}}
@@ -142,7 +145,7 @@ func (r *Roots) Round(ctx context.Context, w World) error {
 		}
 		one, cancel := context.WithTimeout(ctx, perRoot)
 		if err := rt.round(one, configs[key], w); err != nil {
-			errs = append(errs, fmt.Errorf("ShardingConfig %s: %w", key, err))
+			errs = append(errs, fmt.Errorf("%s: %w", key, err))
 		}
 		cancel()
 	}

@@ -11,8 +11,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/validation/field"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -21,6 +19,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
+	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
 )
@@ -47,13 +46,11 @@ type view struct {
 
 func (r *Roots) look(config *v1alpha1.ShardingConfig, w World) view {
 	v := view{world: w, config: config, all: map[string]*corev1.Pod{}, observe: r.Observe, since: r.since, young: r.Young()}
-	if errs := layout.Validate(config.Spec.Root, field.NewPath("spec", "root")); len(errs) > 0 {
-		v.problem = errs.ToAggregate()
-	} else {
+	if v.problem = compile.Invalid(config); v.problem == nil {
 		v.problem = w.Unresolved[config.UID]
 	}
 	for _, s := range w.Compiled.Shards {
-		if s.NamespacedName != client.ObjectKeyFromObject(config) {
+		if s.Config == nil || origin.Of(s.Config) != origin.Of(config) {
 			continue
 		}
 		v.conflicts, v.tooLarge = s.Conflicts, s.TooLarge

@@ -55,6 +55,8 @@ func (r rootConditions) withoutShards() *condition {
 		return &condition{false, v1alpha1.ReasonWithdrawing, "the shards are being withdrawn" + r.waits}
 	case r.withdrawn:
 		return &condition{false, v1alpha1.ReasonDisabled, "spec.root.disable is set: the pods run unsharded"}
+	case len(r.Pods) == 0 && r.Obstacle != nil && r.Obstacle.Reason == v1alpha1.ReasonOutsidePods:
+		return impeded(r.Obstacle, r.members)
 	case len(r.Pods) == 0:
 		return &condition{false, v1alpha1.ReasonTargetNotFound,
 			fmt.Sprintf("no pod of %s in namespace %s has label %s: \"true\"; set it on the pod template", layout.Describe(r.Config.Spec.Root), r.Config.Namespace, v1alpha1.EnableProxyLabel)}

@@ -62,13 +62,7 @@ func OfBreaker(b compile.Breaker, in TrafficInput, record []v1alpha1.RuleShares,
 	known, shares := byPod(before.TargetStatus), byRule(record)
 	targets := make([]target, 0, len(b.Targets))
 	for _, selected := range b.Targets {
-		o := in.Observe(selected.Pod.Spec.NodeName, string(selected.Pod.UID))
-		t, was := in.target(b.Ruling, selected, o, known)
-		policy := in.Policy(selected.Pod.UID)
-		rendered := named(policy.GetTraffic().GetBreakers(), b.Name)
-		others := len(rendered.GetIntercepts()) > 0 || slices.ContainsFunc(rendered.GetRules(), func(r *meshv1.LimitRule) bool { return len(r.Http) > 0 })
-		t.seesOthers(o, policy, others, rules.Hidden(rendered))
-		t.LimitingSnapshots = limiting(rendered, o, was.LimitingSnapshots, shares, selected.Pod.Name)
+		t := in.breakerTarget(b, selected, known, shares)
 		for _, l := range t.LimitingSnapshots {
 			out.Refused = plus(out.Refused, l.Refused)
 		}
@@ -85,6 +79,18 @@ func OfBreaker(b compile.Breaker, in TrafficInput, record []v1alpha1.RuleShares,
 		out.LastUpdatedTime = seconds(in.Now)
 	}
 	return out
+}
+
+// breakerTarget returns the status of one pod of a CircuitBreaker.
+func (in TrafficInput) breakerTarget(b compile.Breaker, selected compile.Target, known map[string]v1alpha1.TargetStatus, shares map[string]map[string]string) target {
+	o := in.Observe(selected.Pod.Spec.NodeName, string(selected.Pod.UID))
+	t, was := in.target(b.Ruling, selected, o, known)
+	policy := in.Policy(selected.Pod.UID)
+	rendered := named(policy.GetTraffic().GetBreakers(), b.Name)
+	others := len(rendered.GetIntercepts()) > 0 || slices.ContainsFunc(rendered.GetRules(), func(r *meshv1.LimitRule) bool { return len(r.Http) > 0 })
+	t.seesOthers(o, policy, others, rules.Hidden(rendered))
+	t.LimitingSnapshots = limiting(rendered, o, was.LimitingSnapshots, shares, selected.Pod.Name)
+	return t
 }
 
 const tooManyShares = "rules of scope Workload have so many pods that their shares are more than a status has room for, and those that have none yet are refused all requests that the rules match: " +

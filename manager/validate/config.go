@@ -2,9 +2,11 @@ package validate
 
 import (
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
@@ -14,6 +16,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
+	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 )
 
 // maxSpec bounds the spec of a configuration, in bytes of JSON. A policy of a pod is a
@@ -85,8 +88,15 @@ func handWritten(c *v1alpha1.ShardingConfig, passes bool, spec *field.Path) fiel
 
 // Update finds what an update may not change.
 func Update(old, c *v1alpha1.ShardingConfig) field.ErrorList {
-	const message = "is immutable: delete this ShardingConfig and create another"
+	message := fmt.Sprintf("is immutable: delete this %s and create another", origin.KindOf(c).Kind)
 	var errs field.ErrorList
+	if origin.KindOf(c) == origin.VirtualApp {
+		// The names of its shards follow from its own, and it has no other settings of a root.
+		if !equality.Semantic.DeepEqual(old.Spec.Root.TargetSelector, c.Spec.Root.TargetSelector) {
+			errs = append(errs, field.Forbidden(field.NewPath("spec", "selector"), message))
+		}
+		return errs
+	}
 	if was, is := old.Spec.Selector, c.Spec.Selector; was != nil && (is == nil || metav1.FormatLabelSelector(was) != metav1.FormatLabelSelector(is)) {
 		errs = append(errs, field.Forbidden(field.NewPath("spec", "selector"), message))
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
+	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 )
 
 // divided finds another shard of the same operator, by its lock, that would own an object of
@@ -36,8 +37,8 @@ func divided(ctx context.Context, c *v1alpha1.ShardingConfig, others []v1alpha1.
 			return "", err
 		}
 		if example != nil {
-			return fmt.Sprintf("spec.limits: %s with labels {%s} would be owned by this and by ShardingConfig %s, which shares the lock %s: make the selectors exclude each other, or take the object from the other one first",
-				resource, example, o.Name, locks[shared].Name), nil
+			return fmt.Sprintf("spec.limits: %s with labels {%s} would be owned by this and by %s, which shares the lock %s: make the selectors exclude each other, or take the object from the other one first",
+				resource, example, origin.Describe(&o), locks[shared].Name), nil
 		}
 	}
 	return "", nil

@@ -11,6 +11,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
+	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 )
 
 // root returns the errors of a configuration with spec.root.
@@ -63,7 +64,7 @@ func updateRoot(old, c *v1alpha1.RootConfig, message string) field.ErrorList {
 // rooted finds a conflict between a root and another configuration in names, workloads or pods.
 func rooted(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig, pods []corev1.Pod) string {
 	if named(c, c) != "" {
-		return fmt.Sprintf("metadata.name: a shard of ShardingConfig %s would have its name: choose another name", c.Name)
+		return fmt.Sprintf("metadata.name: a shard of %s would have its name: choose another name", origin.Describe(c))
 	}
 	mine, _ := members(c)
 	for _, o := range others {
@@ -81,7 +82,7 @@ func rooted(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig, pods [
 		}
 		for _, p := range pods {
 			if !compile.Ended(&p) && (chosen(c, &p, theirs) || chosen(&o, &p, mine)) {
-				return fmt.Sprintf("spec: pod %s is of the workload that is named in one of this and ShardingConfig %s, and selected by the other, but a pod belongs to one shard: delete one of them", p.Name, o.Name)
+				return fmt.Sprintf("spec: pod %s is of the workload that is named in one of this and %s, and selected by the other, but a pod belongs to one shard: delete one of them", p.Name, origin.Describe(&o))
 			}
 		}
 	}
@@ -92,14 +93,14 @@ func rooted(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig, pods [
 func sameRoot(r *v1alpha1.RootConfig, o *v1alpha1.ShardingConfig, pods []corev1.Pod) string {
 	target := layout.Target(r)
 	if target.Name != "" && layout.Target(o.Spec.Root) == target {
-		return fmt.Sprintf("spec.root: %s is divided by ShardingConfig %s already: delete that one, or name another workload", target, o.Name)
+		return fmt.Sprintf("spec.root: %s is divided by %s already: delete that one, or name another workload", target, origin.Describe(o))
 	}
 	if r.Prefix == o.Spec.Root.Prefix {
-		return fmt.Sprintf("spec.root.prefix: the shards of ShardingConfig %s are named %s-... too: choose another prefix", o.Name, r.Prefix)
+		return fmt.Sprintf("spec.root.prefix: the shards of %s are named %s-... too: choose another prefix", origin.Describe(o), r.Prefix)
 	}
 	for _, p := range pods {
 		if !compile.Ended(&p) && layout.Selects(r, &p) && layout.Selects(o.Spec.Root, &p) {
-			return fmt.Sprintf("spec.root: pod %s belongs to ShardingConfig %s already: delete that one, or select other pods", p.Name, o.Name)
+			return fmt.Sprintf("spec.root: pod %s belongs to %s already: delete that one, or select other pods", p.Name, origin.Describe(o))
 		}
 	}
 	return ""
@@ -112,7 +113,7 @@ func named(r, o *v1alpha1.ShardingConfig) string {
 	}
 	for _, s := range layout.Shards(r.Spec.Root) {
 		if s.Name == o.Name {
-			return fmt.Sprintf("a shard of ShardingConfig %s is named %s, as is another ShardingConfig", r.Name, s.Name)
+			return fmt.Sprintf("a shard of %s is named %s, as is another ShardingConfig", origin.Describe(r), s.Name)
 		}
 	}
 	return ""

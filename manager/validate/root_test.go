@@ -173,7 +173,27 @@ root:
 	r := handle(t, admissionv1.Create, root("two"), nil, root("one"), pod("op-a", map[string]string{"app": "op"}))
 	require.False(t, r.Allowed)
 	require.Contains(t, r.Result.Message, "pod op-a belongs to ShardingConfig one already")
-	require.True(t, handle(t, admissionv1.Create, root("two"), nil, root("one"), pod("op-a", map[string]string{"app": "other"})).Allowed)
+	r = handle(t, admissionv1.Create, root("two"), nil, root("one"))
+	require.False(t, r.Allowed)
+	require.Contains(t, r.Result.Message, "spec.root.targetSelector: a pod with labels {app=op} would be selected by this and by ShardingConfig one")
+	other := root("two")
+	other.Spec.Root.TargetSelector.MatchLabels["app"] = "other"
+	require.True(t, handle(t, admissionv1.Create, other, nil, root("one"), pod("op-a", map[string]string{"app": "op"})).Allowed)
+	// Both exist, and one gets an annotation.
+	changed := root("two")
+	changed.Annotations = map[string]string{"a": "b"}
+	require.True(t, handle(t, admissionv1.Update, changed, root("two"), root("one")).Allowed)
+}
+
+// An object that was valid once, or is of a dialect, gets its finalizer and a status although it
+// is invalid now.
+func TestManagerWritesInvalidObjects(t *testing.T) {
+	old := config(t, "r", rooting)
+	old.Spec.Root.ResourceSelector = nil
+	finalized := old.DeepCopy()
+	finalized.Finalizers = []string{v1alpha1.HandoverFinalizer}
+	require.True(t, handleAs(t, manager, admissionv1.Update, finalized, old).Allowed)
+	require.False(t, handle(t, admissionv1.Update, finalized, old).Allowed)
 }
 
 func TestLimitsOfNamespacesRequireARoot(t *testing.T) {

@@ -1,5 +1,6 @@
-// Package validate refuses ShardingConfigs that cannot work, with a message that
-// says what to change. Config and Overlap are pure; Webhook is their admission.
+// Package validate refuses ShardingConfigs, and objects of the dialects, that cannot
+// work, with a message that says what to change. Config and Overlap are pure; Webhook
+// is their admission.
 package validate
 
 import (
@@ -15,6 +16,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
@@ -25,6 +28,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
+	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 )
 
@@ -43,19 +47,20 @@ type Webhook struct {
 	Namespace string
 	// Settings returns the administrator's settings.
 	Settings func() *platform.Settings
+	// Translate returns an object of a dialect as a ShardingConfig, with warnings for its author
+	// and its errors; nil for objects of other kinds. It may be nil.
+	Translate func(kind schema.GroupVersionKind, namespace string, raw []byte) (*v1alpha1.ShardingConfig, []string, field.ErrorList, error)
 }
 
-// Handle implements admission.Handler.
+// Handle implements admission.Handler. It judges objects of the dialects by what they stand for.
 func (w *Webhook) Handle(ctx context.Context, req admission.Request) admission.Response {
-	c := &v1alpha1.ShardingConfig{}
-	if err := json.Unmarshal(req.Object.Raw, c); err != nil {
+	c, warned, errs, err := w.decode(req, req.Object)
+	if err != nil {
 		return admission.Errored(http.StatusBadRequest, err)
 	}
-	c.Namespace = req.Namespace
 	var old *v1alpha1.ShardingConfig
 	if req.Operation == admissionv1.Update {
-		old = &v1alpha1.ShardingConfig{}
-		if err := json.Unmarshal(req.OldObject.Raw, old); err != nil {
+		if old, _, _, err = w.decode(req, req.OldObject); err != nil {
 			return admission.Errored(http.StatusBadRequest, err)
 		}
 	}
@@ -63,18 +68,44 @@ func (w *Webhook) Handle(ctx context.Context, req admission.Request) admission.R
 		if msg := meddling(old, c); msg != "" {
 			return refuse(kind, "Derived", msg)
 		}
+	} else if old != nil && equality.Semantic.DeepEqual(old.Spec, c.Spec) {
+		return admission.Allowed("") // finalizers: an invalid object needs them, too
 	}
 	if c.DeletionTimestamp != nil || compile.Derived(c) {
 		return admission.Allowed("") // so that finalizers can be removed; a derived shard is as valid as its root
 	}
+	if len(errs) > 0 {
+		return refuse(kind, "Invalid", errs.ToAggregate().Error())
+	}
 	if refused := w.check(ctx, old, c); refused != nil {
 		return *refused
 	}
-	allowed := admission.Allowed("")
-	if c.Spec.FailurePolicy == v1alpha1.FailOpen && !compile.PassesThrough(c) {
-		allowed = allowed.WithWarnings("spec.failurePolicy: Open lets members run unsharded while no agent serves their node: two shards may then write the same objects")
+	return admission.Allowed("").WithWarnings(append(warned, warnings(c, w.Settings())...)...)
+}
+
+// decode reads an object of any kind. warned and errs are those of its translation.
+func (w *Webhook) decode(req admission.Request, raw runtime.RawExtension) (c *v1alpha1.ShardingConfig, warned []string, errs field.ErrorList, err error) {
+	if w.Translate != nil {
+		if c, warned, errs, err = w.Translate(schema.GroupVersionKind(req.Kind), req.Namespace, raw.Raw); c != nil || err != nil {
+			return c, warned, errs, err
+		}
 	}
-	return allowed
+	c = &v1alpha1.ShardingConfig{}
+	err = json.Unmarshal(raw.Raw, c)
+	c.Namespace = req.Namespace
+	return c, nil, nil, err
+}
+
+// warnings returns what the author of a valid configuration may not expect.
+func warnings(c *v1alpha1.ShardingConfig, s *platform.Settings) (out []string) {
+	if c.Spec.FailurePolicy == v1alpha1.FailOpen && !compile.PassesThrough(c) {
+		out = append(out, "spec.failurePolicy: Open lets members run unsharded while no agent serves their node: two shards may then write the same objects")
+	}
+	if shared := layout.Exclude(c.Spec.DeepCopy(), s.Undivided()); len(shared) > 0 {
+		names := collect.Map(shared, schema.GroupResource.String)
+		out = append(out, fmt.Sprintf("the mesh or its administrator excludes %s from division: every subset reads and writes these resources", strings.Join(names, ", ")))
+	}
+	return out
 }
 
 // check refuses a configuration that is invalid, exceeds the settings, or conflicts with others.
@@ -101,12 +132,16 @@ func (w *Webhook) among(ctx context.Context, old, c *v1alpha1.ShardingConfig) *a
 	if err := w.Reader.List(ctx, &all, client.InNamespace(c.Namespace)); err != nil {
 		return new(admission.Errored(http.StatusInternalServerError, fmt.Errorf("listing ShardingConfigs: %w", err)))
 	}
-	others := slices.DeleteFunc(all.Items, func(o v1alpha1.ShardingConfig) bool { return o.Name == c.Name })
+	others := slices.DeleteFunc(all.Items, func(o v1alpha1.ShardingConfig) bool { return origin.Of(&o) == origin.Of(c) })
+	msg, err := newly(old, c, func(c *v1alpha1.ShardingConfig) (string, error) { return otherKind(c, others), nil })
+	if refused := compared("Kind", msg, err); refused != nil {
+		return refused
+	}
 	if msg := sameLock(c, others); msg != "" {
 		return new(refuse(kind, "LockCollision", msg))
 	}
 	// Existing overlaps can be fixed step by step.
-	msg, err := newly(old, c, func(c *v1alpha1.ShardingConfig) (string, error) { return divided(ctx, c, others) })
+	msg, err = newly(old, c, func(c *v1alpha1.ShardingConfig) (string, error) { return divided(ctx, c, others) })
 	if refused := compared("TwoOwners", msg, err); refused != nil {
 		return refused
 	}
@@ -120,7 +155,7 @@ func (w *Webhook) among(ctx context.Context, old, c *v1alpha1.ShardingConfig) *a
 	if msg := rooted(c, others, pods.Items); msg != "" && (old == nil || rooted(old, others, pods.Items) == "") {
 		return new(refuse(kind, "Root", msg))
 	}
-	msg, err = overlapping(ctx, c, others, pods.Items)
+	msg, err = newly(old, c, func(c *v1alpha1.ShardingConfig) (string, error) { return overlapping(ctx, c, others, pods.Items) })
 	return compared("Overlap", msg, err)
 }
 
@@ -152,6 +187,25 @@ func refuse(kind, reason, msg string) admission.Response {
 	return admission.Denied(msg)
 }
 
+// otherKind finds a configuration of another kind that has the same name or lock. The manager
+// would confuse their shards.
+func otherKind(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig) string {
+	for _, o := range others {
+		if origin.KindOf(&o) == origin.KindOf(c) || compile.Derived(&o) {
+			continue
+		}
+		if o.Name == c.Name {
+			return fmt.Sprintf("metadata.name: %s has this name too: choose another one", origin.Describe(&o))
+		}
+		for _, l := range compile.NamedLocks(c) {
+			if slices.Contains(compile.NamedLocks(&o), l) {
+				return fmt.Sprintf("lock %s is also that of %s: objects of different kinds cannot share a lock, so delete that one first", l, origin.Describe(&o))
+			}
+		}
+	}
+	return ""
+}
+
 // sameLock finds another shard whose lock would have the same name.
 func sameLock(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig) string {
 	mine := locks(c)
@@ -161,8 +215,8 @@ func sameLock(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig) stri
 		}
 		for _, name := range locks(&o) {
 			if slices.Contains(mine, name) {
-				return fmt.Sprintf("%s: the shard lock would be %s, which is also the lock of ShardingConfig %s: give this object another name",
-					field.NewPath("spec", "controller", "leaderElectionName"), name, o.Name)
+				return fmt.Sprintf("%s: the shard lock would be %s, which is also the lock of %s: give this object another name",
+					field.NewPath("spec", "controller", "leaderElectionName"), name, origin.Describe(&o))
 			}
 		}
 	}
@@ -202,8 +256,8 @@ func overlapping(ctx context.Context, c *v1alpha1.ShardingConfig, others []v1alp
 		}
 		for _, p := range selected {
 			if theirs.matches(p.Labels) {
-				return fmt.Sprintf("spec.selector: pod %s is selected by this and by ShardingConfig %s, but a pod belongs to one shard: narrow this selector so that it leaves the pod out",
-					p.Name, o.Name), nil
+				return fmt.Sprintf("%s: pod %s is selected by this and by %s, but a pod belongs to one shard: narrow this selector so that it leaves the pod out",
+					selectorOf(c), p.Name, origin.Describe(&o)), nil
 			}
 		}
 		shared := sharedKeys(mine, theirs)
@@ -213,16 +267,27 @@ func overlapping(ctx context.Context, c *v1alpha1.ShardingConfig, others []v1alp
 		both := maps.Clone(theirs)
 		both.merge(mine)
 		if example, ok := both.satisfy(); ok {
-			return fmt.Sprintf("spec.selector: a pod with labels {%s} would be selected by this and by ShardingConfig %s, but a pod belongs to one shard: make the selectors exclude each other, for instance by different values of %s",
-				example, o.Name, strings.Join(shared, " or ")), nil
+			return fmt.Sprintf("%s: a pod with labels {%s} would be selected by this and by %s, but a pod belongs to one shard: make the selectors exclude each other, for instance by different values of %s",
+				selectorOf(c), example, origin.Describe(&o), strings.Join(shared, " or ")), nil
 		}
 	}
 	return "", nil
 }
 
-// members returns the conditions on the pods of a hand-written configuration.
+// selectorOf returns the path of the selector in an object.
+func selectorOf(c *v1alpha1.ShardingConfig) string {
+	if c.Spec.Root != nil && origin.IsNative(c) {
+		return "spec.root.targetSelector"
+	}
+	return "spec.selector"
+}
+
+// members returns the conditions on the pods of a configuration that selects them by label.
 func members(c *v1alpha1.ShardingConfig) (conditions, bool) {
 	selector, _ := compile.Members(c)
+	if root := c.Spec.Root; root != nil && root.TargetSelector != nil && !compile.Derived(c) {
+		selector, _ = metav1.LabelSelectorAsSelector(root.TargetSelector) // Config reports the error
+	}
 	if selector == nil {
 		return nil, false
 	}
@@ -235,12 +300,17 @@ func permitted(c *v1alpha1.ShardingConfig, s *platform.Settings, meshNamespace s
 	exceeds := func(setting, format string, args ...any) string {
 		return fmt.Sprintf(format, args...) + fmt.Sprintf(": %s of ConfigMap %s/%s excludes it; ask the administrator of the mesh", setting, meshNamespace, platform.ConfigMap)
 	}
+	if origin.KindOf(c) == origin.VirtualApp && c.Namespace == meshNamespace {
+		return "metadata.namespace: its selector puts pods on the mesh, which the pods of the mesh itself cannot be: choose another namespace"
+	}
 	if !s.ConfigsIn(c.Namespace) {
 		return exceeds(platform.ShardingNamespaces, "metadata.namespace: namespace %s may have no ShardingConfig", c.Namespace)
 	}
 	for _, l := range label.Limits(c) {
 		for _, gr := range label.Resources(l.RelateResources) {
-			if !s.Divides(gr) {
+			// Subsets share what their "*" includes and must not divide.
+			wide := c.Spec.Root != nil && layout.ByLabels(c.Spec.Root) && layout.Wide(gr)
+			if !wide && !s.Divides(gr) {
 				return exceeds(platform.ShardingExcludedResources, "%s may not be divided", gr)
 			}
 			if label.Needed(c, l) && !s.Stamps(gr) {

@@ -48,6 +48,20 @@ func TestPlatformSettingsAreEnforced(t *testing.T) {
 		own := strings.NewReplacer("[configmaps]", "[secrets]", "ctrlmesh.kusionstack.io/namespace", "bucket").Replace(byNamespace)
 		require.Empty(t, permitted(config(t, "c", own), platform.Default(), "mesh"))
 	})
+	t.Run("subsets share what \"*\" must not divide", func(t *testing.T) {
+		const all = "root: {prefix: op, targetSelector: {matchLabels: {app: op}}, resourceSelector: [{relateResources: [{apiGroups: ['*'], resources: ['*']}]}]}"
+		c := config(t, "c", all)
+		require.Empty(t, permitted(c, platform.Default(), "mesh"))
+		r := handle(t, admissionv1.Create, c, nil)
+		require.True(t, r.Allowed, r.Result)
+		require.Equal(t, []string{"the mesh or its administrator excludes *.ctrlmesh.kusionstack.io from division: every subset reads and writes these resources"}, r.Warnings)
+		c.Namespace = "team-a"
+		require.Empty(t, permitted(c, tight, "mesh"))
+		require.Contains(t, warnings(c, tight)[0], "configmaps")
+		named := config(t, "c", strings.NewReplacer("apiGroups: ['*']", "apiGroups: ['']", "resources: ['*']", "resources: [configmaps]").Replace(all))
+		named.Namespace = "team-a"
+		require.Contains(t, permitted(named, tight, "mesh"), platform.ShardingExcludedResources)
+	})
 	t.Run("the webhook refuses", func(t *testing.T) {
 		c := config(t, "c", strings.Replace(byNamespace, "[configmaps]", "[secrets]", 1))
 		r := handle(t, admissionv1.Create, c, nil)

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"maps"
 	"slices"
 
@@ -54,11 +55,31 @@ func Render(c compile.Result, services []Service) map[string]*meshv1.Webhooks {
 		o.addTo(nodes, o.render(services))
 	}
 	for _, w := range nodes {
+		fit(w)
 		content, _ := proto.MarshalOptions{Deterministic: true}.Marshal(w) // valid messages have no error
 		sum := sha256.Sum256(content)
 		w.Version = hex.EncodeToString(sum[:8])
 	}
 	return nodes
+}
+
+// fit replaces the largest webhooks of a node by their problem, until the rest is not too large
+// for its agent: the stream would end, and affect all pods of the node.
+func fit(w *meshv1.Webhooks) {
+	for proto.Size(w) > meshv1.MaxPolicyBytes {
+		size, at := 0, 0
+		for i, one := range w.Webhooks {
+			if n := proto.Size(one); n > size && one.Problem == "" {
+				size, at = n, i
+			}
+		}
+		if size == 0 {
+			return
+		}
+		w.Webhooks[at] = &meshv1.Webhook{Pods: w.Webhooks[at].Pods, Problem: fmt.Sprintf(
+			"the routes of its reviews have %d KiB, and with those of other operators on the node exceed %d MiB: name fewer namespaces in selectors and limits, or remove certificates from the caBundles of its webhooks",
+			size>>10, meshv1.MaxPolicyBytes>>20)}
+	}
 }
 
 // operator is the pods of one webhook and their shards.
@@ -189,7 +210,8 @@ func (o *operator) render(services []Service) *meshv1.Webhook {
 	return out
 }
 
-// limits returns the resources that the operator is responsible for in some namespaces only.
+// limits returns the resources that the operator is responsible for in some namespaces only. A
+// scope may be large, so each occurs once.
 func (o *operator) limits() (out []*meshv1.Limit) {
 	if o.config.Spec.Root == nil {
 		return nil
@@ -198,12 +220,14 @@ func (o *operator) limits() (out []*meshv1.Limit) {
 		if len(l.Namespaces) == 0 {
 			continue
 		}
-		out = append(out, &meshv1.Limit{
-			Scope: sharding.Keys(layout.Named(l.Namespaces)...).Proto(),
-			Resources: collect.Map(l.RelateResources, func(r v1alpha1.ResourceGroup) *meshv1.ResourceGroup {
-				return &meshv1.ResourceGroup{ApiGroups: r.APIGroups, Resources: r.Resources}
-			}),
-		})
+		scope := sharding.Keys(layout.Named(l.Namespaces)...).Proto()
+		i := slices.IndexFunc(out, func(o *meshv1.Limit) bool { return proto.Equal(o.Scope, scope) })
+		if i < 0 {
+			i, out = len(out), append(out, &meshv1.Limit{Scope: scope})
+		}
+		out[i].Resources = append(out[i].Resources, collect.Map(l.RelateResources, func(r v1alpha1.ResourceGroup) *meshv1.ResourceGroup {
+			return &meshv1.ResourceGroup{ApiGroups: r.APIGroups, Resources: r.Resources}
+		})...)
 	}
 	return out
 }

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -138,4 +139,44 @@ func TestConfigurationsThatAreNotRouted(t *testing.T) {
 	invalid := rooted(func(*v1alpha1.ShardingConfigSpec) {})
 	invalid.Shards[0].Problem = &compile.Problem{}
 	require.Empty(t, Render(invalid, []Service{hook}))
+}
+
+func TestLargestWebhooksOfANodeAreLeftOut(t *testing.T) {
+	same := func(*v1alpha1.ShardingConfigSpec) {}
+	services, c := []Service{}, compile.Result{}
+	for name, size := range map[string]int{"small": 1 << 10, "large": 5 << 20, "larger": 6 << 20} {
+		p := pod(name, "n1", "192.0.2.1")
+		p.Labels = map[string]string{"app": name}
+		c.Shards = append(c.Shards, shardOf(config(name, same), nil, name, sharding.Scope{}, p))
+		services = append(services, Service{NamespacedName: types.NamespacedName{Namespace: "ns", Name: name}, Selector: p.Labels, CA: make([]byte, size)})
+	}
+	w := Render(c, services)["n1"]
+	require.LessOrEqual(t, proto.Size(w), meshv1.MaxPolicyBytes)
+	require.Len(t, w.Webhooks, 3)
+	for _, one := range w.Webhooks {
+		if one.Pods["larger"] == "" {
+			require.Empty(t, one.Problem)
+			require.Len(t, one.Authorities, 1)
+			continue
+		}
+		require.Contains(t, one.Problem, "6144 KiB")
+		require.Empty(t, one.Authorities)
+		require.Less(t, len(one.Problem), 500, "the status clips it")
+	}
+}
+
+func TestScopeOfSeveralLimitsOccursOnce(t *testing.T) {
+	limit := func(resource string, namespaces ...string) v1alpha1.ObjectLimiter {
+		return v1alpha1.ObjectLimiter{
+			RelateResources: []v1alpha1.ResourceGroup{{APIGroups: []string{""}, Resources: []string{resource}}},
+			Namespaces:      []v1alpha1.NamespaceMatch{{Names: namespaces}},
+		}
+	}
+	w := Render(rooted(func(s *v1alpha1.ShardingConfigSpec) {
+		s.Limits = []v1alpha1.ObjectLimiter{limit("pods", "a", "b"), limit("services", "a"), limit("secrets", "b", "a")}
+	}), nil)["n1"].Webhooks[0]
+	require.Len(t, w.Limits, 2)
+	require.Len(t, w.Limits[0].Resources, 2)
+	require.Equal(t, []string{"secrets"}, w.Limits[0].Resources[1].Resources)
+	require.Equal(t, []string{"services"}, w.Limits[1].Resources[0].Resources)
 }

@@ -90,7 +90,7 @@ func (w *Weigher) Set(roots []*v1alpha1.ShardingConfig, namespaces []string) {
 		}
 		one.again = layout.Rebalance(c.Spec.Root) != v1alpha1.RebalanceOff
 		one.objects = c.Spec.Root.Key == v1alpha1.KeyObject
-		fresh = one.of(label.Divided(c), now) || fresh
+		fresh = one.of(counted(c), now) || fresh
 		fresh = one.in(namespaces, now) || fresh
 		next[c.UID] = one
 	}
@@ -98,6 +98,17 @@ func (w *Weigher) Set(roots []*v1alpha1.ShardingConfig, namespaces []string) {
 	if fresh {
 		w.poke.Set()
 	}
+}
+
+// counted returns the resources of a root to count. Weights do not decide what subsets own, so
+// that those which divide all resources are not counted: that would list every resource in
+// every namespace.
+func counted(c *v1alpha1.ShardingConfig) []v1alpha1.ResourceGroup {
+	groups := label.Divided(c)
+	if layout.ByLabels(c.Spec.Root) && slices.ContainsFunc(label.Resources(groups), layout.Wide) {
+		return nil
+	}
+	return groups
 }
 
 func (w *Weigher) firstWithin() time.Duration { return cmp.Or(w.FirstWithin, time.Minute) }

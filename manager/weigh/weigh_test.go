@@ -39,6 +39,16 @@ func dividing(resources ...string) *v1alpha1.ShardingConfig {
 	return c
 }
 
+// Subsets may divide all resources. Listing each of them would serve no purpose.
+func TestSubsetsOfAllResourcesAreNotCounted(t *testing.T) {
+	c := dividing("configmaps")
+	require.NotEmpty(t, counted(c))
+	c.Spec.Root.TargetSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}
+	require.NotEmpty(t, counted(c))
+	c.Spec.Root.ResourceSelector[0].RelateResources[0].Resources = []string{"*"}
+	require.Empty(t, counted(c))
+}
+
 // A new namespace does not wait for the count of thousands of others.
 func TestNewNamespacesAreWeighedFirst(t *testing.T) {
 	t.Parallel()

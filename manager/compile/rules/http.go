@@ -13,12 +13,12 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/expression"
 )
 
 // Bounds on the size of one regular expression and of all expressions of an object. The
 // unit is roughly the number of steps that matching one character of a text may cost.
 const (
-	maxExpression  = 2000
 	MaxExpressions = 20000
 )
 
@@ -222,8 +222,8 @@ func (r *Renderer) hostText(in *v1alpha1.StringMatch, exact, prefix string, path
 
 // expression reports whether a regular expression can be compiled, and is not too large.
 func (r *Renderer) expression(s string, path *field.Path) bool {
-	if len(s) > maxExpression {
-		r.invalid(path, "(long)", "must not be longer than %d characters", maxExpression)
+	if len(s) > expression.Max {
+		r.invalid(path, "(long)", "must not be longer than %d characters", expression.Max)
 		return false
 	}
 	// The expression must be valid both by itself and in the group that agents put around
@@ -236,28 +236,12 @@ func (r *Renderer) expression(s string, path *field.Path) bool {
 		r.invalid(path, s, "not a regular expression of RE2: %v", err)
 		return false
 	}
-	size := sizeOf(re)
-	if r.Expressions += size; size > maxExpression || r.Expressions > MaxExpressions {
-		r.invalid(path, s, "too large: repeat less in this and the other expressions (it counts as %d of %d; all together may be %d)", size, maxExpression, MaxExpressions)
+	size := expression.Size(re)
+	if r.Expressions += size; size > expression.Max || r.Expressions > MaxExpressions {
+		r.invalid(path, s, "too large: repeat less in this and the other expressions (it counts as %d of %d; all together may be %d)", size, expression.Max, MaxExpressions)
 		return false
 	}
 	return true
-}
-
-// sizeOf returns roughly how many steps an expression has when its repetitions are
-// expanded.
-func sizeOf(re *syntax.Regexp) int {
-	size := 1 + len(re.Rune)/2
-	if re.Op == syntax.OpLiteral {
-		size = 1 + len(re.Rune)
-	}
-	for _, sub := range re.Sub {
-		size = min(size+sizeOf(sub), maxExpression+1)
-	}
-	if re.Op == syntax.OpRepeat {
-		size *= max(re.Min, re.Max, 1)
-	}
-	return min(size, maxExpression+1)
 }
 
 // methodsOf returns methods in upper case without duplicates; empty if any method matches.

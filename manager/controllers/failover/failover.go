@@ -5,22 +5,20 @@ package failover
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
+	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 )
@@ -28,7 +26,7 @@ import (
 // within bounds the time that is spent on one lock.
 const within = 5 * time.Second
 
-// Controller frees locks. It frees only Leases: other locks expire.
+// Controller frees locks.
 type Controller struct {
 	// Client reads and writes past any cache.
 	Client client.Client
@@ -67,13 +65,17 @@ func (f *Controller) Reconcile(ctx context.Context) error {
 			if s.GetShard() != shard.Name || s.GetStandby() || s.GetDryRun() {
 				continue // members under this policy do not write the locks of the shard
 			}
+			failed := map[*meshv1.Lock]bool{}
 			for _, dead := range f.Observe(policy.Node, string(pod.UID)).Dead {
 				lock := named(s, dead)
-				if lock == nil || dead.Identity == "" || dead.Version == "" {
+				// If a lock is freed in part, clients wait until it expires.
+				if lock == nil || dead.Identity == "" || dead.Version == "" || failed[lock] ||
+					dead.Resource != locks.Leases && f.heldElsewhere(c, shard, pod, lock) {
 					continue
 				}
 				w := write{pod.UID, dead}
 				if err := f.succeed(ctx, shard, pod, lock, w); err != nil {
+					failed[lock] = true
 					errs = append(errs, err)
 					continue
 				}
@@ -83,6 +85,20 @@ func (f *Controller) Reconcile(ctx context.Context) error {
 	}
 	f.done = done
 	return errors.Join(errs...)
+}
+
+// heldElsewhere reports whether another member of a shard may hold a lock: it wrote the lock last,
+// and nothing shows that it has exited. What a member wrote into a ConfigMap or Endpoints, which have
+// other content, may have another's name in it.
+func (f *Controller) heldElsewhere(c *controllers.Compiled, shard compile.Shard, pod *corev1.Pod, lock *meshv1.Lock) bool {
+	return slices.ContainsFunc(shard.Members, func(other *corev1.Pod) bool {
+		if other.UID == pod.UID {
+			return false
+		}
+		o := f.Observe(c.Policies[other.UID].Node, string(other.UID))
+		return slices.Contains(o.HeldLocks, lock.GetNamespace()+"/"+lock.GetName()) &&
+			!slices.ContainsFunc(o.Dead, func(h push.Holder) bool { return h.Namespace == lock.GetNamespace() && h.Name == lock.GetName() })
+	})
 }
 
 // named returns the lock of a policy that a pod wrote; nil if the policy no longer names it.
@@ -102,50 +118,22 @@ func (f *Controller) succeed(ctx context.Context, shard compile.Shard, pod *core
 	}
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	freed, err := f.free(ctx, client.ObjectKey{Namespace: lock.GetNamespace(), Name: lock.GetUpstreamName()}, w.dead)
+	name := types.NamespacedName{Namespace: lock.GetNamespace(), Name: lock.GetUpstreamName()}
+	freed, err := locks.Free(ctx, f.Client, w.dead.Resource, name, w.dead.Identity, w.dead.Version)
 	if freed {
-		f.report(shard, pod, lock.GetUpstreamName())
+		f.report(shard, pod, w.dead.Resource, name.Name)
 	}
-	return err
+	return failure.Wrap(err, "freeing a lock whose holder has exited")
 }
 
-// free changes a Lease as its holder would on a graceful exit, unless another client has written
-// it since.
-func (f *Controller) free(ctx context.Context, key client.ObjectKey, dead push.Holder) (bool, error) {
-	lease := &unstructured.Unstructured{} // to keep unknown fields
-	lease.SetGroupVersionKind(coordinationv1.SchemeGroupVersion.WithKind("Lease"))
-	err := f.Client.Get(ctx, key, lease)
-	if apierrors.IsNotFound(err) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("reading Lease %s, whose holder has exited: %w", key, err)
-	}
-	spec, ok := lease.Object["spec"].(map[string]any)
-	if !ok || lease.GetResourceVersion() != dead.Version || spec["holderIdentity"] != dead.Identity {
-		return false, nil
-	}
-	now := metav1.NowMicro().UTC().Format(metav1.RFC3339Micro)
-	spec["holderIdentity"], spec["leaseDurationSeconds"] = "", int64(1)
-	spec["acquireTime"], spec["renewTime"] = now, now
-	err = f.Client.Update(ctx, lease)
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("freeing Lease %s, whose holder has exited: %w", key, err)
-	}
-	return true, nil
-}
-
-func (f *Controller) report(shard compile.Shard, pod *corev1.Pod, lock string) {
+func (f *Controller) report(shard compile.Shard, pod *corev1.Pod, resource, lock string) {
 	metrics.LocksFreed.Inc()
-	f.Log.Info("freed the lock of a holder that has exited", "shard", shard.NamespacedName, "pod", pod.Name, "lock", lock)
+	f.Log.Info("freed the lock of a holder that has exited", "shard", shard.NamespacedName, "pod", pod.Name, "lock", lock, "resource", resource)
 	config := shard.Config
 	if config == nil {
 		config = shard.Root
 	}
 	if config != nil {
-		f.Recorder.Eventf(config, pod, corev1.EventTypeNormal, "LockFreed", "Free", "Lease %s was freed: its holder, in pod %s, has exited", lock, pod.Name)
+		f.Recorder.Eventf(config, pod, corev1.EventTypeNormal, "LockFreed", "Free", "%s/%s was freed: its holder, in pod %s, has exited", resource, lock, pod.Name)
 	}
 }

@@ -2,6 +2,7 @@ package failover
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"strconv"
@@ -17,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -25,6 +27,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
+	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 )
 
@@ -36,8 +39,9 @@ type world struct {
 	compile.Result
 	client.Client
 	dead   []push.Holder
-	get    error // of the next
-	update error // of the next
+	other  push.LockReport // of the other member
+	get    error           // of the next
+	patch  error           // of the next
 	gets   int
 	events *events.FakeRecorder
 }
@@ -62,12 +66,12 @@ func newWorld(t *testing.T) *world {
 			}
 			return c.Get(ctx, key, o, opts...)
 		},
-		Update: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.UpdateOption) error {
-			if err := w.update; err != nil {
-				w.update = nil
+		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, patch client.Patch, opts ...client.PatchOption) error {
+			if err := w.patch; err != nil {
+				w.patch = nil
 				return err
 			}
-			return c.Update(ctx, o, opts...)
+			return c.Patch(ctx, o, patch, opts...)
 		},
 	}).WithObjects(&coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "lock---s1", Labels: map[string]string{"keep": "me"}},
@@ -76,9 +80,10 @@ func newWorld(t *testing.T) *world {
 		},
 	}).Build()
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "op-0", UID: "uid"}}
+	another := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "op-1", UID: "other"}}
 	root := &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "op"}}
 	w.Result = compile.Result{
-		Policies: map[types.UID]compile.Policy{"uid": {Node: "n1", PodPolicy: &meshv1.PodPolicy{Sharding: &meshv1.Sharding{
+		Policies: map[types.UID]compile.Policy{"other": {Node: "n2", PodPolicy: &meshv1.PodPolicy{}}, "uid": {Node: "n1", PodPolicy: &meshv1.PodPolicy{Sharding: &meshv1.Sharding{
 			Shard: "s1",
 			Locks: []*meshv1.Lock{
 				{Namespace: "kube-system", Name: "second", UpstreamName: "second---s1"},
@@ -87,17 +92,21 @@ func newWorld(t *testing.T) *world {
 		}}}},
 		Shards: []compile.Shard{
 			{NamespacedName: types.NamespacedName{Namespace: "ns", Name: "op"}, Config: root, Members: []*corev1.Pod{pod}}, // a root has no lock of its own
-			{NamespacedName: types.NamespacedName{Namespace: "ns", Name: "s1"}, Root: root, Members: []*corev1.Pod{pod}},
+			{NamespacedName: types.NamespacedName{Namespace: "ns", Name: "s1"}, Root: root, Members: []*corev1.Pod{pod, another}},
 		},
 	}
 	w.Controller = &Controller{State: &controllers.State{},
 		Client: w.Client, Recorder: w.events, Log: slog.New(slog.DiscardHandler),
 		Observe: func(node, uid string) push.Observation {
+			if uid == "other" {
+				require.Equal(t, "n2", node)
+				return push.Observation{LockReport: w.other}
+			}
 			require.Equal(t, "n1 uid", node+" "+uid)
 			return push.Observation{LockReport: push.LockReport{Dead: w.dead}}
 		},
 	}
-	w.dead = []push.Holder{{Namespace: "ns", Name: "lock", Identity: holder, Version: w.lease().ResourceVersion}}
+	w.dead = []push.Holder{{Namespace: "ns", Name: "lock", Resource: locks.Leases, Identity: holder, Version: w.lease().ResourceVersion}}
 	return w
 }
 
@@ -134,11 +143,59 @@ func TestEachLockOfADeadHolderIsFree(t *testing.T) {
 	w := newWorld(t)
 	second := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "second---s1"}, Spec: coordinationv1.LeaseSpec{HolderIdentity: new(holder)}}
 	require.NoError(t, w.Create(t.Context(), second))
-	w.dead = append(w.dead, push.Holder{Namespace: "kube-system", Name: "second", Identity: holder, Version: second.ResourceVersion})
+	w.dead = append(w.dead, push.Holder{Namespace: "kube-system", Name: "second", Resource: locks.Leases, Identity: holder, Version: second.ResourceVersion})
 	require.NoError(t, w.round())
 	require.True(t, w.free())
 	require.NoError(t, w.Get(t.Context(), client.ObjectKeyFromObject(second), second))
 	require.Empty(t, *second.Spec.HolderIdentity)
+}
+
+func TestConfigMapOfAnotherMemberIsNotFreed(t *testing.T) {
+	w := newWorld(t)
+	o := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "lock---s1", Annotations: map[string]string{
+		resourcelock.LeaderElectionRecordAnnotationKey: `{"holderIdentity":"` + holder + `"}`,
+	}}}
+	require.NoError(t, w.Create(t.Context(), o))
+	w.dead = []push.Holder{{Namespace: "ns", Name: "lock", Resource: locks.ConfigMaps, Identity: holder, Version: o.ResourceVersion}}
+	w.other.HeldLocks = []string{"ns/lock"}
+	require.NoError(t, w.round())
+	require.Empty(t, w.events.Events)
+	w.other.Dead = []push.Holder{{Namespace: "ns", Name: "lock", Resource: locks.ConfigMaps, Identity: "op-1_1", Version: "1"}}
+	require.NoError(t, w.round())
+	require.NotEmpty(t, w.events.Events)
+}
+
+func TestAnotherMemberThatHasExitedKeepsNoLock(t *testing.T) {
+	w := newWorld(t)
+	w.other = push.LockReport{HeldLocks: []string{"ns/lock"}, Dead: []push.Holder{{Namespace: "ns", Name: "lock", Resource: locks.Leases, Identity: "op-1_1", Version: "1"}}}
+	require.NoError(t, w.round())
+	require.True(t, w.free())
+}
+
+func TestConfigMapAndEndpointsAreFreed(t *testing.T) {
+	meta := metav1.ObjectMeta{Namespace: "ns", Name: "lock---s1", Annotations: map[string]string{
+		"keep": "me", resourcelock.LeaderElectionRecordAnnotationKey: `{"holderIdentity":"` + holder + `","leaseDurationSeconds":15,"leaderTransitions":3,"strategy":"S"}`,
+	}}
+	for resource, o := range map[string]client.Object{
+		locks.ConfigMaps: &corev1.ConfigMap{ObjectMeta: meta, Data: map[string]string{"a": "b"}},
+		locks.Endpoints:  &corev1.Endpoints{ObjectMeta: meta}, //nolint:staticcheck // old clients elect by them
+	} {
+		t.Run(resource, func(t *testing.T) {
+			w := newWorld(t)
+			require.NoError(t, w.Create(t.Context(), o))
+			w.dead = append(w.dead, push.Holder{Namespace: "ns", Name: "lock", Resource: resource, Identity: holder, Version: o.GetResourceVersion()})
+			require.NoError(t, w.round())
+			require.True(t, w.free(), "the Lease of the same lock")
+			require.NoError(t, w.Get(t.Context(), client.ObjectKeyFromObject(o), o))
+			var record map[string]any
+			require.NoError(t, json.Unmarshal([]byte(o.GetAnnotations()[resourcelock.LeaderElectionRecordAnnotationKey]), &record))
+			require.Equal(t, "", record["holderIdentity"])
+			require.EqualValues(t, 1, record["leaseDurationSeconds"])
+			require.EqualValues(t, 3, record["leaderTransitions"])
+			require.Equal(t, "S", record["strategy"])
+			require.Equal(t, "me", o.GetAnnotations()["keep"])
+		})
+	}
 }
 
 func TestWhoMayBeAliveKeepsTheLock(t *testing.T) {
@@ -149,16 +206,17 @@ func TestWhoMayBeAliveKeepsTheLock(t *testing.T) {
 		"no version":       func(w *world) { w.dead[0].Version = "" },
 		"a write since":    func(w *world) { v, _ := strconv.Atoi(w.dead[0].Version); w.dead[0].Version = strconv.Itoa(v - 1) },
 		"a write meanwhile": func(w *world) {
-			w.update = apierrors.NewConflict(coordinationv1.Resource("leases"), "lock---s1", errors.New("written"))
+			w.patch = apierrors.NewConflict(coordinationv1.Resource("leases"), "lock---s1", errors.New("written"))
 		},
 		"no lock":                         func(w *world) { w.Policies["uid"].Sharding.Locks = nil },
 		"another shard's policy":          func(w *world) { w.Policies["uid"].Sharding.Shard = "s2" },
 		"a lock that is not the policy's": func(w *world) { w.dead[0].Name = "other" },
 		"standby":                         func(w *world) { w.Policies["uid"].Sharding.Standby = true },
 		"a dry run":                       func(w *world) { w.Policies["uid"].Sharding.DryRun = true },
-		"a lock that is no Lease": func(w *world) {
+		"a lock that was deleted": func(w *world) {
 			w.get = apierrors.NewNotFound(coordinationv1.Resource("leases"), "lock---s1")
 		},
+		"a lock of another resource": func(w *world) { w.dead[0].Resource = locks.ConfigMaps },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -174,7 +232,7 @@ func TestWhoMayBeAliveKeepsTheLock(t *testing.T) {
 func TestWhatFailsIsTriedAgain(t *testing.T) {
 	for name, fail := range map[string]func(*world){
 		"reading": func(w *world) { w.get = errors.New("no answer") },
-		"writing": func(w *world) { w.update = errors.New("no answer") },
+		"writing": func(w *world) { w.patch = errors.New("no answer") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)

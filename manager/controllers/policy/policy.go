@@ -19,12 +19,16 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	kruise "github.com/ctrlmesh/ctrlmesh/api/kruise/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/apiserver"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
+	"github.com/ctrlmesh/ctrlmesh/manager/dialect/serve"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
+	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
+	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/roots"
@@ -43,7 +47,9 @@ type Controller struct {
 	Keeper            *locks.Keeper
 	Push              *push.Server
 	State             *controllers.State
-	Log               *slog.Logger
+	// Dialects reports whether TrafficPolicies are served.
+	Dialects bool
+	Log      *slog.Logger
 
 	// rendered is what need not be rendered again.
 	rendered compile.Cache
@@ -63,14 +69,14 @@ func (r *Controller) Spec() controllers.Spec {
 		On: []controllers.Source{
 			&changed.Objects, &changed.Roots, &changed.Locks, &changed.Shares,
 			&changed.MeshCA, // so that agents ask for a new leaf
-			r.State.Settings.When(otherTimeout),
+			r.State.Settings.When(otherSettings),
 		},
 	}
 }
 
-// otherTimeout reports whether the apiserver has another --request-timeout.
-func otherTimeout(before, after *platform.Settings) bool {
-	return before == nil || *before.APIServer.RequestTimeout != *after.APIServer.RequestTimeout
+// otherSettings reports whether other policies follow from the administrator's settings.
+func otherSettings(before, after *platform.Settings) bool {
+	return before == nil || *before.APIServer.RequestTimeout != *after.APIServer.RequestTimeout || !slices.Equal(before.Undivided(), after.Undivided())
 }
 
 // Reconcile compiles and pushes.
@@ -117,7 +123,7 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 // addHandWritten adds what is known of hand-written configurations: whether their
 // members must be in standby, because a pod outside the mesh may lead. It reports false
 // until the lock controller has looked at the locks.
-func (r *Controller) addHandWritten(known map[types.NamespacedName]compile.Root, configs []*v1alpha1.ShardingConfig) (ok bool) {
+func (r *Controller) addHandWritten(known map[origin.Name]compile.Root, configs []*v1alpha1.ShardingConfig) (ok bool) {
 	for _, c := range configs {
 		if !compile.HandWritten(c) || len(compile.OperatorLocks(c, c.Status.Locks)) == 0 {
 			continue
@@ -133,7 +139,7 @@ func (r *Controller) addHandWritten(known map[types.NamespacedName]compile.Root,
 				break
 			}
 		}
-		known[types.NamespacedName{Namespace: c.Namespace, Name: c.Name}] = one
+		known[origin.Of(c)] = one
 	}
 	return true
 }
@@ -155,6 +161,15 @@ func (r *Controller) list(ctx context.Context) (*controllers.Listed, error) {
 	}
 	out := &controllers.Listed{Rules: compile.Rules{Cache: &r.rendered, Now: time.Now(), Share: r.State.Book.Share, RequestTimeout: r.State.RequestTimeout()}}
 	out.Rules.Breakers, out.Rules.Injections = collect.Pointers(breakers.Items), collect.Pointers(injections.Items)
+	if r.Dialects {
+		var err error
+		if out.TrafficPolicies, err = serve.Policies(ctx, r.Cache); err != nil {
+			return nil, err
+		}
+		for _, p := range out.TrafficPolicies {
+			out.Rules.Breakers = append(out.Rules.Breakers, p.Breakers...)
+		}
+	}
 	out.Configs, out.Pods = collect.Pointers(configs.Items), collect.Pointers(pods.Items)
 	// A cache lists in no order.
 	slices.SortFunc(out.Configs, func(a, b *v1alpha1.ShardingConfig) int { return strings.Compare(string(a.UID), string(b.UID)) })
@@ -168,6 +183,10 @@ func (r *Controller) list(ctx context.Context) (*controllers.Listed, error) {
 	}
 	slices.Sort(out.Namespaces)
 	out.Unresolved = roots.Resolve(out.Configs, known)
+	origin.Conflicts(out.Configs)
+	for _, c := range out.Configs {
+		layout.Exclude(&c.Spec, r.State.Settings.Load().Undivided())
+	}
 	return out, nil
 }
 
@@ -264,16 +283,26 @@ func sameMeaning(before, after any) bool {
 		return ok && maps.Equal(a.Labels, b.Labels)
 	case *v1alpha1.ShardingConfig:
 		b, ok := before.(*v1alpha1.ShardingConfig)
-		return ok && compile.SameSpec(a, b) && slices.Equal(compile.OperatorLocks(a, a.Status.Locks), compile.OperatorLocks(b, b.Status.Locks))
+		return ok && sameConfig(a, b)
 	case *v1alpha1.CircuitBreaker:
 		b, ok := before.(*v1alpha1.CircuitBreaker)
 		return ok && sameRules(a, b) && a.Annotations[v1alpha1.RecoverAnnotation] == b.Annotations[v1alpha1.RecoverAnnotation]
+	case *kruise.TrafficPolicy:
+		b, ok := before.(*kruise.TrafficPolicy)
+		return ok && sameRules(a, b)
 	case *v1alpha1.FaultInjection:
 		b, ok := before.(*v1alpha1.FaultInjection)
 		return ok && sameRules(a, b) &&
 			a.Status.ExpirationGeneration == b.Status.ExpirationGeneration && a.Status.ExpirationTime.Equal(b.Status.ExpirationTime)
 	}
-	return false
+	a, dialect := serve.Config(after)
+	b, same := serve.Config(before)
+	return dialect && same && sameConfig(a, b)
+}
+
+// sameConfig reports whether two states of a configuration have the same spec and locks.
+func sameConfig(a, b *v1alpha1.ShardingConfig) bool {
+	return compile.SameSpec(a, b) && slices.Equal(compile.OperatorLocks(a, a.Status.Locks), compile.OperatorLocks(b, b.Status.Locks))
 }
 
 // sameRules reports whether two states of an object have the same spec and labels.

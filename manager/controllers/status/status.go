@@ -24,6 +24,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
+	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/roots"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
@@ -75,7 +76,7 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 			continue // there is no object yet, or package roots writes it
 		}
 		// The spec is the one compiled; the status the newest known.
-		current := &v1alpha1.ShardingConfig{}
+		current := &v1alpha1.ShardingConfig{TypeMeta: shard.Config.TypeMeta}
 		err := r.Cache.Get(ctx, shard.NamespacedName, current)
 		if apierrors.IsNotFound(err) || err == nil && (current.UID != shard.Config.UID || current.Generation != shard.Config.Generation) {
 			continue // it will be compiled soon
@@ -101,7 +102,7 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 		updated.Status = next
 		if err := r.Client.Status().Update(ctx, updated); err != nil {
 			if !apierrors.IsNotFound(err) {
-				errs = append(errs, fmt.Errorf("status of ShardingConfig %s/%s: %w", current.Namespace, current.Name, err))
+				errs = append(errs, fmt.Errorf("writing the status of %s: %w", origin.Of(current), err))
 			}
 			continue
 		}

@@ -109,7 +109,8 @@ func (r *round) again(wait time.Duration) {
 // breaker queues the write of a CircuitBreaker's status.
 func (r *round) breaker(b compile.Breaker) {
 	name := client.ObjectKeyFromObject(b)
-	r.opened[name] = b.Status.Opened
+	others := r.opened[name] // of a TrafficPolicy of the same name
+	r.opened[name] = others + b.Status.Opened
 	p, current := newest(r, b.CircuitBreaker, &v1alpha1.CircuitBreaker{})
 	if p == nil {
 		return
@@ -117,7 +118,7 @@ func (r *round) breaker(b compile.Breaker) {
 	b.CircuitBreaker = current
 	record, fits := r.State.Book.Record(current)
 	next := status.OfBreaker(b, r.in, record, fits)
-	r.opened[name] = next.Opened
+	r.opened[name] = others + next.Opened
 	before := current.Status
 	// Shares that must be recorded are written even if the cached status has them, because
 	// the cache may be outdated.
@@ -139,13 +140,13 @@ func (r *round) breaker(b compile.Breaker) {
 		if waits {
 			r.State.Changed.Recorded.Notify()
 		}
-		r.reportTurns(p, updated, before)
+		r.reportTurns(p, updated, &updated.Status, before)
 	}})
 }
 
 // reportTurns emits Events for breakers that opened or closed.
-func (r *Controller) reportTurns(p *pace, c *v1alpha1.CircuitBreaker, before v1alpha1.CircuitBreakerStatus) {
-	for _, turn := range status.Turns(before.TargetStatus, c.Status.TargetStatus) {
+func (r *Controller) reportTurns(p *pace, c client.Object, now *v1alpha1.CircuitBreakerStatus, before v1alpha1.CircuitBreakerStatus) {
+	for _, turn := range status.Turns(before.TargetStatus, now.TargetStatus) {
 		switch {
 		case !p.events.Allow():
 			return

@@ -81,8 +81,11 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 			Now:     now,
 			Since:   r.since,
 		}}
+	translated := run.policies(c)
 	for _, b := range c.Breakers {
-		run.breaker(b)
+		if !translated[b.UID] {
+			run.breaker(b)
+		}
 	}
 	for _, f := range c.Injections {
 		run.injection(f)

@@ -253,17 +253,17 @@ func TestEventsOfBreakers(t *testing.T) {
 		return c
 	}
 	closed, opened, halfOpen := as(v1alpha1.BreakerClosed), as(v1alpha1.BreakerOpened), as(v1alpha1.BreakerHalfOpen)
-	w.reportTurns(p, opened, closed.Status)
+	w.reportTurns(p, opened, &opened.Status, closed.Status)
 	require.Contains(t, <-w.Env.Recorder.Events, "Warning BreakerOpened rule deletes opened in pod op-0")
-	w.reportTurns(p, halfOpen, opened.Status)
-	w.reportTurns(p, opened, halfOpen.Status)
-	w.reportTurns(p, opened, opened.Status)
+	w.reportTurns(p, halfOpen, &halfOpen.Status, opened.Status)
+	w.reportTurns(p, opened, &opened.Status, halfOpen.Status)
+	w.reportTurns(p, opened, &opened.Status, opened.Status)
 	require.Empty(t, w.Env.Recorder.Events)
-	w.reportTurns(p, closed, opened.Status)
+	w.reportTurns(p, closed, &closed.Status, opened.Status)
 	require.Contains(t, <-w.Env.Recorder.Events, "Normal BreakerClosed")
 	for range 50 {
-		w.reportTurns(p, opened, closed.Status)
-		w.reportTurns(p, closed, opened.Status)
+		w.reportTurns(p, opened, &opened.Status, closed.Status)
+		w.reportTurns(p, closed, &closed.Status, opened.Status)
 	}
 	require.LessOrEqual(t, len(w.Env.Recorder.Events), eventBurst)
 }

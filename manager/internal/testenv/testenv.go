@@ -19,6 +19,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
+	"github.com/ctrlmesh/ctrlmesh/manager/dialect/serve"
 )
 
 // Env is an apiserver and what controllers share.
@@ -56,10 +57,11 @@ func New(t *testing.T, objects ...client.Object) *Env {
 	scheme := runtime.NewScheme()
 	require.NoError(t, clientgoscheme.AddToScheme(scheme))
 	require.NoError(t, v1alpha1.AddToScheme(scheme))
+	require.NoError(t, serve.AddToScheme(scheme))
 	c := &Client{fake.NewClientBuilder().WithScheme(scheme).WithObjects(append(objects, &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"},
 		Spec:       corev1.ServiceSpec{ClusterIPs: []string{"10.96.0.1"}, Ports: []corev1.ServicePort{{Name: "https", Port: 443}}},
-	})...).WithStatusSubresource(&v1alpha1.ShardingConfig{}, &v1alpha1.CircuitBreaker{}, &v1alpha1.FaultInjection{}).Build()}
+	})...).WithStatusSubresource(append(serve.Objects(), &v1alpha1.ShardingConfig{}, &v1alpha1.CircuitBreaker{}, &v1alpha1.FaultInjection{})...).Build()}
 	return &Env{Client: c, Cache: &Cache{Reader: c.WithWatch}, Recorder: events.NewFakeRecorder(100), Log: slog.New(slog.DiscardHandler), triggers: map[string]int{}}
 }
 

@@ -1,0 +1,112 @@
+package entry
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
+	"github.com/ctrlmesh/ctrlmesh/manager/inject"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/testenv"
+	"github.com/ctrlmesh/ctrlmesh/manager/origin"
+)
+
+func app(namespace, name string, selector *metav1.LabelSelector) *v1alpha1.ShardingConfig {
+	c := &v1alpha1.ShardingConfig{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(namespace + name)},
+		Spec:       v1alpha1.ShardingConfigSpec{Root: &v1alpha1.RootConfig{TargetSelector: selector}},
+	}
+	c.SetGroupVersionKind(origin.VirtualApp)
+	return c
+}
+
+var component = &metav1.LabelSelector{MatchLabels: map[string]string{"component": "op"}}
+
+func TestEntries(t *testing.T) {
+	state := &controllers.State{}
+	env := testenv.New(t, &admissionv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: inject.EntriesConfiguration}})
+	r := &Controller{Client: env.Client, Service: types.NamespacedName{Namespace: "mesh", Name: "webhook"}, CA: func() []byte { return []byte("ca") }, State: state}
+	written := func() []admissionv1.MutatingWebhook {
+		return testenv.Get(t, env, "", inject.EntriesConfiguration, &admissionv1.MutatingWebhookConfiguration{}).Webhooks
+	}
+	one := app("ns", "one", component)
+	native := app("ns", "native", component)
+	native.SetGroupVersionKind(origin.Native)
+	long := app("ns", strings.Repeat("a", 250), component)
+	listed := &controllers.Listed{Configs: []*v1alpha1.ShardingConfig{
+		one, native, app("ns", "none", nil), app("ns", "all", &metav1.LabelSelector{}), app("mesh", "own", component), long,
+		app("ns", "invalid", &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Like"}}}),
+	}}
+	state.Listed.Store(listed)
+	require.Zero(t, state.Admitted(one))
+	require.NoError(t, r.Reconcile(t.Context()))
+	require.Len(t, written(), 1, "only one of them names pods that are not the mesh's own")
+	w := written()[0]
+	require.Equal(t, "one.ns.virtualapps.ctrlmesh.kruise.io", w.Name)
+	require.Equal(t, component, w.ObjectSelector)
+	require.Equal(t, map[string]string{"kubernetes.io/metadata.name": "ns"}, w.NamespaceSelector.MatchLabels)
+	require.Equal(t, admissionv1.Fail, *w.FailurePolicy)
+	since := state.Admitted(one)
+	require.NotZero(t, since)
+
+	time.Sleep(time.Millisecond)
+	require.NoError(t, r.Reconcile(t.Context()))
+	require.Equal(t, since, state.Admitted(one), "the entry stays")
+
+	edited := testenv.Get(t, env, "", inject.EntriesConfiguration, &admissionv1.MutatingWebhookConfiguration{})
+	edited.Webhooks = nil
+	require.NoError(t, env.Client.Update(t.Context(), edited))
+	require.NoError(t, r.Reconcile(t.Context()))
+	require.Len(t, written(), 1)
+	require.True(t, state.Admitted(one).After(since), "pods may have been created meanwhile")
+
+	deleted := app("ns", "one", component)
+	deleted.DeletionTimestamp = new(metav1.Now())
+	state.Listed.Store(&controllers.Listed{Configs: []*v1alpha1.ShardingConfig{deleted}})
+	require.NoError(t, r.Reconcile(t.Context()))
+	require.Len(t, written(), 1, "its shards still act")
+	state.Listed.Store(&controllers.Listed{})
+	require.NoError(t, r.Reconcile(t.Context()))
+	require.Empty(t, written())
+	require.Zero(t, state.Admitted(one))
+}
+
+// One tenant must not keep the entries of the others from being stored.
+func TestEntriesFitOneObject(t *testing.T) {
+	service := types.NamespacedName{Namespace: "mesh", Name: "webhook"}
+	long := &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: metav1.LabelSelectorOpIn}}}
+	for i := range 30 {
+		long.MatchExpressions[0].Values = append(long.MatchExpressions[0].Values, fmt.Sprint(strings.Repeat("x", 60), i))
+	}
+	var configs []*v1alpha1.ShardingConfig
+	for i := range 1000 {
+		c := app("ns", fmt.Sprint("a", i), long)
+		c.CreationTimestamp = metav1.Unix(int64(2000-i), 0)
+		configs = append(configs, c)
+	}
+	entries, full := inject.Entries(configs, service, []byte("ca"))
+	require.NotEmpty(t, entries)
+	require.Len(t, full, len(configs)-len(entries))
+	stored := &admissionv1.MutatingWebhookConfiguration{Webhooks: entries}
+	require.Less(t, stored.Size(), 1200<<10)
+	require.Contains(t, full, "ns/a0", "the youngest")
+	require.NotContains(t, full, "ns/a999", "the oldest")
+}
+
+func TestMissingConfigurationIsReported(t *testing.T) {
+	state := &controllers.State{}
+	r := &Controller{Client: testenv.New(t).Client, CA: func() []byte { return nil }, State: state}
+	state.Listed.Store(&controllers.Listed{})
+	require.NoError(t, r.Reconcile(t.Context()))
+	one := app("ns", "one", component)
+	state.Listed.Store(&controllers.Listed{Configs: []*v1alpha1.ShardingConfig{one}})
+	require.ErrorContains(t, r.Reconcile(t.Context()), "apply the manifests of the mesh again")
+	require.Zero(t, state.Admitted(one))
+}

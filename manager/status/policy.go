@@ -1,0 +1,88 @@
+package status
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+)
+
+// PolicyInput is an object that several CircuitBreakers stand for.
+type PolicyInput struct {
+	Namespace  string
+	Generation int64
+	Before     v1alpha1.CircuitBreakerStatus
+	Breakers   []compile.Breaker
+	// Problem says why the object has no effect; nil if it has.
+	Problem *compile.Problem
+	// Problems are the parts that have no effect.
+	Problems []*compile.Problem
+	TrafficInput
+}
+
+// OfPolicy computes the status of an object that several CircuitBreakers stand for. The object
+// is in force in a pod if each of them is that selects the pod.
+func OfPolicy(p PolicyInput) v1alpha1.CircuitBreakerStatus {
+	before := p.Before
+	hash := sha256.New()
+	for _, b := range p.Breakers {
+		hash.Write([]byte(b.Hash))
+	}
+	all := compile.Ruling{Hash: hex.EncodeToString(hash.Sum(nil)[:8]), Problem: p.Problem, Problems: p.Problems}
+	known := byPod(before.TargetStatus)
+	var targets []target
+	for _, b := range p.Breakers {
+		b.Hash = all.Hash
+		if b.Problem != nil {
+			all.Problems = append(all.Problems, b.Problem)
+		}
+		all.Problems = append(all.Problems, b.Problems...)
+		for _, selected := range b.Targets {
+			targets = merge(targets, p.breakerTarget(b, selected, known, nil))
+		}
+	}
+	out := v1alpha1.CircuitBreakerStatus{
+		ObservedGeneration: p.Generation,
+		LastUpdatedTime:    before.LastUpdatedTime,
+		CurrentSpecHash:    all.Hash,
+		Conditions:         slices.Clone(before.Conditions),
+		Pods:               int32(len(targets)),
+	}
+	for _, t := range targets {
+		for _, l := range t.LimitingSnapshots {
+			out.Refused = plus(out.Refused, l.Refused)
+		}
+	}
+	out.PodsInForce, out.Opened = number(targets, target.applies), number(targets, target.opened)
+	ready(all, p.Namespace, targets, "in force").ready(&out.Conditions, p.Generation, p.Now)
+	out.TargetStatus = roomFor(targets, nil)
+	if !equality.Semantic.DeepEqual(before, out) {
+		out.LastUpdatedTime = seconds(p.Now)
+	}
+	return out
+}
+
+// merge adds what one CircuitBreaker does in a pod to what others do there.
+func merge(targets []target, t target) []target {
+	i := slices.IndexFunc(targets, func(o target) bool { return o.PodName == t.PodName })
+	if i < 0 {
+		return append(targets, t)
+	}
+	o := &targets[i]
+	o.LimitingSnapshots = append(o.LimitingSnapshots, t.LimitingSnapshots...)
+	o.inForce = o.inForce && t.inForce
+	if o.why == "" {
+		o.why, o.reason = t.why, t.reason
+	}
+	if o.Message == "" {
+		o.Message = t.Message
+	}
+	if t.ConfigHash == "" {
+		o.ConfigHash = ""
+	}
+	return targets
+}
