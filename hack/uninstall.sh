@@ -5,7 +5,10 @@ cd "$(dirname "$0")/.."
 # shellcheck source=progress.sh
 . hack/progress.sh
 if kubectl get crd shardingconfigs.ctrlmesh.kusionstack.io >/dev/null 2>&1; then
-  progress "deleting the configurations" kubectl delete shardingconfigs -A --all --timeout=300s
+  progress "deleting the configurations" kubectl delete shardingconfigs.ctrlmesh.kusionstack.io -A --all --timeout=300s
+fi
+if kubectl get crd virtualapps.ctrlmesh.kruise.io >/dev/null 2>&1; then
+  progress "deleting objects of the dialects" kubectl delete virtualapps,shardingconfigs.kridge.kusionstack.io -A --all --timeout=300s
 fi
 kubectl apply -k deploy/cleanup >/dev/null
 progress "cleaning the nodes" kubectl -n ctrlmesh-system rollout status daemonset/ctrlmesh-agent --timeout=120s
