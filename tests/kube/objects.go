@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -16,6 +18,16 @@ func (c *Cluster) CreateAll(ctx context.Context, objects ...client.Object) error
 		}
 	}
 	return nil
+}
+
+// OwnedBy returns the owner references of a cluster-wide object that is deleted with a
+// namespace.
+func (c *Cluster) OwnedBy(ctx context.Context, namespace string) ([]metav1.OwnerReference, error) {
+	var ns corev1.Namespace
+	if err := c.Get(ctx, client.ObjectKey{Name: namespace}, &ns); err != nil {
+		return nil, fmt.Errorf("reading namespace %s: %w", namespace, err)
+	}
+	return []metav1.OwnerReference{{APIVersion: "v1", Kind: "Namespace", Name: ns.Name, UID: ns.UID}}, nil
 }
 
 // Empty returns an error unless a list, read with err, is empty. Use it in [Until].

@@ -9,6 +9,8 @@ image() { progress "packing $1" tests/cluster/image.sh "localhost/ctrlmesh/$1:de
 image tally
 image sloppy
 image keeper
+image reviewer
+image candidate
 applets=()
 for a in $(busybox --list); do [ "$a" = busybox ] || applets+=("bin/$a@busybox"); done
 shell=("$(command -v busybox)=/bin/busybox" "${applets[@]}")

@@ -54,6 +54,9 @@ func run(ctx context.Context, opts options) (bool, error) {
 	}
 	var results []*trial.Result
 	for _, o := range operators {
+		if err := ctx.Err(); err != nil {
+			return false, err
+		}
 		if r := try(ctx, c, o, plan, opts.build); r != nil {
 			results = append(results, r)
 		}
@@ -61,7 +64,7 @@ func run(ctx context.Context, opts options) (bool, error) {
 	if opts.build {
 		return len(results) == 0, nil
 	}
-	if opts.page != "" {
+	if opts.page != "" && ctx.Err() == nil {
 		if err := writePage(c, opts.page); err != nil {
 			return false, err
 		}
@@ -92,6 +95,9 @@ func try(ctx context.Context, c *kube.Cluster, o *trial.Operator, plan trial.Pla
 		plan.Say("  ! %v", err)
 	}
 	plan.Say("%s", r)
+	if ctx.Err() != nil { // it shows nothing about the operator
+		return r
+	}
 	if err := r.Save(c); err != nil {
 		plan.Say("  ! %v", err)
 	}

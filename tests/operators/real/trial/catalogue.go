@@ -136,11 +136,12 @@ func clusterAPI() *Operator {
 		Lock: &Lock{Name: "controller-leader-election-capi"},
 		Divided: []meshv1alpha1.ResourceGroup{
 			resources("cluster.x-k8s.io", "clusters", "machines", "machinesets", "machinedeployments", "machinepools", "machinehealthchecks"),
-			resources("infrastructure.example.com", "trialmachines", "trialmachinetemplates"),
+			resources("infrastructure.example.com", "trialclusters", "trialmachines", "trialmachinetemplates"),
 			resources("", "secrets"),
 		},
-		Note:        "none; its webhooks are not registered",
+		Note:        "none; reviews of its webhooks reach the shard of their namespace",
 		Certificate: "/tmp/k8s-webhook-server/serving-certs",
+		Webhooks:    "core/config/webhook/manifests.yaml",
 		CRDs:        []string{"core/config/crd/bases/*.yaml"},
 		Probe:       httpProbe("/readyz", 9440),
 		Workload: Workload{
@@ -150,7 +151,7 @@ func clusterAPI() *Operator {
 			Patches: []string{`{"spec":{"replicas":2}}`, `{"spec":{"replicas":3}}`, `{"spec":{"replicas":1}}`},
 			Compared: slices.Concat(
 				kinds("cluster.x-k8s.io", "v1beta2", "Cluster", "MachineDeployment", "MachineSet", "Machine"),
-				kinds("infrastructure.example.com", "v1", "TrialMachine", "TrialMachineTemplate"),
+				kinds("infrastructure.example.com", "v1", "TrialCluster", "TrialMachine", "TrialMachineTemplate"),
 			),
 			// Which one it is depends on how often the leader has tried to connect.
 			Elapsed: []string{"Remote connection not established yet", "Remote connection probe failed"},

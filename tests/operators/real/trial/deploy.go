@@ -71,12 +71,15 @@ func (t *trial) deploy(ctx context.Context) error {
 	if err := t.CreateAll(ctx, objects...); err != nil {
 		return fmt.Errorf("deploying the operator: %w", err)
 	}
-	return t.until(ctx, "the operator to run", t.rolledOut)
+	if err := t.until(ctx, "the operator to run", t.rolledOut); err != nil {
+		return err
+	}
+	return t.applyWebhooks(ctx, certificate.Data[corev1.TLSCertKey], owned)
 }
 
 // certificate returns a Secret with a self-signed serving certificate.
 func (t *trial) certificate() (*corev1.Secret, error) {
-	crt, key, err := cert.GenerateSelfSignedCertKey(t.Name, nil, nil)
+	crt, key, err := cert.GenerateSelfSignedCertKey(t.webhookName(), nil, nil)
 	if err != nil {
 		return nil, fmt.Errorf("making a serving certificate: %w", err)
 	}

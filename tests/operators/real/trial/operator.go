@@ -52,6 +52,9 @@ type Operator struct {
 	// Certificate is where a self-signed serving certificate is mounted, if the operator
 	// requires one.
 	Certificate string
+	// Webhooks is the file of the operator's webhook configurations, below the folder of its
+	// module; empty if none are registered.
+	Webhooks string
 	// Controllers are those that the cluster's own controller manager must not run
 	// meanwhile.
 	Controllers []string

@@ -22,7 +22,8 @@ type Result struct {
 	Divided            bool
 	Violations
 	Writes, OutsideWrites int
-	AdoptionGapP99        int64 // ms
+	Reviews               map[string]int // by the agents' decision; empty without webhooks
+	AdoptionGapP99        int64          // ms
 	Took                  time.Duration
 	Problem               string
 }
@@ -60,6 +61,9 @@ func (r *Result) String() string {
 	line := fmt.Sprintf("%s %s: divided=%t method=%s writes=%d outside=%d two_owners=%d unreconciled=%d silent_stops=%d adoption_gap_p99_ms=%d differences=%d (%v)",
 		r.Operator, r.Version, r.Divided, r.Method, r.Writes, r.OutsideWrites, r.TwoOwners, r.Unreconciled, r.SilentStops,
 		r.AdoptionGapP99, r.Differences, r.Took.Round(time.Second))
+	if len(r.Reviews) > 0 {
+		line += fmt.Sprintf(" reviews_local=%d forwarded=%d unreachable=%d", r.Reviews["local"], r.Reviews["forwarded"], r.Reviews["unreachable"])
+	}
 	if r.Problem != "" {
 		line += ": " + strings.ReplaceAll(r.Problem, "\n", "; ")
 	}

@@ -47,6 +47,9 @@ func (t *trial) steps(ctx context.Context, c *churn, result *Result) error {
 			return fmt.Errorf("after a leader was killed: %w", err)
 		}
 	}
+	if err := t.reviewed(ctx, result); err != nil {
+		return err
+	}
 	c.enter(phaseRemoval)
 	t.say("  removed from the mesh")
 	return failure.Wrap(t.unadopt(ctx, c), "removal")
@@ -91,6 +94,9 @@ func (t *trial) newRoot(size int32) *meshv1alpha1.ShardingConfig {
 		spec.Controller = &meshv1alpha1.ControllerConfig{LeaderElectionName: t.Lock.Name}
 	default:
 		spec.Controller = &meshv1alpha1.ControllerConfig{Locks: []meshv1alpha1.LockReference{{Namespace: t.Lock.Namespace, Name: t.Lock.Name}}}
+	}
+	if t.Webhooks != "" {
+		spec.Webhook = &meshv1alpha1.WebhookConfig{CertDir: t.Certificate, Port: webhookPort}
 	}
 	return &meshv1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: t.home, Name: rootName}, Spec: spec}
 }
