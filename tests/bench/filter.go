@@ -48,13 +48,9 @@ func runFilter(ctx context.Context, o options, token, dir string) error {
 	if err != nil {
 		return err
 	}
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
 	var all []*subject
 	for _, f := range filters {
-		pid, addr, err := start(ctx, append([]string{self}, append(o.forProxy("mesh"), "-owns", strings.Join(f.owns.Strings(), ";"))...))
+		pid, addr, err := start(ctx, append(o.forProxy("mesh"), "-owns", strings.Join(f.owns.Strings(), ";")))
 		if err != nil {
 			return fmt.Errorf("starting a proxy: %w", err)
 		}

@@ -4,8 +4,11 @@
 //
 //	bench run       measures and prints the tables
 //	bench filter    compares lists that ctrlmesh filters with those that it passes
+//	bench reviews   compares admission reviews that ctrlmesh routes with those sent directly
 //	bench plain     runs the ReverseProxy
 //	bench mesh      runs ctrlmesh
+//	bench router    runs ctrlmesh for the webhooks of two pods
+//	bench webhook   runs a webhook
 //	bench informer  runs a client in a pod: an informer of ConfigMaps
 //	bench watcher   runs a client in a pod: one watch of ConfigMaps
 //
@@ -26,13 +29,14 @@ import (
 
 func main() {
 	if len(os.Args) < 2 {
-		fmt.Fprintln(os.Stderr, "usage: bench run|filter|plain|mesh|informer|watcher [flags]")
+		fmt.Fprintln(os.Stderr, "usage: bench run|filter|reviews|plain|mesh|router|webhook|informer|watcher [flags]")
 		os.Exit(2)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	commands := map[string]func(context.Context, options) error{
-		"run": bounded(run), "filter": bounded(runFilter), "plain": servePlain, "mesh": serveMesh, "informer": runInformer, "watcher": runWatcher,
+		"run": bounded(run), "filter": bounded(runFilter), "reviews": inDirectory(runReviews),
+		"plain": servePlain, "mesh": serveMesh, "router": serveRouter, "webhook": serveWebhook, "informer": runInformer, "watcher": runWatcher,
 	}
 	name, command := os.Args[1], commands[os.Args[1]]
 	if command == nil {
@@ -54,6 +58,7 @@ type options struct {
 	api, ca, namespace string // the real apiserver and where the objects are
 	cert               string // certificate and key that a proxy serves with
 	owns               string // parts of a scope, for ctrlmesh
+	webhooks           string // host:port of two webhooks, for ctrlmesh
 	rows, subjects     string
 	rounds             int
 	haproxyUpstream    string // h2 or http/1.1
@@ -66,6 +71,7 @@ func (o *options) define(fs *flag.FlagSet) {
 	fs.StringVar(&o.namespace, "namespace", os.Getenv("POD_NAMESPACE"), "namespace of the objects")
 	fs.StringVar(&o.cert, "cert", "", "file with a proxy's certificate and key")
 	fs.StringVar(&o.owns, "owns", "", "what ctrlmesh's shard owns, by namespace, as parts of a scope between semicolons; lists are filtered then")
+	fs.StringVar(&o.webhooks, "webhooks", "", "host:port of the webhooks of two pods, with a comma between, whose reviews ctrlmesh routes")
 	fs.StringVar(&o.rows, "rows", "", "measure only rows that match this regular expression")
 	fs.StringVar(&o.subjects, "subjects", "", "measure only subjects that match this regular expression")
 	fs.IntVar(&o.rounds, "rounds", 18, "rounds; the result is their median")
@@ -73,13 +79,13 @@ func (o *options) define(fs *flag.FlagSet) {
 	fs.StringVar(&o.profiles, "profiles", "", "existing directory for CPU profiles of the Go proxies")
 }
 
-// forProxy returns the arguments of a proxy's command.
+// forProxy returns how to run this program as a proxy.
 func (o *options) forProxy(command string) []string {
-	return []string{command, "-api", o.api, "-ca", o.ca, "-namespace", o.namespace, "-cert", o.cert, "-profiles", o.profiles}
+	return []string{"/proc/self/exe", command, "-api", o.api, "-ca", o.ca, "-namespace", o.namespace, "-cert", o.cert, "-profiles", o.profiles}
 }
 
 func (o *options) profiled(name string, f func() error) error {
-	if o.profiles == "" || name == "run" || name == "filter" {
+	if o.profiles == "" || name == "run" || name == "filter" || name == "reviews" {
 		return f()
 	}
 	out, err := os.Create(o.profiles + "/" + name + ".pprof")

@@ -27,14 +27,7 @@ func serveMesh(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	server, err := proxy.New(proxy.Config{
-		Leaf:       func() (*tls.Certificate, error) { return &leaf, nil },
-		Logger:     slog.New(slog.NewJSONHandler(os.Stderr, nil)), // at info
-		Registerer: registry,
-		Node:       "bench",
-	})
+	server, err := newProxy(&leaf)
 	if err != nil {
 		return err
 	}
@@ -61,6 +54,18 @@ func serveMesh(ctx context.Context, o options) error {
 		_ = pod.Shutdown(now)
 	})
 	return pod.Serve(l)
+}
+
+// newProxy returns a proxy with what an agent gives it.
+func newProxy(leaf *tls.Certificate) (*proxy.Server, error) {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return proxy.New(proxy.Config{
+		Leaf:       func() (*tls.Certificate, error) { return leaf, nil },
+		Logger:     slog.New(slog.NewJSONHandler(os.Stderr, nil)), // at info
+		Registerer: registry,
+		Node:       "bench",
+	})
 }
 
 func policy(namespace string) *meshv1.PodPolicy {

@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// report prints two tables: the results, and the ratios of ctrlmesh to the others. A ratio
-// above one is in ctrlmesh's favour.
-func report(w io.Writer, rows []row, subjects []*subject, results map[string]map[string][]sample) {
+// report prints a table of the results, and one of the ratios of ctrlmesh to each of some
+// subjects. A ratio above one is in ctrlmesh's favour.
+func report(w io.Writer, rows []row, subjects []*subject, results map[string]map[string][]sample, beside ...string) {
 	p := func(format string, args ...any) { _, _ = fmt.Fprintf(w, format, args...) }
 	p("\n| row | subject | throughput | of direct | p50 ms | p99 ms | proxy CPU | RSS MB |\n|---|---|--:|--:|--:|--:|--:|--:|\n")
 	for _, r := range rows {
@@ -23,12 +23,16 @@ func report(w io.Writer, rows []row, subjects []*subject, results map[string]map
 			name = ""
 		}
 	}
-	for _, other := range []string{plain, haproxy} {
-		p("\n| ctrlmesh beside %s | throughput | p50 | p99 | CPU |\n|---|--:|--:|--:|--:|\n", other)
+	for _, name := range beside {
+		p("\n| ctrlmesh beside %s | throughput | p50 | p99 | CPU |\n|---|--:|--:|--:|--:|\n", name)
 		for _, r := range rows {
-			mesh, other := results[r.name][ctrlmesh], results[r.name][other]
+			mesh, other := results[r.name][ctrlmesh], results[r.name][name]
+			cpu := "-"
+			if name != direct {
+				cpu = times(cpuEach, other, mesh)
+			}
 			p("| %s | %s | %s | %s | %s |\n", r.name, times(perSecond, mesh, other),
-				times(percentile(50), other, mesh), times(percentile(99), other, mesh), times(cpuEach, other, mesh))
+				times(percentile(50), other, mesh), times(percentile(99), other, mesh), cpu)
 		}
 	}
 }

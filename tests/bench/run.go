@@ -25,20 +25,27 @@ const longest = 10 * time.Minute
 // proxies that it started. The command gets the token of a service account, from standard
 // input, and a directory of its own.
 func bounded(command func(ctx context.Context, o options, token, dir string) error) func(context.Context, options) error {
-	return func(ctx context.Context, o options) error {
-		defer running.Wait()
-		ctx, cancel := context.WithTimeout(ctx, longest)
-		defer cancel()
+	return inDirectory(func(ctx context.Context, o options, dir string) error {
 		token, err := io.ReadAll(os.Stdin)
 		if err != nil || len(token) == 0 {
 			return errors.New("no token on standard input")
 		}
+		return command(ctx, o, strings.TrimSpace(string(token)), dir)
+	})
+}
+
+// inDirectory is bounded for a command that needs no token.
+func inDirectory(command func(ctx context.Context, o options, dir string) error) func(context.Context, options) error {
+	return func(ctx context.Context, o options) error {
+		defer running.Wait()
+		ctx, cancel := context.WithTimeout(ctx, longest)
+		defer cancel()
 		dir, err := os.MkdirTemp("", "ctrlmesh-bench-")
 		if err != nil {
 			return err
 		}
 		defer func() { _ = os.RemoveAll(dir) }()
-		return command(ctx, o, strings.TrimSpace(string(token)), dir)
+		return command(ctx, o, dir)
 	}
 }
 
@@ -71,7 +78,7 @@ func run(ctx context.Context, o options, token, dir string) error {
 	if err != nil {
 		return err
 	}
-	report(os.Stdout, wanted, all, results)
+	report(os.Stdout, wanted, all, results, plain, haproxy)
 	return nil
 }
 

@@ -48,18 +48,14 @@ func subjects(ctx context.Context, o options, token, dir string) ([]*subject, er
 	if err := os.WriteFile(config, []byte(haproxyConfig(o, o.haproxyUpstream)), 0o600); err != nil {
 		return nil, err
 	}
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
 	all := []*subject{{name: direct, clients: newClients(o.api, ca, token)}}
 	for _, p := range []struct {
 		name    string
 		command []string
 	}{
-		{plain, append([]string{self}, o.forProxy("plain")...)},
+		{plain, o.forProxy("plain")},
 		{haproxy, []string{"haproxy", "-q", "-db", "-f", config}},
-		{ctrlmesh, append([]string{self}, o.forProxy("mesh")...)},
+		{ctrlmesh, o.forProxy("mesh")},
 	} {
 		pid, addr, err := start(ctx, p.command)
 		if err != nil {

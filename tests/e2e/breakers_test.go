@@ -271,7 +271,7 @@ httpFault:
 	create(t, missed)
 	counted := map[string]string{"namespace": ns, "faultinjection": "forgetful"}
 	until(t, "the event to be dropped", func(context.Context) error {
-		return orElse(sum(scrapeAgent(t, pod.Spec.NodeName), "ctrlmesh_faults_injected_total", counted) > 0, "it is not")
+		return orElse(kube.Total(scrapeAgent(t, pod.Spec.NodeName)["ctrlmesh_faults_injected_total"], counted) > 0, "it is not")
 	})
 	require.NotContains(t, i.store.ListKeys(), ns+"/missed")
 	return i, missed

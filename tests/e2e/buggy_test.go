@@ -15,6 +15,7 @@ import (
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/audit"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 	"github.com/ctrlmesh/ctrlmesh/tests/operators/sloppy/check"
 )
 
@@ -69,7 +70,7 @@ func testSloppy(t *testing.T, bug, rule string) {
 	}
 	if f != nil {
 		until(t, "the fault", func(context.Context) error {
-			n := sum(scrapeAgent(t, s.pod.Spec.NodeName), "ctrlmesh_faults_injected_total", map[string]string{"namespace": s.ns})
+			n := kube.Total(scrapeAgent(t, s.pod.Spec.NodeName)["ctrlmesh_faults_injected_total"], map[string]string{"namespace": s.ns})
 			return orElse(n > 0, "it is not injected")
 		})
 		s.round(t)

@@ -235,7 +235,7 @@ rateLimitings:
 // redirected returns how many connections and requests of a pod to other hosts had a verdict.
 func redirected(t *testing.T, pod *corev1.Pod, verdict string) float64 {
 	t.Helper()
-	return sum(scrapeAgent(t, pod.Spec.NodeName), "ctrlmesh_egress_requests_total", map[string]string{"namespace": pod.Namespace, "verdict": verdict})
+	return kube.Total(scrapeAgent(t, pod.Spec.NodeName)["ctrlmesh_egress_requests_total"], map[string]string{"namespace": pod.Namespace, "verdict": verdict})
 }
 
 func (s *egressTest) byServerName(t *testing.T) {

@@ -2,9 +2,11 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -36,6 +39,23 @@ func TestFailoverDoesNotWaitForLeaseExpiry(t *testing.T) {
 	create(t, &tallyv1.Tally{ObjectMeta: metav1.ObjectMeta{Namespace: owned, Name: "t"}})
 	shard, members := membersOf(t, ns, working(t, owned, "hello")[0])
 
+	awaitKnowing(t)
+	for i := range 3 {
+		lock := lockOnce(t, ns, shard, renewed)
+		before, runsOut := holder(lock), lock.Spec.RenewTime.Add(time.Duration(*lock.Spec.LeaseDurationSeconds)*time.Second)
+		pod := ready(t, ns, leaderPod(lock))
+		killed := time.Now()
+		killOperator(t, pod, "tally")
+		lock = lockOnce(t, ns, shard, func(l *coordinationv1.Lease) bool { return holder(l) != "" && holder(l) != before })
+		t.Logf("%s follows %s after %v", holder(lock), before, time.Since(killed).Round(time.Millisecond))
+		require.True(t, lock.Spec.AcquireTime.Time.Before(runsOut), "it is acquired before it expires: %+v", lock.Spec)
+		require.Subset(t, members, working(t, owned, fmt.Sprintf("after %d", i)))
+	}
+}
+
+// awaitKnowing waits until the agents have seen all requests in flight.
+func awaitKnowing(t *testing.T) {
+	t.Helper()
 	until(t, "agents that have seen all requests in flight", func(context.Context) error {
 		for node, agent := range agents(t) {
 			if s := agent.Status.ContainerStatuses[0].State.Running; s == nil || time.Since(s.StartedAt.Time) < knowing {
@@ -44,16 +64,77 @@ func TestFailoverDoesNotWaitForLeaseExpiry(t *testing.T) {
 		}
 		return nil
 	})
-	for i := range 3 {
-		lock := lockOnce(t, ns, shard, renewed)
-		before, runsOut := holder(lock), lock.Spec.RenewTime.Add(time.Duration(*lock.Spec.LeaseDurationSeconds)*time.Second)
-		pod := ready(t, ns, leaderPod(lock))
-		killed := time.Now()
-		killOperator(t, pod)
-		lock = lockOnce(t, ns, shard, func(l *coordinationv1.Lease) bool { return holder(l) != "" && holder(l) != before })
-		t.Logf("%s follows %s after %v", holder(lock), before, time.Since(killed).Round(time.Millisecond))
-		require.True(t, lock.Spec.AcquireTime.Time.Before(runsOut), "it is acquired before it expires: %+v", lock.Spec)
-		require.Subset(t, members, working(t, owned, fmt.Sprintf("after %d", i)))
+}
+
+// Clients before client-go 0.24 elect by ConfigMaps and Endpoints, alone or with a Lease.
+func TestFailoverOfOldLocks(t *testing.T) {
+	awaitKnowing(t)
+	for _, kind := range []string{"configmaps", "endpoints", "configmapsleases", "endpointsleases"} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			testFailoverOfOldLock(t, kind)
+		})
+	}
+}
+
+func testFailoverOfOldLock(t *testing.T, kind string) {
+	ns := namespace(t, "failover")
+	probeRights(t, ns)
+	config := shard(ns, "s", []string{"a", "b"}, []string{ns}, "services")
+	config.Spec.Controller = &meshv1alpha1.ControllerConfig{LeaderElectionName: "candidate"}
+	create(t, config, candidate(ns, "a", kind), candidate(ns, "b", kind))
+	settled(t, ns, "s", 2)
+
+	key := client.ObjectKey{Namespace: ns, Name: "candidate---s"}
+	first := oldLockOnce(t, kind, key, func(r *resourcelock.LeaderElectionRecord) bool { return r.HolderIdentity != "" })
+	before := oldLockOnce(t, kind, key, func(r *resourcelock.LeaderElectionRecord) bool { // it was just renewed
+		return !r.RenewTime.Equal(&first.RenewTime)
+	})
+	pod, _, _ := strings.Cut(before.HolderIdentity, "_")
+	killed := time.Now()
+	killOperator(t, ready(t, ns, pod), "candidate")
+	after := oldLockOnce(t, kind, key, func(r *resourcelock.LeaderElectionRecord) bool {
+		return r.HolderIdentity != "" && r.HolderIdentity != before.HolderIdentity
+	})
+	t.Logf("%s follows %s after %v", after.HolderIdentity, before.HolderIdentity, time.Since(killed).Round(time.Millisecond))
+	runsOut := before.RenewTime.Add(time.Duration(before.LeaseDurationSeconds) * time.Second)
+	require.True(t, after.AcquireTime.Time.Before(runsOut), "it is acquired before it expires: %+v, %+v", before, after)
+}
+
+// candidate returns a pod that takes part in an election by a kind of lock.
+func candidate(namespace, name, kind string) *corev1.Pod {
+	pod := probe(namespace, name, true)
+	pod.Spec.Containers[0].Image = "localhost/ctrlmesh/candidate:dev"
+	pod.Spec.Containers[0].Args = []string{"-lock-kind=" + kind}
+	pod.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "POD_NAMESPACE", Value: namespace}}
+	return pod
+}
+
+// oldLockOnce waits until the record in a ConfigMap or Endpoints satisfies ok, and returns it.
+func oldLockOnce(t *testing.T, kind string, key client.ObjectKey, ok func(*resourcelock.LeaderElectionRecord) bool) (record resourcelock.LeaderElectionRecord) {
+	t.Helper()
+	var object client.Object = &corev1.ConfigMap{}
+	if strings.HasPrefix(kind, "endpoints") {
+		object = &corev1.Endpoints{} //nolint:staticcheck // operators of old elect by them
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := cluster.Get(ctx, key, object)
+		if err == nil {
+			record = resourcelock.LeaderElectionRecord{}
+			err = json.Unmarshal([]byte(object.GetAnnotations()[resourcelock.LeaderElectionRecordAnnotationKey]), &record)
+		}
+		if err == nil && ok(&record) {
+			return record
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("the lock is not as required: %+v (%v)", record, err)
+		case <-tick.C:
+		}
 	}
 }
 
@@ -182,9 +263,9 @@ func renewed(l *coordinationv1.Lease) bool {
 
 // killOperator kills the operator's process in a pod, as the kernel does when it is out of
 // memory.
-func killOperator(t *testing.T, pod *corev1.Pod) {
+func killOperator(t *testing.T, pod *corev1.Pod, program string) {
 	t.Helper()
-	const kill = `for p in $(pidof tally); do grep -qs "pod$1" "/proc/$p/cgroup" && exec kill -KILL "$p"; done; exit 1`
-	_, err := cluster.NodeExec(t.Context(), pod.Spec.NodeName, "bash", "-c", kill, "bash", string(pod.UID))
+	const kill = `for p in $(pidof "$2"); do grep -qs "pod$1" "/proc/$p/cgroup" && exec kill -KILL "$p"; done; exit 1`
+	_, err := cluster.NodeExec(t.Context(), pod.Spec.NodeName, "bash", "-c", kill, "bash", string(pod.UID), program)
 	require.NoError(t, err)
 }

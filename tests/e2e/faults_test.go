@@ -276,7 +276,7 @@ func (s *faultTest) accessLine(t *testing.T) {
 	})
 	families := scrapeAgent(t, s.pod.Spec.NodeName)
 	for _, rule := range []string{"conflict", "delay", "reset", "reset-after", "truncate", "slow", "stale", "half"} {
-		require.Positive(t, sum(families, "ctrlmesh_faults_injected_total", map[string]string{"namespace": s.ns, "faultinjection": "faults", "rule": rule}), rule)
+		require.Positive(t, kube.Total(families["ctrlmesh_faults_injected_total"], map[string]string{"namespace": s.ns, "faultinjection": "faults", "rule": rule}), rule)
 	}
 }
 

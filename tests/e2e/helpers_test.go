@@ -65,16 +65,14 @@ func create(t *testing.T, objects ...client.Object) {
 // mesh can refuse a probe's request.
 func probeRights(t *testing.T, namespace string) {
 	t.Helper()
-	var ns corev1.Namespace
-	require.NoError(t, cluster.Get(t.Context(), client.ObjectKey{Name: namespace}, &ns))
+	owners, err := cluster.OwnedBy(t.Context(), namespace)
+	require.NoError(t, err)
 	create(t,
 		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: probeAccount}},
 		&rbacv1.ClusterRoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: namespace, OwnerReferences: []metav1.OwnerReference{ // it is deleted with the namespace
-				{APIVersion: "v1", Kind: "Namespace", Name: ns.Name, UID: ns.UID},
-			}},
-			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
-			Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: probeAccount}},
+			ObjectMeta: metav1.ObjectMeta{Name: namespace, OwnerReferences: owners},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
+			Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: probeAccount}},
 		})
 }
 

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
 // isolation is a root whose canary owns one namespace. The other shard owns all others.
@@ -152,7 +153,7 @@ func (i isolation) testReadsOwn(t *testing.T) {
 // testDryRun turns enforcement off and on again.
 func (i isolation) testDryRun(t *testing.T) {
 	counted := func(action string) float64 {
-		return sum(scrapeAgent(t, i.pod.Spec.NodeName), "ctrlmesh_dry_run_requests_total", map[string]string{"namespace": i.home, "action": action})
+		return kube.Total(scrapeAgent(t, i.pod.Spec.NodeName)["ctrlmesh_dry_run_requests_total"], map[string]string{"namespace": i.home, "action": action})
 	}
 	dryRun := func(on bool) {
 		c := i.config(t)

@@ -14,8 +14,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	kridgev1alpha1 "github.com/ctrlmesh/ctrlmesh/api/kridge/v1alpha1"
+	kruisev1alpha1 "github.com/ctrlmesh/ctrlmesh/api/kruise/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
+	"github.com/ctrlmesh/ctrlmesh/tests/reviews"
 )
 
 // cluster is the cluster under test, as its administrator sees it.
@@ -30,7 +33,7 @@ func TestMain(m *testing.M) {
 }
 
 func setUp() (err error) {
-	if cluster, err = kube.Connect(tallyv1.AddToScheme); err != nil {
+	if cluster, err = kube.Connect(tallyv1.AddToScheme, kridgev1alpha1.AddToScheme, kruisev1alpha1.AddToScheme, reviews.AddToScheme); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)

@@ -1,15 +1,12 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"net/http"
 	"testing"
 
 	dto "github.com/prometheus/client_model/go"
-	"github.com/prometheus/common/expfmt"
-	"github.com/prometheus/common/model"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
@@ -22,12 +19,7 @@ import (
 func scrape(t *testing.T, pod *corev1.Pod) map[string]*dto.MetricFamily {
 	t.Helper()
 	require.NotNil(t, pod)
-	require.Equal(t, "true", pod.Annotations["prometheus.io/scrape"])
-	body, err := cluster.Clientset.CoreV1().Pods(pod.Namespace).
-		ProxyGet("http", pod.Name, pod.Annotations["prometheus.io/port"], "/metrics", nil).DoRaw(t.Context())
-	require.NoError(t, err)
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(bytes.NewReader(body))
+	families, err := cluster.Scrape(t.Context(), pod)
 	require.NoError(t, err)
 	return families
 }
@@ -44,23 +36,6 @@ func scrapeAgent(t *testing.T, node string) map[string]*dto.MetricFamily {
 	return scrape(t, agent)
 }
 
-// sum adds up the series of a counter or gauge that have the given labels.
-func sum(families map[string]*dto.MetricFamily, name string, labels map[string]string) float64 {
-	total := 0.0
-	for _, series := range families[name].GetMetric() {
-		matching := 0
-		for _, l := range series.GetLabel() {
-			if value, ok := labels[l.GetName()]; ok && value == l.GetValue() {
-				matching++
-			}
-		}
-		if matching == len(labels) {
-			total += series.GetCounter().GetValue() + series.GetGauge().GetValue() + float64(series.GetHistogram().GetSampleCount())
-		}
-	}
-	return total
-}
-
 // The agent counts a member's requests, and the managers what they do.
 func (m *members) testMetrics(t *testing.T) {
 	const shard, requests = 0, 5
@@ -68,23 +43,23 @@ func (m *members) testMetrics(t *testing.T) {
 	series := map[string]string{
 		"namespace": m.home, "workload": workload, "shard": m.shard(shard), "verb": "list", "resource": "configmaps", "code": "200",
 	}
-	before := sum(scrapeAgent(t, node), "ctrlmesh_requests_total", series)
+	before := kube.Total(scrapeAgent(t, node)["ctrlmesh_requests_total"], series)
 	for range requests {
 		ask(t, m.pods[shard], nil, http.MethodGet, "/api/v1/configmaps?limit=1")
 	}
 	var after map[string]*dto.MetricFamily
 	until(t, "the requests to be counted", func(context.Context) error { // requests are counted when they end
 		after = scrapeAgent(t, node)
-		n := sum(after, "ctrlmesh_requests_total", series) - before
+		n := kube.Total(after["ctrlmesh_requests_total"], series) - before
 		return orElse(n >= requests, fmt.Sprint(n, " are"))
 	})
-	assert.InDelta(t, before+requests, sum(after, "ctrlmesh_requests_total", series), 0)
+	assert.InDelta(t, before+requests, kube.Total(after["ctrlmesh_requests_total"], series), 0)
 	owner := map[string]string{"namespace": m.home, "shard": m.shard(shard)}
 	for _, name := range []string{"ctrlmesh_added_latency_seconds", "ctrlmesh_response_bytes_total"} {
-		assert.Positive(t, sum(after, name, owner), name)
+		assert.Positive(t, kube.Total(after[name], owner), name)
 	}
-	assert.Zero(t, sum(after, "ctrlmesh_panics_total", nil))
-	assert.Positive(t, sum(after, "ctrlmesh_captured_pods", nil)-sum(after, "ctrlmesh_captured_pods", map[string]string{"mode": "none"}))
+	assert.Zero(t, kube.Total(after["ctrlmesh_panics_total"], nil))
+	assert.Positive(t, kube.Total(after["ctrlmesh_captured_pods"], nil)-kube.Total(after["ctrlmesh_captured_pods"], map[string]string{"mode": "none"}))
 
 	// The managers' leader reports agents and policies.
 	var pods corev1.PodList
@@ -96,7 +71,7 @@ func (m *members) testMetrics(t *testing.T) {
 		for _, name := range []string{
 			"ctrlmesh_manager_agents_connected", "ctrlmesh_policies", "ctrlmesh_stamped_objects_total", "ctrlmesh_mesh_ca_expiry_timestamp_seconds",
 		} {
-			total[name] += sum(families, name, nil)
+			total[name] += kube.Total(families[name], nil)
 		}
 	}
 	assert.InDelta(t, len(agents(t)), total["ctrlmesh_manager_agents_connected"], 0)

@@ -187,7 +187,7 @@ func (o *operatorTest) ownLocks(t *testing.T) {
 		})
 		holders := 0.0
 		for _, node := range nodes(t) {
-			holders += sum(scrapeAgent(t, node), "ctrlmesh_lock_holder", map[string]string{"namespace": o.op.namespace, "shard": s.name})
+			holders += kube.Total(scrapeAgent(t, node)["ctrlmesh_lock_holder"], map[string]string{"namespace": o.op.namespace, "shard": s.name})
 		}
 		require.InDelta(t, 1, holders, 0, "by the metrics")
 	}

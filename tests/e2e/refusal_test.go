@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"context"
 	"maps"
 	"os"
 	"path/filepath"
@@ -118,16 +117,6 @@ func apply(t *testing.T, namespace, name string, oldnew ...string) error {
 	require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
 	_, err := cluster.Kubectl(t.Context(), "apply", "-f", file)
 	return err
-}
-
-// A manifest written for KusionStack's controller mesh is accepted unchanged.
-func TestSeedIsAccepted(t *testing.T) {
-	require.NoError(t, cluster.ApplyPath(t.Context(), "tests/operators/tally/deploy/namespace.yaml")) // operator-demo, which it names
-	c := &meshv1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "operator-demo", Name: "sharding-demo"}}
-	t.Cleanup(func() { require.NoError(t, client.IgnoreNotFound(cluster.Delete(context.Background(), c))) })
-	_, err := cluster.Kubectl(t.Context(), "apply", "-f", "testdata/ctrlmesh-shardingconfig.yaml")
-	require.NoError(t, err)
-	settled(t, c.Namespace, c.Name, 0)
 }
 
 // Pods that cannot be captured, or not from their start, are refused.

@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -23,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -59,6 +61,11 @@ func TestManagerWritesOnlyItsObjects(t *testing.T) {
 	object := func() *corev1.ConfigMap {
 		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "users", Labels: map[string]string{"app": "x"}}}
 	}
+	held := object()
+	held.Name, held.Annotations = "lock", map[string]string{resourcelock.LeaderElectionRecordAnnotationKey: `{"holderIdentity":"p_1"}`}
+	record := func(holder string) client.Patch {
+		return mergePatch(fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, resourcelock.LeaderElectionRecordAnnotationKey, `{"holderIdentity":"`+holder+`"}`))
+	}
 	deployment := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "users"}, Spec: appsv1.DeploymentSpec{
 		Replicas: new(int32(0)),
 		Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "x"}},
@@ -68,8 +75,13 @@ func TestManagerWritesOnlyItsObjects(t *testing.T) {
 		},
 	}}
 	shardOfUsers := shard(ns, "users", []string{"p"}, []string{ns}, "configmaps")
-	create(t, object(), deployment, shardOfUsers)
+	create(t, object(), held, deployment, shardOfUsers)
 
+	t.Run("a lock", func(t *testing.T) {
+		requireConfined(t, m.Patch(ctx, held.DeepCopy(), record("another_1")), "annotations of the mesh alone")
+		requireConfined(t, m.Patch(ctx, object(), record("")), "annotations of the mesh alone")
+		require.NoError(t, m.Patch(ctx, held.DeepCopy(), record("")))
+	})
 	t.Run("labels of the mesh", func(t *testing.T) {
 		require.NoError(t, m.Patch(ctx, object(), mergePatch(`{"metadata":{"labels":{"`+meshv1alpha1.NamespaceLabel+`":"x"}}}`)))
 		require.NoError(t, m.Patch(ctx, deployment.DeepCopy(), mergePatch(`{"metadata":{"labels":{"`+meshv1alpha1.ControlLabel+`":"true"}}}`)))
@@ -205,6 +217,43 @@ func TestManagerStampsOnlyPermittedResources(t *testing.T) {
 			c.Webhooks[0].ClientConfig = admissionv1.WebhookClientConfig{URL: new("https://example.com/stamp")}
 		})
 		requireConfined(t, err, "the mesh's own webhook")
+	})
+}
+
+// admits returns a change that has the pods of a namespace admitted which a selector matches, as
+// the manager writes it for a VirtualApp.
+func admits(namespace string, selector *metav1.LabelSelector) func(*admissionv1.MutatingWebhookConfiguration) {
+	return func(c *admissionv1.MutatingWebhookConfiguration) {
+		c.Webhooks = append(c.Webhooks, admissionv1.MutatingWebhook{
+			Name:         "app.rights.virtualapps.ctrlmesh.kruise.io",
+			ClientConfig: admissionv1.WebhookClientConfig{Service: &admissionv1.ServiceReference{Namespace: kube.SystemNamespace, Name: "ctrlmesh-webhook", Path: new("/mutate-pod")}},
+			Rules: []admissionv1.RuleWithOperations{{
+				Operations: []admissionv1.OperationType{admissionv1.Create},
+				Rule:       admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}, Scope: new(admissionv1.NamespacedScope)},
+			}},
+			FailurePolicy: new(admissionv1.Fail), SideEffects: new(admissionv1.SideEffectClassNoneOnDryRun), AdmissionReviewVersions: []string{"v1"},
+			NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: namespace}},
+			ObjectSelector:    selector,
+		})
+	}
+}
+
+func TestManagerAdmitsOnlySelectedPods(t *testing.T) {
+	m := asManager(t)
+	const entries = "ctrlmesh-virtualapps"
+	some := &metav1.LabelSelector{MatchLabels: map[string]string{"component": "op"}}
+	require.NoError(t, updateWebhooks(t, m, entries, admits("default", some)))
+	t.Run("all pods", func(t *testing.T) {
+		requireConfined(t, updateWebhooks(t, m, entries, admits("default", nil)), "the pods that a VirtualApp selects")
+	})
+	t.Run("the mesh's", func(t *testing.T) {
+		requireConfined(t, updateWebhooks(t, m, entries, admits(kube.SystemNamespace, some)), "none of the mesh itself")
+	})
+	t.Run("other resources", func(t *testing.T) {
+		requireConfined(t, updateWebhooks(t, m, entries, func(c *admissionv1.MutatingWebhookConfiguration) {
+			admits("default", some)(c)
+			c.Webhooks[len(c.Webhooks)-1].Rules[0].Resources = []string{"secrets"}
+		}), "new pods admitted by the mesh's own webhook alone")
 	})
 }
 

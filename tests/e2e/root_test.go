@@ -35,6 +35,7 @@ func TestRoots(t *testing.T) {
 		{"Resize", testResize},
 		{"Disable", testDisable},
 		{"Subsets", testSubsets},
+		{"SeedsOfVirtualApps", testSeedsOfVirtualApps},
 		{"CatchUp", testCatchUp},
 		{"Objects", testObjects},
 		{"Verbs", testVerbs},

@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
 // singles are requests for one object of a divided resource.
@@ -137,7 +138,7 @@ type verbs struct {
 // met returns how many requests of the member were for objects of another shard, by outcome.
 func (v verbs) met(t *testing.T, action string) float64 {
 	t.Helper()
-	return sum(scrapeAgent(t, v.pod.Spec.NodeName), "ctrlmesh_foreign_requests_total", map[string]string{"namespace": v.home, "action": action})
+	return kube.Total(scrapeAgent(t, v.pod.Spec.NodeName)["ctrlmesh_foreign_requests_total"], map[string]string{"namespace": v.home, "action": action})
 }
 
 func (v verbs) testSingles(t *testing.T, isolation meshv1alpha1.Isolation) {

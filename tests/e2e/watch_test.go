@@ -219,6 +219,6 @@ func informer(ctx context.Context, pod *corev1.Pod, flags ...string) (out inform
 // watches returns how many watches of ConfigMaps a shard's member has open.
 func (m *members) watches(t *testing.T, shard int) float64 {
 	t.Helper()
-	return sum(scrapeAgent(t, m.pods[shard].Spec.NodeName), "ctrlmesh_watches",
+	return kube.Total(scrapeAgent(t, m.pods[shard].Spec.NodeName)["ctrlmesh_watches"],
 		map[string]string{"namespace": m.home, "shard": m.shard(shard), "resource": "configmaps"})
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/capture/fleet"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
+	"github.com/ctrlmesh/ctrlmesh/tests/reviews"
 	"github.com/ctrlmesh/ctrlmesh/tests/stats"
 )
 
@@ -16,6 +17,7 @@ const (
 	wantKills     = 50
 	wantUpgrades  = 10
 	wantLosses    = 20
+	minReviews    = 10_000
 	maxRecovery   = 5 * time.Second         // of the slowest member, since its agent restarted: in mode address, a Service is restored too
 	maxDirect     = 2500 * time.Millisecond // until members that fail open bypass the mesh
 	maxRepair     = 5 * time.Second         // of a lost redirection
@@ -37,8 +39,14 @@ type counts struct {
 	repaired   int
 	openDirect string
 	left       []string // on the nodes and in the cluster after the mesh was removed; nil if unknown
-	attacks    int
-	repelled   int // attacks that failed
+	hostile
+	reviewed reviews.Verdict
+}
+
+// hostile counts attacks.
+type hostile struct {
+	attacks  int
+	repelled int // attacks that failed
 }
 
 // captured counts a capture mode that works.
@@ -57,6 +65,10 @@ func (c *counts) list() []harness.Count {
 	for _, remnant := range c.left {
 		left.Details = append(left.Details, "left: "+remnant)
 	}
+	failedReviews := harness.Exactly("failed", c.reviewed.Failed, 0, "reviews")
+	for _, finding := range c.reviewed.Findings {
+		failedReviews.Details = append(failedReviews.Details, "reviews: "+finding)
+	}
 	return []harness.Count{
 		harness.Exactly("modes", len(c.modes), len(fleet.Modes), "starts", "kills", "upgrades", "losses", "failures", "hostile", "cleanup"),
 		harness.Exactly("starts", c.starts, wantStarts, "starts"),
@@ -72,5 +84,8 @@ func (c *counts) list() []harness.Count {
 		harness.Text("open_direct", c.openDirect, c.openDirect == "ok", "kills"),
 		left,
 		harness.Text("hostile", fmt.Sprintf("%d/%d", c.repelled, c.attacks), c.attacks > 0 && c.repelled == c.attacks, "hostile"),
+		harness.Number("reviews", c.reviewed.Reviews, c.reviewed.Reviews >= minReviews, "reviews"),
+		harness.Exactly("misrouted", c.reviewed.Misrouted, 0, "reviews"),
+		failedReviews, // its name is that of the count of part upgrades, which comes before
 	}
 }

@@ -8,13 +8,15 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/capture/fleet"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
+	"github.com/ctrlmesh/ctrlmesh/tests/reviews"
 )
 
 // passed returns a suite all of whose counts are as they must be.
 func passed() (*suite, harness.Suite) {
 	s := &suite{Result: &harness.Result{}, counts: counts{
 		modes: fleet.Modes, starts: 200, kills: 50, recoveries: []time.Duration{time.Second}, upgrades: 10,
-		losses: 20, repaired: 20, openDirect: "ok", left: []string{}, repelled: 9, attacks: 9,
+		losses: 20, repaired: 20, openDirect: "ok", left: []string{}, hostile: hostile{attacks: 9, repelled: 9},
+		reviewed: reviews.Verdict{Reviews: 10_000},
 	}}
 	exported := harness.Suite{Name: "capture", Counts: s.counts.list}
 	for _, p := range New(nil, nil).Parts {
@@ -27,7 +29,7 @@ func TestLineOfSuccessfulRun(t *testing.T) {
 	s, suite := passed()
 	require.Empty(t, s.Failures(suite))
 	require.Equal(t, "capture: modes=3 starts=200 leaked=0 agent_kills=50 unsharded=0 recover_p99_ms=1000 upgrades=10 failed=0 relists=0 "+
-		"hook_losses=20 repaired=20 open_direct=ok cleanup_left=0 hostile=9/9", s.Line(suite))
+		"hook_losses=20 repaired=20 open_direct=ok cleanup_left=0 hostile=9/9 reviews=10000 misrouted=0 failed=0", s.Line(suite))
 }
 
 func TestEachCountOutOfBoundsFailsTheRun(t *testing.T) {
@@ -52,6 +54,10 @@ func TestEachCountOutOfBoundsFailsTheRun(t *testing.T) {
 		{"left: a chain", func(c *counts) { c.left = []string{"a chain"} }},
 		{"cleanup_left=unknown", func(c *counts) { c.left = nil }},
 		{"hostile=8/9", func(c *counts) { c.repelled-- }},
+		{"reviews=9999", func(c *counts) { c.reviewed.Reviews-- }},
+		{"misrouted=1", func(c *counts) { c.reviewed.Misrouted++ }},
+		{"failed=2", func(c *counts) { c.reviewed.Failed += 2 }},
+		{"reviews: a finding", func(c *counts) { c.reviewed.Failed, c.reviewed.Findings = 1, []string{"a finding"} }},
 		{"hostile=0/0", func(c *counts) { c.repelled, c.attacks = 0, 0 }},
 	} {
 		t.Run(c.says, func(t *testing.T) {

@@ -1,5 +1,5 @@
 // Package capture is the chaos suite of what redirects pods to the mesh: agents, their
-// upgrades, lost redirections, attacks, and the removal of the mesh.
+// upgrades, lost redirections, reviews of webhooks, attacks, and the removal of the mesh.
 package capture
 
 import (
@@ -28,6 +28,7 @@ func New(w *harness.World, r *harness.Result) harness.Suite {
 			{Name: "upgrades", Run: s.upgrades},
 			{Name: "losses", Run: s.losses},
 			{Name: "failures", Run: s.failures},
+			{Name: "reviews", Run: s.reviews},
 			{Name: "hostile", Run: s.hostile},
 			{Name: "cleanup", Run: s.cleanup},
 		},

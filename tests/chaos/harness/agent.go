@@ -2,6 +2,7 @@ package harness
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
@@ -62,42 +63,43 @@ func startTime(text string, now time.Time) (time.Time, error) {
 	return now.Add(-time.Duration((up - start/100) * float64(time.Second))), nil
 }
 
-// AgentPod returns the running agent of a node.
-func (w *World) AgentPod(ctx context.Context, node string) (*corev1.Pod, error) {
-	agents, err := w.MeshPods(ctx, kube.AgentName)
-	if err != nil {
-		return nil, err
-	}
-	i := slices.IndexFunc(agents, func(p corev1.Pod) bool { return p.Spec.NodeName == node })
-	if i < 0 {
-		return nil, fmt.Errorf("no agent runs on %s", node)
-	}
-	return &agents[i], nil
-}
-
-// MeshPods returns the running pods of a workload of the mesh.
-func (w *World) MeshPods(ctx context.Context, name string) ([]corev1.Pod, error) {
-	var pods corev1.PodList
-	if err := w.List(ctx, &pods, client.InNamespace(kube.SystemNamespace), client.MatchingLabels{"app.kubernetes.io/name": name}); err != nil {
-		return nil, fmt.Errorf("listing the pods of %s: %w", name, err)
-	}
-	running := slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool {
-		return p.DeletionTimestamp != nil || p.Status.Phase != corev1.PodRunning
-	})
-	if len(running) == 0 {
-		return nil, fmt.Errorf("no pod of %s runs", name)
-	}
-	return running, nil
-}
-
 // RestartAgents replaces all agents by a rolling update, and waits until the old ones have
 // exited.
 func (w *World) RestartAgents(ctx context.Context) error {
-	workload := "daemonset/" + kube.AgentName
-	for _, args := range [][]string{{"restart", workload}, {"status", workload, "--timeout=120s"}} {
-		if _, err := w.Kubectl(ctx, append([]string{"-n", kube.SystemNamespace, "rollout"}, args...)...); err != nil {
-			return err
+	if _, err := w.Kubectl(ctx, "-n", kube.SystemNamespace, "rollout", "restart", "daemonset/"+kube.AgentName); err != nil {
+		return err
+	}
+	return w.waitAgentsReplaced(ctx)
+}
+
+// WithAgentArgs runs do while the agents have other arguments in addition to their own. They are
+// replaced by a rolling update, before and after.
+func (w *World) WithAgentArgs(ctx context.Context, args []string, do func(context.Context) error) error {
+	agents := kube.Agents()
+	if err := w.Get(ctx, client.ObjectKeyFromObject(agents), agents); err != nil {
+		return err
+	}
+	own := agents.Spec.Template.Spec.Containers[0].Args
+	set := func(args []string) func(context.Context) error {
+		return func(ctx context.Context) error {
+			patch, err := json.Marshal([]map[string]any{{"op": "add", "path": "/spec/template/spec/containers/0/args", "value": args}})
+			if err != nil {
+				return err
+			}
+			if err := w.Patch(ctx, kube.Agents(), client.RawPatch(types.JSONPatchType, patch)); err != nil {
+				return err
+			}
+			return w.waitAgentsReplaced(ctx)
 		}
+	}
+	err := kube.InOrder(ctx, set(slices.Concat(own, args)), do)
+	return errors.Join(err, set(own)(context.WithoutCancel(ctx)))
+}
+
+// waitAgentsReplaced waits until a rolling update of the agents is complete.
+func (w *World) waitAgentsReplaced(ctx context.Context) error {
+	if _, err := w.Kubectl(ctx, "-n", kube.SystemNamespace, "rollout", "status", "daemonset/"+kube.AgentName, "--timeout=120s"); err != nil {
+		return err
 	}
 	return w.Until(ctx, "the old agents' end", w.oneAgentEach)
 }

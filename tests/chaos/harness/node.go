@@ -21,13 +21,14 @@ func (w *World) NodeScript(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// NetnsExec runs a command of the node in the network namespace of a pod.
+// NetnsExec runs a command of the node in the network namespace of a pod. It is that of the
+// pod's sandbox: children of an agent may be in the namespaces of other pods.
 func (w *World) NetnsExec(ctx context.Context, pod *corev1.Pod, command ...string) (string, error) {
 	const enter = `uid=$1; shift
 for p in /proc/[0-9]*; do
-  if grep -qs "pod$uid" "$p/cgroup"; then exec nsenter --net="$p/ns/net" "$@"; fi
+  if grep -qs "pod$uid" "$p/cgroup" && [ "$(cat "$p/comm")" = pause ]; then exec nsenter --net="$p/ns/net" "$@"; fi
 done
-echo "no process of pod $uid" >&2; exit 1`
+echo "no sandbox of pod $uid" >&2; exit 1`
 	return w.NodeExec(ctx, pod.Spec.NodeName, append([]string{"bash", "-c", enter, "bash", string(pod.UID)}, command...)...)
 }
 

@@ -7,7 +7,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
@@ -51,16 +50,6 @@ func (w *World) CreatePodNamespace(ctx context.Context, name string) (string, er
 			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
 			Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: home, Name: ProbeAccount}},
 		})
-}
-
-// OwnedBy returns the owner references of a cluster-wide object that is deleted with a
-// namespace.
-func (w *World) OwnedBy(ctx context.Context, namespace string) ([]metav1.OwnerReference, error) {
-	var ns corev1.Namespace
-	if err := w.Get(ctx, client.ObjectKey{Name: namespace}, &ns); err != nil {
-		return nil, fmt.Errorf("reading namespace %s: %w", namespace, err)
-	}
-	return []metav1.OwnerReference{{APIVersion: "v1", Kind: "Namespace", Name: ns.Name, UID: ns.UID}}, nil
 }
 
 // NewPod returns a member of the configuration of the given name, captured in a mode.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
+	"github.com/ctrlmesh/ctrlmesh/tests/reviews"
 )
 
 // Timeout bounds a wait for what takes seconds on an idle machine.
@@ -35,7 +36,7 @@ type World struct {
 // Connect connects to the cluster, removes what an interrupted run left, and starts to
 // read the agents' logs. The caller must Close the world if Connect succeeds.
 func (w *World) Connect(ctx context.Context) (err error) {
-	if w.Cluster, err = kube.Connect(tallyv1.AddToScheme); err != nil {
+	if w.Cluster, err = kube.Connect(tallyv1.AddToScheme, reviews.AddToScheme); err != nil {
 		return err
 	}
 	w.Started = time.Now()

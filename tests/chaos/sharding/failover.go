@@ -13,34 +13,52 @@ import (
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness/operator"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
-const wantFailovers = 6
+const (
+	wantFailovers = 6
+	// knowing is the age at which an agent has seen all requests in flight. The agents may be new.
+	knowing = 40 * time.Second
+)
 
 // failover kills the leaders of shards with two members, and measures the time until another
-// process leads: the other member or a restarted one.
+// process leads: the other member or a restarted one. The container runtime reports pods to the
+// agents at first, and does not later.
 func (s *suite) failover(ctx context.Context) error {
 	spec := operator.NewSpec(2, meshv1alpha1.OnChangeRelist)
 	spec.Root.Auto.EveryShardReplicas = 2
 	return s.run(ctx, "failover", spec, func(ctx context.Context, o *shardedOperator) error {
-		root, err := o.ShardingConfig(ctx)
+		return kube.InOrder(ctx, o.failOvers, func(ctx context.Context) error {
+			return s.WithAgentArgs(ctx, []string{"--nri-socket=/run/ctrlmesh/none.sock"}, func(ctx context.Context) error {
+				o.Logf("  without NRI:")
+				return o.failOvers(ctx)
+			})
+		})
+	})
+}
+
+func (o *shardedOperator) failOvers(ctx context.Context) error {
+	if err := kube.Sleep(ctx, knowing); err != nil { // younger agents report no exits
+		return err
+	}
+	root, err := o.ShardingConfig(ctx)
+	if err != nil {
+		return err
+	}
+	for i := range wantFailovers {
+		shard := root.Status.Root.Shards[i%len(root.Status.Root.Shards)].Name
+		took, err := o.failOver(ctx, shard)
 		if err != nil {
+			return fmt.Errorf("failover of %s: %w", shard, err)
+		}
+		o.counts.failovers = append(o.counts.failovers, took)
+		o.Logf("  %s has a leader after %v", shard, took.Round(10*time.Millisecond))
+		if err := o.WaitSettled(ctx); err != nil {
 			return err
 		}
-		for i := range wantFailovers {
-			shard := root.Status.Root.Shards[i%len(root.Status.Root.Shards)].Name
-			took, err := o.failOver(ctx, shard)
-			if err != nil {
-				return fmt.Errorf("failover of %s: %w", shard, err)
-			}
-			s.counts.failovers = append(s.counts.failovers, took)
-			o.Logf("  %s has a leader after %v", shard, took.Round(10*time.Millisecond))
-			if err := o.WaitSettled(ctx); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	}
+	return nil
 }
 
 // failOver kills the leader of a shard, and returns how long the shard had none.

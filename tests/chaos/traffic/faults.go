@@ -12,7 +12,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness/operator"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
@@ -198,7 +197,7 @@ func (o *faultTest) waitRecovered(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			watches += harness.Total(families["ctrlmesh_watches"], map[string]string{"namespace": o.Home, "resource": "tallies"})
+			watches += kube.Total(families["ctrlmesh_watches"], map[string]string{"namespace": o.Home, "resource": "tallies"})
 		}
 		if int(watches) != len(pods) {
 			return fmt.Errorf("%d pods have %.0f watches", len(pods), watches)

@@ -15,8 +15,9 @@ import (
 // breakers are the names of the CircuitBreakers of the operator.
 var breakers = []string{"cap", "opens"}
 
-// limit creates a CircuitBreaker that limits the operator's writes, and one that opens when
-// too many of them fail. The returned function deletes them.
+// limit creates a CircuitBreaker that limits the operator's writes and, once it has refused
+// some, one that opens when too many of them fail: while that is open, the first has nothing to
+// refuse. The returned function deletes them.
 func (o *faultTest) limit(ctx context.Context) (end func() error, err error) {
 	writes := []meshv1alpha1.ResourceRule{{
 		APIGroups: []string{tallyv1.GroupVersion.Group}, Resources: []string{"tallies/status"}, Verbs: []string{"update"}, Namespaces: []string{"*"},
@@ -47,13 +48,31 @@ func (o *faultTest) limit(ctx context.Context) (end func() error, err error) {
 			return end, err
 		}
 		made = append(made, b)
-	}
-	for _, b := range made {
 		if err := o.suite.waitBreakerInForce(ctx, b); err != nil {
 			return end, err
 		}
+		if name == breakers[0] {
+			if _, err := o.refusals(ctx, 1); err != nil {
+				return end, err
+			}
+		}
 	}
 	return end, nil
+}
+
+// refusals waits until so many CircuitBreakers have refused requests. It returns how many
+// requests each has refused.
+func (o *faultTest) refusals(ctx context.Context, enough int) (by map[string]int, err error) {
+	err = o.Until(ctx, "refusals", func(ctx context.Context) (err error) {
+		if by, err = o.SumBy(ctx, "ctrlmesh_limited_requests_total", "circuitbreaker", map[string]string{"namespace": o.Home}); err != nil {
+			return err
+		}
+		if len(by) < enough {
+			return fmt.Errorf("of %d CircuitBreakers %d did: %s", len(breakers), len(by), format(by))
+		}
+		return nil
+	})
+	return by, err
 }
 
 // waitBreakerInForce waits until a CircuitBreaker is in force as it was last written.
@@ -64,18 +83,8 @@ func (s *suite) waitBreakerInForce(ctx context.Context, b *meshv1alpha1.CircuitB
 }
 
 // waitRefusals waits until enough CircuitBreakers have refused requests, and counts these.
-// While one is open, the other has little to refuse.
 func (o *faultTest) waitRefusals(ctx context.Context, enough int) error {
-	var by map[string]int
-	err := o.Until(ctx, "refusals", func(ctx context.Context) (err error) {
-		if by, err = o.SumBy(ctx, "ctrlmesh_limited_requests_total", "circuitbreaker", map[string]string{"namespace": o.Home}); err != nil {
-			return err
-		}
-		if len(by) < enough {
-			return fmt.Errorf("of %d CircuitBreakers %d did: %s", len(breakers), len(by), format(by))
-		}
-		return nil
-	})
+	by, err := o.refusals(ctx, enough)
 	for name, n := range by {
 		o.suite.counts.limited[name] += n
 	}

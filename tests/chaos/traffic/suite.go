@@ -56,7 +56,7 @@ func (s *suite) countPanics(ctx context.Context) error {
 		if families["ctrlmesh_panics_total"] == nil {
 			return kube.Never(fmt.Errorf("the agent on %s does not count panics", node))
 		}
-		s.counts.panics[agent.UID] = int(harness.Total(families["ctrlmesh_panics_total"], nil))
+		s.counts.panics[agent.UID] = int(kube.Total(families["ctrlmesh_panics_total"], nil))
 		for _, status := range agent.Status.ContainerStatuses {
 			if t := status.LastTerminationState.Terminated; t != nil && t.FinishedAt.After(s.Started) {
 				s.counts.panics[agent.UID]++

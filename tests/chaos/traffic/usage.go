@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
@@ -51,7 +50,7 @@ func (s *suite) usages(ctx context.Context) (map[string]usage, error) {
 				return nil, err
 			}
 			u := usage{
-				harness.Total(families["go_goroutines"], nil), harness.Total(families["process_open_fds"], nil), harness.Total(families["process_resident_memory_bytes"], nil),
+				kube.Total(families["go_goroutines"], nil), kube.Total(families["process_open_fds"], nil), kube.Total(families["process_resident_memory_bytes"], nil),
 			}
 			if u.goroutines == 0 || u.sockets == 0 || u.bytes == 0 {
 				return nil, kube.Never(fmt.Errorf("the agent on %s does not say what it holds", node))

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -19,10 +20,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	kruise "github.com/ctrlmesh/ctrlmesh/api/kruise/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
 const patience = 3 * time.Minute
+
+var rollback = regexp.MustCompile(`run helm -n ` + kube.SystemNamespace + ` (rollback ctrlmesh \d+)`)
 
 // release is a release of the chart on the cluster.
 type release struct {
@@ -35,7 +39,7 @@ func connect(t *testing.T) *release {
 	if os.Getenv("CTRLMESH_CHART_E2E") == "" {
 		t.Skip("needs a cluster without the mesh: make chart-e2e")
 	}
-	c, err := kube.Connect()
+	c, err := kube.Connect(kruise.AddToScheme)
 	require.NoError(t, err)
 	cmd := exec.Command(filepath.Join(c.Root, "hack", "helm.sh"))
 	cmd.Stderr = os.Stderr
@@ -72,14 +76,23 @@ func (r *release) waitRolledOut(t *testing.T) {
 	require.NoError(t, kube.UntilWithin(t.Context(), patience, "the mesh", r.MeshReady))
 }
 
-// refused requires that uninstall fails, says why, and deletes nothing.
-func (r *release) refused(t *testing.T, why string) {
+// refused requires that uninstall fails, says why, and deletes nothing. It returns what helm printed.
+func (r *release) refused(t *testing.T, why string) string {
 	t.Helper()
 	out, err := r.helm(t, "uninstall", "ctrlmesh", "--timeout", "3m")
 	require.Error(t, err, out)
 	require.Contains(t, out, why)
 	require.NoError(t, r.Get(t.Context(), client.ObjectKeyFromObject(kube.Agents()), kube.Agents()))
 	require.NoError(t, r.Get(t.Context(), client.ObjectKeyFromObject(kube.Manager()), kube.Manager()))
+	return out
+}
+
+// rollBack runs the command that a refusal names.
+func (r *release) rollBack(t *testing.T, refusal string) {
+	t.Helper()
+	found := rollback.FindStringSubmatch(refusal)
+	require.NotNil(t, found, refusal)
+	r.mustHelm(t, strings.Fields(found[1])...)
 }
 
 func TestHelmInstallsUpgradesAndRemovesMesh(t *testing.T) {
@@ -90,6 +103,7 @@ func TestHelmInstallsUpgradesAndRemovesMesh(t *testing.T) {
 	r.mustHelm(t, "install", "ctrlmesh", r.chart(), "--wait", "--timeout", "5m")
 	r.waitRolledOut(t)
 	m := r.createMember(t)
+	app := m.createVirtualApp(t)
 
 	for _, step := range []struct {
 		name string
@@ -108,8 +122,12 @@ func TestHelmInstallsUpgradesAndRemovesMesh(t *testing.T) {
 		require.NotEqual(t, before, m.agents(t), "the %s replaced no agent", step.name)
 		m.waitServed(t, time.Now())
 		m.requireUndisturbed(t, step.name, mark)
+		require.NoError(t, m.selected(t.Context()), "after the %s", step.name)
 	}
 
+	r.refused(t, "virtualapps exist")
+	require.NoError(t, r.Delete(t.Context(), app))
+	r.waitGone(t, app)
 	r.refused(t, "labelled pods exist")
 	breaker := m.createBreaker(t)
 	require.NoError(t, r.Delete(t.Context(), m.pod, client.GracePeriodSeconds(0)))
@@ -117,8 +135,9 @@ func TestHelmInstallsUpgradesAndRemovesMesh(t *testing.T) {
 	r.refused(t, "circuitbreakers exist")
 	require.NoError(t, r.Delete(t.Context(), breaker))
 	r.waitGone(t, breaker)
-	r.refused(t, "agents that redirect exist")
+	refusal := r.refused(t, "agents that redirect exist")
 
+	r.rollBack(t, refusal)
 	r.upgrade(t, "agent.cleanup=true")
 	r.mustHelm(t, "uninstall", "ctrlmesh", "--wait", "--timeout", "5m")
 	r.requireRemoved(t)
@@ -148,10 +167,14 @@ func (r *release) waitGone(t *testing.T, obj client.Object) {
 // requireRemoved requires that nothing is left of the mesh but what the chart keeps.
 func (r *release) requireRemoved(t *testing.T) {
 	t.Helper()
-	left, err := r.Kubectl(t.Context(), "get", "-A", "-o", "name", "-l", "app.kubernetes.io/part-of=ctrlmesh", "--ignore-not-found",
-		"deployments,daemonsets,jobs,pods,services,clusterroles,clusterrolebindings,networkpolicies")
-	require.NoError(t, err)
-	assert.Empty(t, strings.TrimSpace(left))
+	require.NoError(t, kube.UntilWithin(t.Context(), patience, "the pods to be deleted", func(ctx context.Context) error {
+		left, err := r.Kubectl(ctx, "get", "-A", "-o", "name", "-l", "app.kubernetes.io/part-of=ctrlmesh", "--ignore-not-found",
+			"deployments,daemonsets,jobs,pods,services,clusterroles,clusterrolebindings,networkpolicies")
+		if err == nil && strings.TrimSpace(left) != "" {
+			err = fmt.Errorf("these are left: %s", left)
+		}
+		return err
+	}))
 	var crd apiextensionsv1.CustomResourceDefinition
 	require.NoError(t, r.Get(t.Context(), client.ObjectKey{Name: "shardingconfigs." + meshv1alpha1.GroupName}, &crd), "crds.keep")
 	var nodes corev1.NodeList

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	kruise "github.com/ctrlmesh/ctrlmesh/api/kruise/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
@@ -139,6 +140,38 @@ func (m *member) agents(t *testing.T) (uids []string) {
 	}
 	slices.Sort(uids)
 	return uids
+}
+
+// appLabel is by what a VirtualApp selects pods.
+const appLabel = "chart-e2e-app"
+
+// createVirtualApp creates a VirtualApp, and waits until the mesh admits the pods that it
+// selects. The chart installs the webhooks for them, and the manager their entries.
+func (m *member) createVirtualApp(t *testing.T) *kruise.VirtualApp {
+	t.Helper()
+	app := &kruise.VirtualApp{
+		ObjectMeta: metav1.ObjectMeta{Namespace: m.pod.Namespace, Name: "app"},
+		Spec:       kruise.VirtualAppSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{appLabel: "app"}}},
+	}
+	require.NoError(t, m.Create(t.Context(), app))
+	require.NoError(t, kube.UntilWithin(t.Context(), patience, "the pods of the VirtualApp", m.selected))
+	return app
+}
+
+// selected returns an error unless the mesh admits a pod that the VirtualApp selects. It
+// creates none.
+func (m *member) selected(ctx context.Context) error {
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: m.pod.Namespace, Name: "selected", Labels: map[string]string{appLabel: "app"}},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "a", Image: "a"}}},
+	}
+	if err := m.Create(ctx, pod, client.DryRunAll); err != nil {
+		return fmt.Errorf("creating a pod that the VirtualApp selects: %w", err)
+	}
+	if pod.Labels[meshv1alpha1.EnableProxyLabel] != "true" {
+		return fmt.Errorf("the mesh did not label the pod, which has %v", pod.Labels)
+	}
+	return nil
 }
 
 // createBreaker creates a CircuitBreaker that allows all that the member sends.

@@ -1,0 +1,271 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	kridgev1alpha1 "github.com/ctrlmesh/ctrlmesh/api/kridge/v1alpha1"
+	kruisev1alpha1 "github.com/ctrlmesh/ctrlmesh/api/kruise/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+)
+
+// seed reads a manifest as its author wrote it.
+func seed(t *testing.T, name string) *unstructured.Unstructured {
+	t.Helper()
+	text, err := os.ReadFile("../../manager/dialect/testdata/" + name + ".in.yaml")
+	require.NoError(t, err)
+	o := &unstructured.Unstructured{}
+	require.NoError(t, yaml.Unmarshal(text, &o.Object))
+	return o
+}
+
+// exactNamespace creates a namespace of a fixed name, and deletes it when the test ends. It
+// deletes one that another test has left.
+func exactNamespace(t *testing.T, name string) {
+	t.Helper()
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: ours}}
+	until(t, "namespace "+name, func(ctx context.Context) error {
+		ns.ResourceVersion = ""
+		err := cluster.Create(ctx, ns)
+		if apierrors.IsAlreadyExists(err) {
+			left := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+			return errors.Join(err, client.IgnoreNotFound(cluster.Delete(ctx, left)))
+		}
+		return err
+	})
+	t.Cleanup(func() { // and waits: other tests apply objects to a namespace of this name
+		ctx := context.Background()
+		require.NoError(t, client.IgnoreNotFound(cluster.Delete(ctx, ns)))
+		require.NoError(t, kube.UntilWithin(ctx, patience, "namespace "+name+" to be removed", func(ctx context.Context) error {
+			err := cluster.Get(ctx, client.ObjectKeyFromObject(ns), ns)
+			if err == nil {
+				return errors.New("it still exists")
+			}
+			return client.IgnoreNotFound(err)
+		}))
+	})
+}
+
+// gone deletes an object, and waits until its finalizers are removed.
+func gone(t *testing.T, o client.Object) {
+	t.Helper()
+	require.NoError(t, client.IgnoreNotFound(cluster.Delete(t.Context(), o)))
+	until(t, "the deletion of "+o.GetName(), func(ctx context.Context) error {
+		err := cluster.Get(ctx, client.ObjectKeyFromObject(o), o)
+		if err == nil {
+			return errors.New("it still exists")
+		}
+		return client.IgnoreNotFound(err)
+	})
+}
+
+// TestSeedsOfShardingConfigs applies the manifests word for word. They have one name and one
+// lock, so that they follow each other.
+func TestSeedsOfShardingConfigs(t *testing.T) {
+	for _, c := range []struct {
+		name, label string
+		status      func(ctx context.Context) (meshv1alpha1.ShardingConfigStatus, error)
+	}{
+		{"ctrlmesh-shardingconfig", meshv1alpha1.EnableProxyLabel, func(ctx context.Context) (meshv1alpha1.ShardingConfigStatus, error) {
+			o := &meshv1alpha1.ShardingConfig{}
+			err := cluster.Get(ctx, client.ObjectKey{Namespace: "operator-demo", Name: "sharding-demo"}, o)
+			return o.Status, err
+		}},
+		{"kridge-shardingconfig", kridgev1alpha1.EnableProxyLabel, func(ctx context.Context) (meshv1alpha1.ShardingConfigStatus, error) {
+			o := &kridgev1alpha1.ShardingConfig{}
+			err := cluster.Get(ctx, client.ObjectKey{Namespace: "operator-demo", Name: "sharding-demo"}, o)
+			return o.Status, err
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) { testSeedOfShardingConfig(t, seed(t, c.name), c.label, c.status) })
+	}
+}
+
+func testSeedOfShardingConfig(t *testing.T, config *unstructured.Unstructured, label string, status func(context.Context) (meshv1alpha1.ShardingConfigStatus, error)) {
+	for _, name := range []string{"operator-demo", "ns-a", "ns-b", "ns-c"} {
+		exactNamespace(t, name)
+	}
+	for _, ns := range []string{"ns-a", "ns-b", "ns-c"} {
+		create(t, &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "web", Labels: map[string]string{"app": "foo"}},
+			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
+		})
+	}
+	probeRights(t, "operator-demo")
+	create(t, config)
+	pod := probe("operator-demo", "operator-demo-0", false)
+	pod.Labels[label] = "true"
+	create(t, pod)
+	pod = ready(t, "operator-demo", "operator-demo-0")
+	require.Equal(t, "true", pod.Labels[meshv1alpha1.EnableProxyLabel])
+
+	until(t, "the status", func(ctx context.Context) error {
+		s, err := status(ctx)
+		if err == nil && (s.ReadyMembers != 1 || !meta.IsStatusConditionTrue(s.Conditions, meshv1alpha1.ConditionReady)) {
+			err = fmt.Errorf("it is not ready: %+v", s)
+		}
+		return err
+	})
+	until(t, "the list of the shard", func(context.Context) error {
+		got := strings.Fields(in(t, pod, "kubectl", "get", "services", "-A", "-l", "app=foo", "-o", `jsonpath={range .items[*]}{.metadata.namespace} {end}`))
+		if !slices.Equal(got, []string{"ns-a", "ns-b"}) {
+			return fmt.Errorf("it has services of %v", got)
+		}
+		return nil
+	})
+	_, stderr, err := cluster.Exec(t.Context(), pod.Namespace, pod.Name, pod.Spec.Containers[0].Name, "kubectl", "-n", "ns-c", "annotate", "service", "web", "by=shard")
+	require.Error(t, err)
+	require.Contains(t, stderr, "Forbidden")
+	in(t, pod, "kubectl", "-n", "ns-a", "annotate", "service", "web", "by=shard")
+	gone(t, config)
+}
+
+// testSeedsOfVirtualApps applies the manifests of VirtualApps word for word.
+func testSeedsOfVirtualApps(t *testing.T) {
+	for _, name := range []string{"controllermesh-virtualapp", "controllermesh-virtualapp-leaderElectionName"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testSeedOfVirtualApp(t, name)
+		})
+	}
+}
+
+// seedApp is a VirtualApp of the seeds, and the workloads of its two subsets.
+type seedApp struct {
+	home string
+	*kruisev1alpha1.VirtualApp
+}
+
+// workload creates a StatefulSet of one pod, without the label of the mesh.
+func (a *seedApp) workload(t *testing.T, name string, more map[string]string) *appsv1.StatefulSet {
+	t.Helper()
+	labels := map[string]string{"component": "test-operator", "app": name}
+	maps.Copy(labels, more)
+	set := &appsv1.StatefulSet{
+		ObjectMeta: metav1.ObjectMeta{Namespace: a.home, Name: name},
+		Spec: appsv1.StatefulSetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: probeSpec()},
+		},
+	}
+	create(t, set)
+	return set
+}
+
+// says waits until the condition Ready has a status, and contains a text.
+func (a *seedApp) says(t *testing.T, status metav1.ConditionStatus, text string) {
+	t.Helper()
+	until(t, "VirtualApp "+a.home+"/"+a.Name, func(ctx context.Context) error {
+		if err := cluster.Get(ctx, client.ObjectKeyFromObject(a.VirtualApp), a.VirtualApp); err != nil {
+			return err
+		}
+		c := meta.FindStatusCondition(a.Status.Conditions, meshv1alpha1.ConditionReady)
+		if c == nil || c.Status != status || !strings.Contains(c.Message, text) {
+			return fmt.Errorf("its condition Ready is %+v", c)
+		}
+		return nil
+	})
+}
+
+// owns waits until the pod of a workload lists the objects of some namespaces alone. The pod may
+// be restarted meanwhile.
+func (a *seedApp) owns(t *testing.T, all tenants, workload string, namespaces ...string) {
+	t.Helper()
+	slices.Sort(namespaces)
+	until(t, "the list of "+workload, func(ctx context.Context) error {
+		pod := ready(t, a.home, workload+"-0")
+		out, stderr, err := cluster.Exec(ctx, pod.Namespace, pod.Name, pod.Spec.Containers[0].Name, "kubectl", "get", "configmaps", "-A",
+			"-l", all.selector(), "-o", `jsonpath={range .items[*]}{.metadata.namespace} {end}`)
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, stderr)
+		}
+		got := strings.Fields(out)
+		if slices.Sort(got); !slices.Equal(got, namespaces) {
+			return fmt.Errorf("it has objects of %v, not %v; root: %+v", got, namespaces, a.Status.Root)
+		}
+		return nil
+	})
+}
+
+// entry reports whether new pods of the VirtualApp are put on the mesh.
+func (a *seedApp) entry(ctx context.Context) (bool, error) {
+	c := &admissionv1.MutatingWebhookConfiguration{}
+	err := cluster.Get(ctx, client.ObjectKey{Name: "ctrlmesh-virtualapps"}, c)
+	return slices.ContainsFunc(c.Webhooks, func(w admissionv1.MutatingWebhook) bool { return strings.Contains(w.Name, "."+a.home+".") }), err
+}
+
+func testSeedOfVirtualApp(t *testing.T, name string) {
+	a := &seedApp{namespace(t, "seed"), &kruisev1alpha1.VirtualApp{}}
+	probeRights(t, a.home)
+	all := append(newTenants(t, 3), namespace(t, "canary"))
+	labelled, plain, system, canary := all[0], all[1], all[2], all[3]
+	all.fill(t, "cm")
+	labelNamespace(t, labelled, "ns-type", "canary-1")
+	labelNamespace(t, system, "ns-type", "system")
+
+	v1 := a.workload(t, "v1", nil)
+	old := ready(t, a.home, "v1-0")
+	manifest := seed(t, name)
+	manifest.SetNamespace(a.home)
+	create(t, manifest)
+	a.SetNamespace(a.home)
+	a.SetName(manifest.GetName())
+	a.says(t, metav1.ConditionFalse, "v1-0; they were created before the VirtualApp: restart them")
+	in(t, old, "kubectl", "-n", plain, "annotate", "configmap", "cm", "by=old") // it runs outside the mesh
+
+	v2 := a.workload(t, "v2", map[string]string{"version": "v2"})
+	require.NoError(t, cluster.Delete(t.Context(), old))
+	a.says(t, metav1.ConditionTrue, "")
+	for _, workload := range []string{"v1", "v2"} {
+		require.Equal(t, "true", ready(t, a.home, workload+"-0").Labels[meshv1alpha1.EnableProxyLabel])
+	}
+	a.owns(t, all, "v1", plain)
+	a.owns(t, all, "v2", labelled, canary)
+
+	fenced := func(workload, ns string) {
+		t.Helper()
+		pod := ready(t, a.home, workload+"-0")
+		_, stderr, err := cluster.Exec(t.Context(), pod.Namespace, pod.Name, pod.Spec.Containers[0].Name, "kubectl", "-n", ns, "annotate", "--overwrite", "configmap", "cm", "by="+workload)
+		require.Error(t, err)
+		require.Contains(t, stderr, "Forbidden")
+	}
+	fenced("v1", labelled)
+	fenced("v2", plain)
+	fenced("v1", system)
+
+	labelNamespace(t, plain, "ns-type", "canary-1")
+	a.owns(t, all, "v2", labelled, canary, plain)
+	a.owns(t, all, "v1")
+	a.says(t, metav1.ConditionTrue, "")
+
+	for _, set := range []*appsv1.StatefulSet{v1, v2} { // its pods cannot run unsharded
+		require.NoError(t, cluster.Delete(t.Context(), set))
+	}
+	gone(t, a.VirtualApp)
+	until(t, "the removal of its webhook entry", func(ctx context.Context) error {
+		if there, err := a.entry(ctx); err != nil || there {
+			return errors.Join(err, errors.New("it is still there"))
+		}
+		return nil
+	})
+	unlabelled := a.workload(t, "after", nil)
+	require.Empty(t, ready(t, a.home, unlabelled.Name+"-0").Labels[meshv1alpha1.EnableProxyLabel])
+}
