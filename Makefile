@@ -38,6 +38,7 @@ test-images: ## Build the images of the tests' operators into .run/images/
 	@tests/setup.sh clients
 	@mkdir -p .run/images
 	@$(PROGRESS) "building the operators" $(STATIC) -o .run/images/ ./tests/operators/...
+	@$(PROGRESS) "building an operator of client-go 0.23" env -C tests/operators/candidate $(STATIC) -o ../../../.run/images/ .
 	@tests/operators/images.sh
 
 generate: ## Regenerate what is generated: bindings, protobuf, deepcopy, CRDs, and manifests from the chart
