@@ -171,13 +171,12 @@ func TestAgentServesWithoutRoomForAJournal(t *testing.T) {
 
 	path := filepath.Join(run, "agent.sock")
 	first := start(t, 0)
-	require.NoError(t, first.Store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}, Since: time.Now()}))
 	first.in(t, func() { first.Journal, first.earlier = writes, inflight.New(writes, first.Logger) })
 	first.takesOver(t, path)
 
 	require.NoError(t, os.Remove(filepath.Join(run, "journal")))
 	next := startIn(t, filepath.Join(run, "journal"), 0)
-	next.Store = first.Store
+	require.NoError(t, next.Store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1}, Since: time.Now()}))
 	next.takesOver(t, path)
 	assert.False(t, inflight.Closed(setPolicy(t, next, &meshv1.PodPolicy{Uid: "a", Version: "2-x", Serial: 2})))
 }
