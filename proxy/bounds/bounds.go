@@ -25,19 +25,34 @@ func NewPool(most, own int64) *Pool {
 // Take takes n and reports whether the total is within bounds. It takes n in either case,
 // so the caller must give it back.
 func (a *Account) Take(n int64) bool {
-	now := a.taken.Add(n)
-	if now <= a.Own {
-		return true
+	for {
+		before := a.taken.Load()
+		above := a.above(before + n)
+		fromPool := above - a.above(before)
+		free := a.reserve(fromPool)
+		if a.taken.CompareAndSwap(before, before+n) {
+			return above == 0 || above <= free
+		}
+		a.reserve(-fromPool) // the account has changed meanwhile
 	}
-	above := now - a.Own
-	return above <= a.Pool.free.Add(max(0, now-n-a.Own)-above)
 }
 
 // Give gives n back.
 func (a *Account) Give(n int64) {
-	if before := a.taken.Add(-n) + n; before > a.Own {
-		a.Pool.free.Add(before - max(a.Own, before-n))
+	after := a.taken.Add(-n)
+	a.reserve(a.above(after) - a.above(after+n))
+}
+
+// above returns how much of a total comes from the pool.
+func (a *Account) above(total int64) int64 { return max(0, total-a.Own) }
+
+// reserve takes n from the pool and returns what is free then. A total counts only what was
+// reserved for it before: then takes at the same time see each other in the pool.
+func (a *Account) reserve(n int64) (free int64) {
+	if n == 0 {
+		return a.Pool.free.Load()
 	}
+	return a.Pool.free.Add(-n)
 }
 
 // Taken returns what is taken now.

@@ -2,7 +2,9 @@ package bounds
 
 import (
 	"math/rand/v2"
+	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -55,4 +57,30 @@ func TestPoolsCountConcurrentUse(t *testing.T) {
 	}
 	wg.Wait()
 	require.EqualValues(t, 2*97, p.free.Load())
+}
+
+// Takes at the same time are together within the bound, as they are one after the other.
+func TestConcurrentTakesStayWithinTheBound(t *testing.T) {
+	const most, own, takers = 64, 8, 8
+	a := Account{Pool: NewPool(most, own), Own: own}
+	var within, peak atomic.Int64
+	var takes sync.WaitGroup
+	for range takers {
+		takes.Go(func() {
+			for range 20_000 {
+				n := 1 + rand.Int64N(2*most/takers)
+				if a.Take(n) {
+					if now := within.Add(n); now > most {
+						peak.Store(now)
+					}
+					runtime.Gosched() // others take meanwhile
+					within.Add(-n)
+				}
+				a.Give(n)
+			}
+		})
+	}
+	takes.Wait()
+	require.Zero(t, peak.Load(), "of at most %d", most)
+	require.Zero(t, a.Taken())
 }
