@@ -12,17 +12,21 @@ ONLY     ?=
 PAGE     ?=
 export KUBECONFIG := $(CURDIR)/.run/kubeconfig
 export PATH := $(CURDIR)/.run/bin:$(PATH)
-export GOFLAGS := -buildvcs=false
+# One set of flags for all that is built without the race detector, so that each package is compiled once, and
+# no paths of this checkout, so that others share it.
+export GOFLAGS := -buildvcs=false -trimpath
+export CGO_ENABLED := 0
 CACHE    := $(or $(CTRLMESH_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ctrlmesh)
 PROGRESS := hack/progress.sh
-STATIC   := env CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X github.com/ctrlmesh/ctrlmesh/internal/program.version=$(VERSION)"
+STATIC   := go build -ldflags "-s -w -X github.com/ctrlmesh/ctrlmesh/internal/program.version=$(VERSION)"
 
 ##@ The two commands
 .PHONY: demo test
 demo: cluster-ensure images test-images install ## Set up a real two-node cluster, install the mesh, shard an operator, show it
 	@$(PROGRESS) "building the demo" go build -o .run/demo ./tests/demo
 	@$(PROGRESS) "showing the demo" .run/demo
-test: deps generate-check lint unit e2e ## Set up what is missing and pass every test
+test: ## Set up what is missing and pass every test
+	@hack/stages.sh deps modules generate-check lint unit cluster-ensure images test-images install e2e-installed
 
 ##@ Build
 .PHONY: build images test-images generate generate-check
@@ -49,23 +53,31 @@ generate-check: ## Fail if the committed generated code is not what make generat
 	@hack/generate.sh --check
 
 ##@ Test
-.PHONY: deps lint unit fuzz e2e e2e-ipv6 chart-e2e chaos operators bench bench-density bench-sharding
+.PHONY: check deps modules lint unit fuzz e2e e2e-installed e2e-ipv6 chart-e2e chaos operators bench bench-density bench-sharding
+check: ## In two minutes: format, vet, lint and quick unit tests of what changed, without root or cluster
+	@hack/check.sh $(BASE)
 deps: ## Install the Debian packages that tests need
 	@tests/setup.sh test
+modules:
+	@for m in . hack/helm tests/operators/candidate; do $(PROGRESS) "downloading modules" hack/retry.sh env GOWORK=off go -C $$m mod download; done
 lint: ## gofmt, go vet, golangci-lint
 	@hack/lint.sh
 unit: ## Unit tests and, as root, tests in network namespaces
 	@hack/helm.sh >/dev/null
-	go test -race -parallel 8 $$(go list ./... | grep -v /tests/e2e) $(if $(RUN),-run '$(RUN)')
+	@go build -o .run/gotest ./hack/gotest
+	CGO_ENABLED=1 .run/gotest unit -race -parallel 8 $$(go list ./... | grep -v /tests/e2e) $(if $(RUN),-run '$(RUN)')
 fuzz: ## Run each fuzz target for FUZZTIME (default 20s)
 	@hack/fuzz.sh
-e2e: cluster-ensure images test-images install ## End-to-end tests on the real cluster
-	go test -count=1 -timeout=30m -parallel=8 ./tests/e2e/... $(if $(RUN),-run '$(RUN)')
+e2e: cluster-ensure images test-images install e2e-installed ## End-to-end tests on the real cluster
+e2e-installed:
+	@go build -o .run/gotest ./hack/gotest
+	.run/gotest -tests $(if $(CI),-rerun) e2e -count=1 -timeout=30m -parallel=8 ./tests/e2e/... $(if $(RUN),-run '$(RUN)')
 e2e-ipv6: images test-images ## Those of IPv6, on a cluster of their own: ends the one that runs
 	@tests/cluster/down.sh
 	@FAMILY=dual6 tests/cluster/up.sh $(NODES)
 	@hack/install.sh
-	go test -count=1 -timeout=10m ./tests/e2e/... -run '$(or $(RUN),^TestIPv6$$|^TestTraffic$$/^Egress)'
+	@go build -o .run/gotest ./hack/gotest
+	.run/gotest -tests $(if $(CI),-rerun) e2e-ipv6 -count=1 -timeout=10m ./tests/e2e/... -run '$(or $(RUN),^TestIPv6$$|^TestTraffic$$/^Egress)'
 	@tests/cluster/down.sh
 chart-e2e: cluster-ensure images test-images ## Install, upgrade under load, roll back and uninstall by helm: removes the mesh that is installed
 	@tests/cluster/load.sh bin/images/*.tar .run/images/*.tar

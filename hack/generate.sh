@@ -1,16 +1,24 @@
 #!/bin/bash
-# Makes the generated code. With --check: in a copy, and fails where it differs from the tree.
+# Makes the generated code. With --check: in a copy, and fails where it differs from the tree. A check that
+# passed is not repeated while inputs, results and generators stay the same.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 protoc_gen_go=v1.36.12 protoc_gen_go_grpc=v1.6.2 controller_gen=v0.21.0
 
-tools=${CTRLMESH_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/ctrlmesh}/generate-$protoc_gen_go-$protoc_gen_go_grpc-$controller_gen
+cache=${CTRLMESH_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/ctrlmesh}
+if [ "${1:-}" = --check ]; then
+  sum=$({ find go.mod go.sum api bpf deploy hack -type f -print0 | sort -z | xargs -0 sha256sum; clang --version; protoc --version; } | sha256sum | cut -c1-32)
+  passed=$cache/generated-$sum
+  [ ! -e "$passed" ] || { echo "generated code was checked before"; exit 0; }
+fi
+
+tools=$cache/generate-$protoc_gen_go-$protoc_gen_go_grpc-$controller_gen
 if [ ! -d "$tools" ]; then
   echo "building the generators"
   new=$tools.new.$$; trap 'rm -rf "$new"' EXIT
-  GOBIN=$new GOWORK=off go install google.golang.org/protobuf/cmd/protoc-gen-go@$protoc_gen_go
-  GOBIN=$new GOWORK=off go install google.golang.org/grpc/cmd/protoc-gen-go-grpc@$protoc_gen_go_grpc
-  GOBIN=$new GOWORK=off go install sigs.k8s.io/controller-tools/cmd/controller-gen@$controller_gen
+  GOBIN=$new GOWORK=off hack/retry.sh go install google.golang.org/protobuf/cmd/protoc-gen-go@$protoc_gen_go
+  GOBIN=$new GOWORK=off hack/retry.sh go install google.golang.org/grpc/cmd/protoc-gen-go-grpc@$protoc_gen_go_grpc
+  GOBIN=$new GOWORK=off hack/retry.sh go install sigs.k8s.io/controller-tools/cmd/controller-gen@$controller_gen
   mv -T "$new" "$tools" || [ -d "$tools" ]
 fi
 export PATH=$tools:$PATH
@@ -34,4 +42,5 @@ if [ "${1:-}" = --check ]; then
   for d in api bpf deploy; do
     diff -r "$tree/$d" "$d" || { echo "generated code is out of date: run make generate" >&2; exit 1; }
   done
+  touch "$passed"
 fi

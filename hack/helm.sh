@@ -8,8 +8,8 @@ if [ ! -d "$dir" ]; then
   echo "building helm" >&2
   new=$dir.new.$$; trap 'rm -rf "$new"' EXIT
   mkdir -p "$new"
-  GOWORK=off GOFLAGS=-buildvcs=false CGO_ENABLED=0 ../progress.sh "building helm" go build -trimpath -o "$new/" helm.sh/helm/v3/cmd/helm
-  GOWORK=off GOFLAGS=-buildvcs=false CGO_ENABLED=0 ../progress.sh "building the renderer" go build -trimpath -o "$new/render" .
+  GOWORK=off GOFLAGS="-buildvcs=false -trimpath" CGO_ENABLED=0 ../progress.sh "building helm" ../retry.sh go build -o "$new/" helm.sh/helm/v3/cmd/helm
+  GOWORK=off GOFLAGS="-buildvcs=false -trimpath" CGO_ENABLED=0 ../progress.sh "building the renderer" ../retry.sh go build -o "$new/render" .
   mv -T "$new" "$dir" 2>/dev/null || [ -d "$dir" ]
 fi
 echo "$dir"

@@ -16,6 +16,6 @@ if [ -n "$running" ] && [ "$running" != "ctrlmesh-agent $built" ]; then
   $mesh rollout restart deployment/ctrlmesh-manager daemonset/ctrlmesh-agent
 fi
 # shellcheck disable=SC2086
-progress "waiting for the manager" $mesh rollout status deployment/ctrlmesh-manager --timeout=120s
+progress "waiting for the manager" $mesh rollout status deployment/ctrlmesh-manager --timeout=360s
 # shellcheck disable=SC2086
-progress "waiting for the agents" $mesh rollout status daemonset/ctrlmesh-agent --timeout=120s
+progress "waiting for the agents" $mesh rollout status daemonset/ctrlmesh-agent --timeout=360s

@@ -1,5 +1,5 @@
 #!/bin/bash
-# gofmt, go vet and golangci-lint, which is built once per version.
+# lint.sh [PACKAGE...]: golangci-lint, with gofmt and go vet in it, on the packages (default: all). It is built once per version.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=progress.sh
@@ -9,8 +9,8 @@ bin=${CTRLMESH_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/ctrlmesh}/golangci-lint-$v
 if [ ! -d "$bin" ]; then
   echo "building golangci-lint $version"
   new=$bin.new.$$; trap 'rm -rf "$new"' EXIT
-  GOBIN=$new GOWORK=off progress "building golangci-lint" go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$version
+  GOBIN=$new GOWORK=off progress "building golangci-lint" hack/retry.sh go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$version
   mv -T "$new" "$bin" || [ -d "$bin" ]
 fi
 echo "linting"
-progress "linting" "$bin/golangci-lint" run ./...
+progress "linting" "$bin/golangci-lint" run "${@:-./...}"

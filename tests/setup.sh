@@ -19,5 +19,6 @@ done
 echo "installing ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
 log=$(mktemp); trap 'rm -f "$log"' EXIT
-apt_install() { { apt-get update -q && apt-get install -qy --no-install-recommends "${missing[@]}"; } >"$log" 2>&1; }
+apt=(apt-get -q -o DPkg::Lock::Timeout=600 -o Acquire::Retries=5)
+apt_install() { { "${apt[@]}" update && "${apt[@]}" install -y --no-install-recommends "${missing[@]}"; } >"$log" 2>&1; }
 progress "installing packages" apt_install || { tail "$log" >&2; exit 1; }

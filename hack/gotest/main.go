@@ -106,7 +106,7 @@ func (r *runner) run(name string, args []string) (*results.Run, error) {
 		return nil, err
 	}
 	defer func() { _ = file.Close() }()
-	cmd := exec.Command("go", append([]string{"test", "-json"}, args...)...) //nolint:gosec // of the Makefile
+	cmd := exec.Command("go", append([]string{"test", "-json"}, args...)...)
 	cmd.Stderr = os.Stderr
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
@@ -208,7 +208,7 @@ func printSummary(w io.Writer) error {
 	const lines = 20
 	flaky, _ := filepath.Glob(filepath.Join(kept, "*.flaky"))
 	for _, path := range flaky {
-		text, err := os.ReadFile(path) //nolint:gosec // of the pattern
+		text, err := os.ReadFile(path)
 		if err != nil {
 			return err
 		}
@@ -228,7 +228,7 @@ func printSummary(w io.Writer) error {
 }
 
 func printFailures(w io.Writer, path string, lines int) error {
-	file, err := os.Open(path) //nolint:gosec // of the pattern
+	file, err := os.Open(path)
 	if err != nil {
 		return err
 	}

@@ -14,8 +14,9 @@ export GOFLAGS=-buildvcs=false GOWORK=off CGO_ENABLED=0
 say() { printf '[%4d s] %s\n' $SECONDS "$*"; }
 
 apt_install() { # apt_install LOG PACKAGE...
-  { apt-get install -qy --no-install-recommends "${@:2}" ||
-    { apt-get update -q && apt-get install -qy --no-install-recommends "${@:2}"; }; } >"$1" 2>&1
+  local apt=(apt-get -q -o DPkg::Lock::Timeout=600 -o Acquire::Retries=5)
+  local install=("${apt[@]}" install -y --no-install-recommends "${@:2}")
+  { "${install[@]}" || { "${apt[@]}" update && "${install[@]}"; }; } >"$1" 2>&1
 }
 
 # Debian packages. nft and iptables are called by kube-proxy and by the CNI's portmap.
@@ -34,7 +35,7 @@ packages() {
 # compile OUT PACKAGE... with LDFLAGS, TAGS: a line now and then, for the large ones take minutes.
 compile() {
   local out=$1; shift
-  GOBIN=$out go install -v -trimpath -tags "${TAGS:-}" -ldflags "-s -w ${LDFLAGS:-}" "$@" 2>&1 |
+  GOBIN=$out "$ROOT/hack/retry.sh" go install -v -trimpath -tags "${TAGS:-}" -ldflags "-s -w ${LDFLAGS:-}" "$@" 2>&1 |
     awk -v start=$SECONDS '/^go: downloading|^[^ :#]+$/ {if (++n % 300 == 0) {printf "          ... %d packages\n", n; fflush()}; next} {print > "/dev/stderr"}'
 }
 

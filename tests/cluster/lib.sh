@@ -112,7 +112,7 @@ in_netns() { nsenter -t "$(main_pid netns)" -n "$@"; }   # run in the control pl
 start_netns() { # the namespace with the bridge, and 127.0.0.1:PORT outside leading to the apiserver inside
   rm -f "$RUN/port"
   launch netns netfwd "${API_PORT:-0}" "$RUN/port" "${API#https://}"
-  waitfor 5 test -s "$RUN/port" || die "no port to listen on: $(tail -n 1 "$RUN/logs/netns.log")"
+  waitfor 15 test -s "$RUN/port" || die "no port to listen on: $(tail -n 1 "$RUN/logs/netns.log")"
   { echo "link set lo up"
     echo "link add k8s type bridge"
     for v in $IPS; do

@@ -125,13 +125,13 @@ part() {
   done &
 }
 part containerd containerd -c /etc/containerd.toml
-waitfor 30 ctr version
+waitfor 90 ctr version
 if [ ! -e "$D/containerd/preloaded" ]; then
   for i in "$RUN"/parts/images/*.tar; do ctr -n k8s.io images import --local "$i"; done >>"$D/logs/containerd.log" 2>&1
   touch "$D/containerd/preloaded"
 fi
 touch "$D/ready"
-waitfor 120 test -e "$RUN/api-ready"
+waitfor 360 test -e "$RUN/api-ready"
 # shellcheck disable=SC2086
 part kubelet kubelet --config=/etc/kubernetes/kubelet.yaml --kubeconfig="$RUN/pki/$N.kubeconfig" --hostname-override="$N" \
   --node-ip="$(addresses node "$N" | comma)" --v=2 ${KUBELET_ARGS:-}

@@ -23,12 +23,12 @@ start)
   case $unit in
   node*)
     start_node "$unit"
-    waitfor 60 test -e "$RUN/$unit/ready" || { tail -n 5 "$RUN/logs/$unit.log" >&2; die "$unit does not come up"; } ;;
+    waitfor 180 test -e "$RUN/$unit/ready" || { tail -n 5 "$RUN/logs/$unit.log" >&2; die "$unit does not come up"; } ;;
   *)
     start_component "$unit"
     ready=(kubectl get --raw=/readyz --request-timeout=2s)
     [ "$unit" != kube-apiserver2 ] || ready=(in_netns "${ready[@]}" --server="https://$(endpoint "$(primary second-apiserver)" 6443)")
-    [ "$unit" = etcd ] || waitfor 60 "${ready[@]}" || die "the apiserver is not ready" ;;
+    [ "$unit" = etcd ] || waitfor 180 "${ready[@]}" || die "the apiserver is not ready" ;;
   esac ;;
 shutdown)
   case " $CONTROL_PLANE " in *" $unit "*) alive "$unit" || die "$unit does not run" ;; *) usage ;; esac
@@ -46,7 +46,7 @@ restart)
   pid=$(in_node "$unit" cat "/run/$part.pid")
   in_node "$unit" kill "$pid"
   next() { [ "$(in_node "$unit" cat "/run/$part.pid")" != "$pid" ] && in_node "$unit" timeout 5 "${serves[@]}"; }
-  waitfor 60 next || { tail -n 5 "$RUN/$unit/logs/$part.log" >&2; die "$part does not come back on $unit"; } ;;
+  waitfor 180 next || { tail -n 5 "$RUN/$unit/logs/$part.log" >&2; die "$part does not come back on $unit"; } ;;
 stop) case " $CONTROL_PLANE $(running_nodes | tr '\n' ' ')" in *" $unit "*) stop "$unit" ;; *) die "$unit does not run" ;; esac ;;
 load) for tar; do in_node "$unit" ctr -n k8s.io images import --local "$(readlink -f "$tar")" 2>&1 >/dev/null | { grep -v DEPRECATION >&2 || true; }; done ;;
 exec) if [ "$unit" = netns ]; then in_netns "$@"; else in_node "$unit" "$@"; fi ;;
@@ -64,7 +64,7 @@ restore)
   rm -rf "$RUN/etcd"; mv "$RUN/etcd.new" "$RUN/etcd"
   for part in etcd kube-apiserver; do start_component "$part"; done
   ready=(kubectl get --raw=/readyz --request-timeout=2s)
-  waitfor 60 "${ready[@]}" || die "the apiserver is not ready"
+  waitfor 180 "${ready[@]}" || die "the apiserver is not ready"
   # They exit if the apiserver is not ready within 10 s, and nothing would start them again.
   for part in kube-controller-manager kube-scheduler; do start_component "$part"; done ;;
 list) for unit in netns $CONTROL_PLANE $(running_nodes); do ! alive "$unit" || echo "$unit"; done ;;

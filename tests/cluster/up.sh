@@ -37,7 +37,7 @@ start_component kube-apiserver
 nodes=$(seq -f node%g "$n")
 for node in $nodes; do start_node "$node"; done   # their runtimes start meanwhile
 api_ready() { [ "$(kubectl get --raw=/readyz --request-timeout=2s)" = ok ]; }
-waitfor 90 api_ready || { tail -n 5 "$RUN/logs/kube-apiserver.log" >&2; false; }
+waitfor 270 api_ready || { tail -n 5 "$RUN/logs/kube-apiserver.log" >&2; false; }
 touch "$RUN/api-ready"
 say "apiserver ready at https://127.0.0.1:$(<"$RUN/port")"
 start_component kube-controller-manager
@@ -47,15 +47,15 @@ start_component kube-scheduler
 # The address ranges are fixed per node (routes, CNI); Node objects carry them too.
 for node in $nodes; do
   cidrs=$(addresses node-pods "$node" | sed 's/.*/"&"/' | comma)
-  waitfor 60 kubectl patch node "$node" -p "{\"spec\":{\"podCIDR\":${cidrs%%,*},\"podCIDRs\":[$cidrs]}}" ||
+  waitfor 180 kubectl patch node "$node" -p "{\"spec\":{\"podCIDR\":${cidrs%%,*},\"podCIDRs\":[$cidrs]}}" ||
     { tail -n 5 "$RUN/logs/$node.log" "$RUN/$node/logs"/*.log >&2; false; }
 done
-waitfor 60 kubectl -n default get serviceaccount default   # without it no pod is admitted
+waitfor 180 kubectl -n default get serviceaccount default   # without it no pod is admitted
 if [ -n "$nodes" ]; then
   # Waits are short and repeated: a killed up.sh must not leave one behind for long.
-  waitfor 90 kubectl wait --for=condition=Ready node --all --timeout=2s
+  waitfor 270 kubectl wait --for=condition=Ready node --all --timeout=2s
   say "nodes ready: ${nodes//$'\n'/ }"
-  waitfor 60 kubectl -n kube-system wait --for=condition=Available deploy/coredns --timeout=2s
+  waitfor 180 kubectl -n kube-system wait --for=condition=Available deploy/coredns --timeout=2s
   say "DNS ready"
 fi
 echo "export KUBECONFIG=$RUN/kubeconfig PATH=$RUN/bin:\$PATH"
