@@ -92,29 +92,53 @@ const (
 //
 // A last line without an end is still being written, and is skipped.
 func Requests(log io.Reader, of Callers) ([]Request, error) {
-	var out []Request
-	index := map[string]int{} // by id
-	err := eachLine(log, func(n int, line []byte) error {
-		if !of.mayHave(line) {
-			return nil
+	r := Record{Of: of}
+	_, err := r.Read(log)
+	return r.requests, err
+}
+
+// Record accumulates the callers' requests from the parts of an audit log. Its zero value,
+// with the callers, is empty.
+type Record struct {
+	Of Callers
+
+	requests []Request
+	index    map[string]int // by id
+}
+
+// Requests returns the requests so far, as the function of this name does.
+func (r *Record) Requests() []Request { return slices.Clone(r.requests) }
+
+// Read adds the next part of the log. It returns the length, in bytes, of the complete lines
+// that it has read: the part after this one begins there.
+func (r *Record) Read(part io.Reader) (length int64, err error) {
+	err = eachLine(part, func(n int, line []byte) error {
+		if r.Of.mayHave(line) {
+			var e auditv1.Event
+			if err := json.Unmarshal(line, &e); err != nil {
+				return fmt.Errorf("audit log, line %d: %w", n, err)
+			}
+			r.add(request(&e))
 		}
-		var e auditv1.Event
-		if err := json.Unmarshal(line, &e); err != nil {
-			return fmt.Errorf("audit log, line %d: %w", n, err)
-		}
-		r := request(&e)
-		if !of.have(r) {
-			return nil
-		}
-		if i, ok := index[r.ID]; ok {
-			out[i] = r
-			return nil
-		}
-		index[r.ID] = len(out)
-		out = append(out, r)
+		length += int64(len(line)) + 1
 		return nil
 	})
-	return out, err
+	return length, err
+}
+
+func (r *Record) add(q Request) {
+	if !r.Of.have(q) {
+		return
+	}
+	if i, ok := r.index[q.ID]; ok {
+		r.requests[i] = q
+		return
+	}
+	if r.index == nil {
+		r.index = map[string]int{}
+	}
+	r.index[q.ID] = len(r.requests)
+	r.requests = append(r.requests, q)
 }
 
 func request(e *auditv1.Event) Request {
@@ -163,6 +187,10 @@ func (c Callers) have(r Request) bool {
 // mayHave reports whether a line may be of one of the callers. Most lines of a log are not,
 // and need no decoding.
 func (c Callers) mayHave(line []byte) bool {
-	return slices.ContainsFunc(c.Users, func(user string) bool { return bytes.Contains(line, []byte(user)) }) ||
-		len(c.Pods) > 0 && bytes.Contains(line, []byte(podClaim))
+	contains := func(text string) bool { return bytes.Contains(line, []byte(text)) }
+	return slices.ContainsFunc(c.Users, contains) ||
+		len(c.Pods) > 0 && contains(podClaim) && slices.ContainsFunc(c.Pods, func(pod string) bool {
+			namespace, _, _ := strings.Cut(pod, "/")
+			return contains(ServiceAccount(namespace, ""))
+		})
 }

@@ -10,22 +10,25 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/tests/audit"
 )
 
 // Mark is a time and an offset in the audit log, at which the requests since then begin.
 type Mark struct {
 	At     time.Time
-	offset int64
+	offset int64 // of the beginning of a line
 }
 
 // Mark returns a mark of the current time.
-func (c *Cluster) Mark() (Mark, error) {
-	info, err := os.Stat(c.AuditLog())
-	if err != nil {
-		return Mark{}, fmt.Errorf("reading the audit log: %w", err)
+func (c *Cluster) Mark() (m Mark, err error) {
+	f, err := os.Open(c.AuditLog())
+	if err == nil {
+		defer func() { _ = f.Close() }()
+		m.offset, err = lastLine(f)
 	}
-	return Mark{time.Now(), info.Size()}, nil
+	m.At = time.Now() // later: what is recorded before the offset was received before this
+	return m, failure.Wrap(err, "reading the audit log")
 }
 
 // AuditLog returns the path of the apiserver's audit log.
@@ -36,7 +39,7 @@ func (c *Cluster) readAudit(m Mark, read func(log io.Reader) error) error {
 	f, err := os.Open(c.AuditLog())
 	if err == nil {
 		defer func() { _ = f.Close() }()
-		err = seekLine(f, m.offset)
+		_, err = f.Seek(m.offset, io.SeekStart)
 	}
 	if err != nil {
 		return fmt.Errorf("reading the audit log: %w", err)
@@ -44,38 +47,58 @@ func (c *Cluster) readAudit(m Mark, read func(log io.Reader) error) error {
 	return read(f)
 }
 
-// seekLine seeks the beginning of the line that contains the byte before offset, or that
-// begins at offset: a mark may be taken while the apiserver writes a line.
-func seekLine(f *os.File, offset int64) error {
-	before := make([]byte, min(offset, longestLine))
-	if _, err := f.ReadAt(before, offset-int64(len(before))); err != nil {
-		return err
+// lastLine returns the offset of the line that the apiserver is writing, or of the next one.
+func lastLine(f *os.File) (int64, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return 0, err
 	}
-	_, err := f.Seek(offset-int64(len(before))+int64(bytes.LastIndexByte(before, '\n'))+1, io.SeekStart)
-	return err
+	last := make([]byte, min(info.Size(), longestLine))
+	begin := info.Size() - int64(len(last))
+	if _, err := f.ReadAt(last, begin); err != nil {
+		return 0, err
+	}
+	return begin + int64(bytes.LastIndexByte(last, '\n')) + 1, nil
 }
 
 // longestLine is the upper bound, in bytes, of a line of the audit log.
 const longestLine = 4 << 20
 
-// Requests returns the callers' requests that the apiserver has recorded so far.
+// RequestLog reads the requests of callers since a mark, and remembers how far it has read.
+// It is not safe for concurrent use.
+type RequestLog struct {
+	cluster *Cluster
+	next    Mark
+	record  audit.Record
+}
+
+// RequestLog returns a log of the callers' requests since m.
+func (c *Cluster) RequestLog(m Mark, of audit.Callers) *RequestLog {
+	of.Since = m.At
+	return &RequestLog{cluster: c, next: m, record: audit.Record{Of: of}}
+}
+
+// Requests returns all requests that the apiserver has recorded so far. Each call reads only
+// what was recorded since the last one, so it can be polled.
+func (l *RequestLog) Requests() ([]audit.Request, error) {
+	err := l.cluster.readAudit(l.next, func(log io.Reader) error {
+		length, err := l.record.Read(log)
+		l.next.offset += length
+		return err
+	})
+	return l.record.Requests(), err
+}
+
+// Requests returns the callers' requests that the apiserver has recorded so far. It reads the
+// whole audit log: use a [RequestLog] to poll.
 func (c *Cluster) Requests(of audit.Callers) ([]audit.Request, error) {
-	return c.requestsSince(Mark{At: of.Since}, of)
+	return c.RequestLog(Mark{At: of.Since}, of).Requests()
 }
 
 // PodRequests returns the requests of pods (namespace/name) since m, as the apiserver recorded
 // them.
 func (c *Cluster) PodRequests(m Mark, pods ...string) ([]audit.Request, error) {
-	return c.requestsSince(m, audit.Callers{Pods: pods})
-}
-
-func (c *Cluster) requestsSince(m Mark, of audit.Callers) (requests []audit.Request, err error) {
-	of.Since = m.At
-	err = c.readAudit(m, func(log io.Reader) (err error) {
-		requests, err = audit.Requests(log, of)
-		return err
-	})
-	return requests, err
+	return c.RequestLog(m, audit.Callers{Pods: pods}).Requests()
 }
 
 // Evidence returns the states of a root since m, and the requests of a service account in its
@@ -88,6 +111,6 @@ func (c *Cluster) Evidence(m Mark, root types.NamespacedName, account string) (s
 	if err != nil {
 		return nil, nil, err
 	}
-	requests, err = c.requestsSince(m, audit.Callers{Users: []string{audit.ServiceAccount(root.Namespace, account)}})
+	requests, err = c.RequestLog(m, audit.Callers{Users: []string{audit.ServiceAccount(root.Namespace, account)}}).Requests()
 	return states, requests, err
 }
