@@ -36,7 +36,7 @@ const Port = 9443
 const Replicas = 2
 
 // within bounds a wait for what takes seconds on an idle machine.
-const within = 90 * time.Second
+const within = 4 * time.Minute
 
 // AddToScheme adds the kind that the operator reviews, in both versions.
 func AddToScheme(scheme *runtime.Scheme) error {

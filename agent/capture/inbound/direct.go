@@ -25,13 +25,12 @@ const (
 	// findFor is how long direct connections are looked for at least: an application may
 	// accept one some time after it was made.
 	findFor = 2 * time.Second
-	// endWithin is when connections are ended although they are never quiet.
-	endWithin = 30 * time.Second
+	// endWithin is when connections are ended although they are never quiet: their requests
+	// fail. Until then the status of the pod says that its reviews are not routed.
+	endWithin = 3 * time.Minute
 	// endFor bounds how long one check looks for connections and ends them, of all pods. They
 	// cannot be captured or released meanwhile.
 	endFor = 200 * time.Millisecond
-	// watchFor bounds how long of that it watches connections of a pod that are not quiet.
-	watchFor   = 20 * time.Millisecond
 	watchEvery = time.Millisecond
 	// searchEvery is how often connections are looked for that the kernel cannot end.
 	searchEvery = 10 * time.Second
@@ -49,6 +48,15 @@ func quietFor(age time.Duration) time.Duration {
 		return 5 * time.Millisecond
 	}
 	return time.Millisecond // the resolution at least
+}
+
+// watchFor returns how long one check watches connections of a pod that are not quiet, some
+// time after the agent began to steer. Under load they are quiet for moments.
+func watchFor(age time.Duration) time.Duration {
+	if age < 8*time.Second {
+		return 20 * time.Millisecond
+	}
+	return endFor / 2
 }
 
 var errDirect = errors.New("connections that were made before the agent steered them may lead to the application: it ends them when they are quiet, and within " + endWithin.String())
@@ -85,7 +93,7 @@ func (p *Pod) endDirect(until time.Time) error {
 		return err
 	}
 	left, err := p.watch(found, age, until)
-	if err == nil && all && (len(found) == 0 && age > findFor || len(left) == 0 && age > endWithin+findFor) {
+	if err == nil && all && (len(found) == 0 && age > findFor || len(left) == 0 && age > p.node.endWithin+findFor) {
 		p.direct = time.Time{}
 	}
 	return p.node.noteEndless(err)
@@ -154,10 +162,13 @@ func (p *Pod) watch(found []sockdiag.Connection, age time.Duration, until time.T
 	}
 	defer sockets.Close()
 	left = found
-	ended := 0
+	ended, required := 0, quietFor(age)
+	if age > p.node.endWithin {
+		required = anyway
+	}
 	for start := time.Now(); ; time.Sleep(watchEvery) {
-		left, err = destroyQuiet(sockets, left, age, until, &ended)
-		if err != nil || len(left) == 0 || time.Since(start) > watchFor || !time.Now().Before(until) {
+		left, err = destroyQuiet(sockets, left, required, until, &ended)
+		if err != nil || len(left) == 0 || time.Since(start) > watchFor(age) || !time.Now().Before(until) {
 			break
 		}
 	}
@@ -173,8 +184,12 @@ type destroyer interface {
 	Destroy(c sockdiag.Connection) (destroyed bool, err error)
 }
 
-// destroyQuiet destroys the connections that are quiet, until a time, and returns the others.
-func destroyQuiet(sockets destroyer, found []sockdiag.Connection, age time.Duration, until time.Time, ended *int) (left []sockdiag.Connection, err error) {
+// anyway, instead of a time, does not require that a connection is quiet.
+const anyway = -1
+
+// destroyQuiet destroys the connections that have been quiet for the required time, until a
+// time, and returns the others.
+func destroyQuiet(sockets destroyer, found []sockdiag.Connection, required time.Duration, until time.Time, ended *int) (left []sockdiag.Connection, err error) {
 	for i, c := range found {
 		if !time.Now().Before(until) {
 			return append(left, found[i:]...), nil
@@ -185,7 +200,7 @@ func destroyQuiet(sockets destroyer, found []sockdiag.Connection, age time.Durat
 			return nil, err
 		case !ok:
 			continue
-		case age < endWithin && (a.Unread || a.Unsent || a.Sent > a.Received || a.Sent < quietFor(age)):
+		case required != anyway && (a.Unread || a.Unsent || a.Sent > a.Received || a.Sent < required):
 			left = append(left, c)
 			continue
 		}

@@ -166,6 +166,23 @@ func TestDirectConnectionsEndOnceTheAgentSteers(t *testing.T) {
 	require.NoError(t, p.Direct(), "a slow check is no lapse of the heartbeat")
 }
 
+func TestConnectionsThatAreNeverQuietEndInTheEnd(t *testing.T) {
+	pod, outside := newPod(t)
+	startApplication(t, pod)
+	busy := outside.keep(t, netip.AddrPortFrom(pod4, port))
+	busy.works(t)
+	time.Sleep(20 * time.Millisecond) // else its times are those of the answer before
+	busy.say(t, "work")
+
+	n := open(t, pins(t))
+	n.endWithin = 2 * time.Second
+	start := time.Now()
+	_, err := n.Capture(Request{UID: uid, NetNS: pod.Path, Ports: []uint16{port}})
+	require.NoError(t, err)
+	busy.ends(t, n)
+	require.GreaterOrEqual(t, time.Since(start), n.endWithin)
+}
+
 func TestConnectionsFromALapseEnd(t *testing.T) {
 	pod, outside := newPod(t)
 	startApplication(t, pod)
@@ -214,7 +231,7 @@ func TestBusyConnectionsEndBetweenRequests(t *testing.T) {
 	answer(t, "agent", p.Listeners()...)
 	start := time.Now()
 	checking(t, n, func() bool { return len(answered) == clients })
-	require.Less(t, time.Since(start), endWithin)
+	require.Less(t, time.Since(start), n.endWithin)
 	all := 0
 	for range clients {
 		if <-answered {

@@ -55,9 +55,10 @@ type Request struct {
 
 // Node captures the inbound connections of pods. It is safe for concurrent use.
 type Node struct {
-	inbound *bpf.Inbound
-	log     *slog.Logger
-	endFor  time.Duration
+	inbound   *bpf.Inbound
+	log       *slog.Logger
+	endFor    time.Duration
+	endWithin time.Duration
 
 	lapsed atomic.Bool // since the last Check
 
@@ -73,7 +74,7 @@ func Open(pinDir string, log *slog.Logger) (*Node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening the capture of inbound connections: %w", err)
 	}
-	return &Node{inbound: inbound, log: log, endFor: endFor, pods: map[uuid.UUID]*Pod{}}, nil
+	return &Node{inbound: inbound, log: log, endFor: endFor, endWithin: endWithin, pods: map[uuid.UUID]*Pod{}}, nil
 }
 
 // Capture captures the inbound connections of a pod. It takes over the steering of an
