@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/iptables"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/listener"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/redirect"
 	"github.com/ctrlmesh/ctrlmesh/internal/failure"
@@ -87,7 +88,9 @@ func (p *Pod) replaceEgress(before *egress, ports []uint16) (*egress, error) {
 		return nil, err
 	}
 	p.egress = next
-	err := p.redirect()
+	ctx, cancel := context.WithTimeout(context.Background(), iptables.Timeout)
+	defer cancel()
+	err := p.redirect(ctx)
 	if err == nil {
 		return next, nil
 	}
@@ -96,7 +99,7 @@ func (p *Pod) replaceEgress(before *egress, ports []uint16) (*egress, error) {
 		_ = closeAll(next.listeners)
 	}
 	// A part of the new redirection may be in force, and lead to a closed port.
-	return nil, errors.Join(err, p.redirector.Apply(context.Background(), p.target()))
+	return nil, errors.Join(err, p.redirector.Apply(ctx, p.target()))
 }
 
 // listen opens the listeners, unless they are open.
@@ -122,7 +125,9 @@ func (p *Pod) endEgress() error {
 	}
 	p.stopRepair()
 	p.egress = nil
-	err := p.redirect()
+	ctx, cancel := context.WithTimeout(context.Background(), iptables.Timeout)
+	defer cancel()
+	err := p.redirect(ctx)
 	if err != nil {
 		p.egress = &egress{Egress: before.Egress} // a part of it may still be in force
 	}

@@ -30,7 +30,7 @@ type redirector interface {
 	HostNetwork() error
 	// Last returns the port that the pod was redirected to before, 0 if it was not, and the
 	// redirection of its other connections.
-	Last(p redirect.Pod) (uint16, *redirect.Egress)
+	Last(ctx context.Context, p redirect.Pod) (uint16, *redirect.Egress)
 	// Egress returns why connections to other hosts cannot be redirected, nil if they can.
 	Egress() error
 	// Origin returns the address that a connection which arrived at the egress listeners was

@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/address"
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/iptables"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/listener"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/redirect"
@@ -190,7 +191,9 @@ func (p *Pod) open(r Request) error {
 
 // openSockets is open for a pod that is redirected to sockets in its network namespace.
 func (p *Pod) openSockets(r Request) error {
-	last, lastEgress := p.redirector.Last(p.target())
+	ctx, cancel := context.WithTimeout(context.Background(), iptables.Timeout)
+	defer cancel()
+	last, lastEgress := p.redirector.Last(ctx, p.target())
 	given, givenEgress := r.Files.listeners(p.netns)
 	var err error
 	if p.sockets, err = listener.Open(p.netns, last, given); err != nil {
@@ -201,11 +204,11 @@ func (p *Pod) openSockets(r Request) error {
 		p.listeners = append(p.listeners, watched{l, p})
 	}
 	p.inheritEgress(lastEgress, r.Egress, givenEgress)
-	err = p.redirect()
+	err = p.redirect(ctx)
 	if err != nil && lastEgress == nil && p.egress != nil { // capture the pod without egress
 		_ = closeAll(p.egress.listeners)
 		p.egress = nil
-		err = p.redirect()
+		err = p.redirect(ctx)
 	}
 	if err != nil {
 		return err
@@ -223,9 +226,9 @@ func (p *Pod) openSockets(r Request) error {
 
 // redirect applies the redirection. A pod that makes that fail slowly is left to the repair,
 // so that it does not delay the others again and again.
-func (p *Pod) redirect() error {
+func (p *Pod) redirect(ctx context.Context) error {
 	start := time.Now()
-	err := p.redirector.Apply(context.Background(), p.target())
+	err := p.redirector.Apply(ctx, p.target())
 	if err != nil && p.mode == IPTables && time.Since(start) > slowAfter {
 		p.setDamage(err)
 		return nil

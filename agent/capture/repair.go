@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/iptables"
 )
 
 const (
@@ -57,7 +59,7 @@ func (h *health) repairNext(pods []*Pod) {
 	if s := &next.status; time.Since(s.repaired) > 2*maxRepairInterval {
 		s.repairs = 0
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithTimeout(context.Background(), iptables.Timeout) // other pods wait for their repair
 	r := &repairing{cancel: cancel, done: make(chan struct{})}
 	next.repair = r
 	target := next.target()

@@ -80,7 +80,7 @@ func (b *Backend) HostNetwork() error {
 }
 
 // Last returns nothing, because nothing is redirected.
-func (b *Backend) Last(redirect.Pod) (uint16, *redirect.Egress) { return 0, nil }
+func (b *Backend) Last(context.Context, redirect.Pod) (uint16, *redirect.Egress) { return 0, nil }
 
 // Egress returns why connections to other hosts cannot be redirected.
 func (b *Backend) Egress() error {

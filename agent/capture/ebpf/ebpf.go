@@ -69,7 +69,7 @@ func keyOf(p redirect.Pod) bpf.Key {
 }
 
 // Last returns the port that the pod is redirected to, 0 if it is not, and its egress.
-func (b *Backend) Last(p redirect.Pod) (uint16, *redirect.Egress) {
+func (b *Backend) Last(_ context.Context, p redirect.Pod) (uint16, *redirect.Egress) {
 	entry, _, _ := b.Pod(keyOf(p))
 	if entry.Egress == 0 || entry.UID != p.UID {
 		return entry.Port, nil

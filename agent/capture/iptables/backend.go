@@ -13,20 +13,21 @@ import (
 	"os/exec"
 	"slices"
 	"sync"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/program"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/redirect"
 	"github.com/ctrlmesh/ctrlmesh/internal/descriptor"
 )
 
 const (
-	// timeout bounds a change of the rules of all pods, and the removal of one pod's rules.
-	// A pod can make the programs slow.
-	timeout = 5 * time.Second
+	// Timeout bounds all programs together that the agent's loop or other pods wait for: those
+	// of a capture, of a repair, of a change of all pods' rules, and of the removal of one
+	// pod's rules.
+	Timeout = program.Time
 	// concurrency is the number of pods whose rules are changed at once.
 	concurrency = 4
 )
@@ -66,10 +67,10 @@ func (b *Backend) HostNetwork() error {
 
 // Last returns where the rules of an earlier agent lead: to the same ports they need no
 // change.
-func (b *Backend) Last(p redirect.Pod) (port uint16, egress *redirect.Egress) {
+func (b *Backend) Last(ctx context.Context, p redirect.Pod) (port uint16, egress *redirect.Egress) {
 	leads := make(chan Lead, len(b.Tables))
 	_ = b.each(p.NetNS, func(table Table) error {
-		l, err := table.LastLead(context.Background())
+		l, err := table.LastLead(ctx)
 		leads <- l
 		return err
 	})
@@ -106,7 +107,7 @@ func (b *Backend) Apply(ctx context.Context, p redirect.Pod) error { return b.sy
 // later. A pod where that fails does not keep the others from it.
 func (b *Backend) SetDestinations(destinations []netip.AddrPort, pods []redirect.Pod) (redirect.Failed, error) {
 	b.destinations = destinations
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), Timeout)
 	defer cancel()
 	return forEach(pods, func(p redirect.Pod) error { return b.sync(ctx, p, false) }), nil
 }
@@ -146,7 +147,7 @@ func (b *Backend) sync(ctx context.Context, p redirect.Pod, seize bool) error {
 
 // Release removes the rules, unless they lead to another agent.
 func (b *Backend) Release(p redirect.Pod) error {
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), Timeout)
 	defer cancel()
 	return b.each(p.NetNS, func(table Table) error { return table.Remove(ctx, p.Port, p.Egress) })
 }
@@ -198,7 +199,7 @@ func Forget(namespace *os.File, open func() ([2]Table, error)) error {
 		if err != nil {
 			return err
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), timeout)
+		ctx, cancel := context.WithTimeout(context.Background(), Timeout)
 		defer cancel()
 		return errors.Join(tables[0].Remove(ctx, 0, nil), tables[1].Remove(ctx, 0, nil))
 	})

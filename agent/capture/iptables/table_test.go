@@ -2,6 +2,8 @@ package iptables
 
 import (
 	"context"
+	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +13,7 @@ import (
 	goiptables "github.com/coreos/go-iptables/iptables"
 	"github.com/stretchr/testify/require"
 
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/program"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/program/programtest"
 )
 
@@ -28,7 +31,8 @@ func TestCommandsGetTheTimeThatIsLeft(t *testing.T) {
 	require.NoError(t, err)
 	require.ErrorIs(t, tables[1].err, exec.ErrNotFound)
 
-	for left, wait := range map[time.Duration]string{0: "3", 1900 * time.Millisecond: "2", time.Minute: "3"} {
+	const whole = int(program.Time / time.Second)
+	for _, left := range []time.Duration{program.Time - 100*time.Millisecond, program.Time / 2, 2 * program.Time, 0} {
 		ctx := t.Context()
 		if left != 0 {
 			var cancel context.CancelFunc
@@ -37,7 +41,16 @@ func TestCommandsGetTheTimeThatIsLeft(t *testing.T) {
 		}
 		require.NoError(t, tables[0].within(ctx, func(commands *goiptables.IPTables) error {
 			lines, err := commands.List(nat, Chain)
-			require.Equal(t, []string{"-t nat -S " + Chain + " --wait " + wait}, lines)
+			require.Len(t, lines, 1)
+			var wait int
+			_, scanned := fmt.Sscanf(lines[0], "-t nat -S "+Chain+" --wait %d", &wait)
+			require.NoError(t, scanned, lines[0])
+			if deadline, ok := ctx.Deadline(); ok && left < program.Time {
+				require.LessOrEqual(t, wait, int(math.Ceil(left.Seconds())))
+				require.GreaterOrEqual(t, wait, int(math.Ceil(time.Until(deadline).Seconds())))
+			} else {
+				require.Equal(t, whole, wait)
+			}
 			return err
 		}))
 	}

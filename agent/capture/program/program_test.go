@@ -20,13 +20,18 @@ const (
 	output      = 64 << 10
 )
 
-func TestRunBoundsTimeMemoryAndOutput(t *testing.T) {
-	out, err := program.Run(t.Context(), "", "sh", "-c", "sleep 0.2; ulimit -v")
+// limited is a script that prints its memory limit once it has one.
+const limited = `while [ "$(ulimit -v)" = unlimited ]; do sleep 0.01; done; ulimit -v`
+
+func TestRunBoundsMemoryAndOutput(t *testing.T) {
+	out, err := program.Run(t.Context(), "", "sh", "-c", limited)
 	require.NoError(t, err)
 	require.Equal(t, fmt.Sprintln(memoryInKiB), out)
 	_, err = program.Run(t.Context(), "", "head", "-c", fmt.Sprint(output+1), "/dev/zero")
 	require.Error(t, err)
-	_, err = program.Run(t.Context(), "", "sleep", "60")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	_, err = program.Run(ctx, "", "sleep", "60")
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 }
 
@@ -55,14 +60,12 @@ func TestBoundedNameRunsProgramWithBounds(t *testing.T) {
 	}{
 		"output and arguments":  {script: `echo "$@"`, args: []string{"-t", "nat"}, stdout: "-t nat\n"},
 		"status":                {script: "echo no chain >&2; exit 1", stderr: "no chain", status: 1},
-		"memory":                {script: "sleep 0.2; ulimit -v", stdout: fmt.Sprintln(memoryInKiB)},
+		"memory":                {script: limited, stdout: fmt.Sprintln(memoryInKiB)},
 		"output up to bound":    {script: fmt.Sprintf("head -c %d /dev/zero", output), stdout: strings.Repeat("\x00", output)},
 		"output above bound":    {script: fmt.Sprintf("head -c %d /dev/zero", output+1), stderr: "too much output", status: killed},
 		"complaint above bound": {script: fmt.Sprintf("head -c %d /dev/zero >&2", output+1), stderr: "too much output", status: killed},
 		"signal":                {script: "kill -9 $$", stderr: "killed", status: killed},
-		"time":                  {script: "exec sleep 60", stderr: "deadline exceeded", status: killed, atLeast: program.Time},
-		"shorter time":          {script: "exec sleep 60", args: []string{"--wait", "1"}, stderr: "deadline exceeded", status: killed, atLeast: time.Second},
-		"longer time":           {script: "exec sleep 60", args: []string{"--wait", "60"}, stderr: "deadline exceeded", status: killed, atLeast: program.Time},
+		"time":                  {script: "exec sleep 60", args: []string{"--wait", "1"}, stderr: "deadline exceeded", status: killed, atLeast: time.Second},
 		"output kept open":      {script: "sleep 60 & exit 0", stderr: "WaitDelay", status: killed},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -71,7 +74,6 @@ func TestBoundedNameRunsProgramWithBounds(t *testing.T) {
 			require.Equal(t, test.stdout, stdout)
 			require.Contains(t, stderr, test.stderr)
 			require.Greater(t, took, test.atLeast)
-			require.Less(t, took, 30*time.Second)
 		})
 	}
 }
