@@ -2,19 +2,18 @@ package bpf
 
 import (
 	"errors"
-	"os"
 	"testing"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/stretchr/testify/require"
+
+	"github.com/ctrlmesh/ctrlmesh/internal/needs"
 )
 
 // TestOldKernelLacksOptionalFeatures replaces the helpers that an old kernel lacks by helpers that no kernel has.
 func TestOldKernelLacksOptionalFeatures(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: loads BPF programs")
-	}
+	needs.Root(t, "loads BPF programs")
 	for _, test := range []struct {
 		lack    lack
 		helpers []asm.BuiltinFunc

@@ -28,6 +28,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/needs"
 	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
@@ -923,10 +924,7 @@ func TestHostileTLS(t *testing.T) {
 
 // A renegotiation costs the server a handshake for a byte.
 func TestHostileRenegotiation(t *testing.T) {
-	openssl, err := exec.LookPath("openssl")
-	if err != nil {
-		t.Skip("no openssl to renegotiate with")
-	}
+	openssl := needs.Program(t, "openssl")
 	s := newSiege(t, quick(0))
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()

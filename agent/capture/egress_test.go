@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/redirect"
+	"github.com/ctrlmesh/ctrlmesh/internal/needs"
 	proxied "github.com/ctrlmesh/ctrlmesh/proxy/egress"
 )
 
@@ -151,10 +152,10 @@ func TestEgressConnectsArriveAtTheirListener(t *testing.T) {
 			{"its own v6 address", client{}, netip.AddrPortFrom(pod6, 443), "own"},
 		} {
 			t.Run(test.name, func(t *testing.T) {
-				who, said, err := test.client.connect(pod, test.to)
-				if test.client.protocol == unix.IPPROTO_MPTCP && errors.Is(err, unix.EPROTONOSUPPORT) {
-					t.Skip("needs a kernel with MPTCP: ", err)
+				if test.client.protocol == unix.IPPROTO_MPTCP {
+					needs.Path(t, "/proc/sys/net/mptcp", "a kernel with MPTCP")
 				}
+				who, said, err := test.client.connect(pod, test.to)
 				require.NoError(t, err)
 				require.Equal(t, test.want, who)
 				if who == "egress" {

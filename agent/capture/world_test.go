@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -25,6 +24,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/program/programtest"
 	"github.com/ctrlmesh/ctrlmesh/agent/internal/netnstest"
 	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
+	"github.com/ctrlmesh/ctrlmesh/internal/needs"
 )
 
 // soon is when what must happen has happened, however busy the machine is.
@@ -211,9 +211,7 @@ func released(cfg Config) string {
 
 func iptablesConfig(t testing.TB) Config {
 	for _, program := range []string{"iptables", "ip6tables"} {
-		if _, err := exec.LookPath(program); err != nil {
-			t.Skip("needs ", program)
-		}
+		needs.Program(t, program)
 	}
 	programtest.Link(t)
 	return Config{Mode: IPTables, PinDir: filepath.Join(t.TempDir(), "none")}

@@ -18,6 +18,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/ctrlmesh/ctrlmesh/internal/needs"
 )
 
 const rootEnv = "CERTDIR_TEST_ROOT"
@@ -38,9 +40,7 @@ func TestMain(m *testing.M) {
 // startPod starts a process with its own root directory.
 func startPod(t *testing.T) (pid int, root string, stop func()) {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root: changes the root directory of a process")
-	}
+	needs.Root(t, "changes the root directory of a process")
 	root = t.TempDir()
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), rootEnv+"="+root)

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"testing"
@@ -23,6 +22,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent/state"
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/needs"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
 
@@ -95,12 +95,8 @@ func inNamespace(t *testing.T) (path string, do func(f func() error) error) {
 // The rules of a pod decide about its other connections as soon as the policy has
 // them, and its connections are its own again once it has none.
 func TestEgressRedirectionFollowsPolicy(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: makes network namespaces")
-	}
-	if _, err := exec.LookPath("iptables-nft"); err != nil {
-		t.Skip("needs iptables-nft")
-	}
+	needs.Root(t, "makes network namespaces")
+	needs.Program(t, "iptables-nft")
 	const uid = "3a1f0c52-6a53-4f0e-8e0a-0f4b1f9f6d11"
 	path, do := inNamespace(t)
 	r := start(t, 0)
@@ -266,12 +262,8 @@ func (r *running) restoreCaptured(t *testing.T) {
 
 // What an agent that died had redirected goes nowhere else before its rules are known again.
 func TestEgressStaysRedirectedUntilRulesAreKnown(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: makes network namespaces")
-	}
-	if _, err := exec.LookPath("iptables-nft"); err != nil {
-		t.Skip("needs iptables-nft")
-	}
+	needs.Root(t, "makes network namespaces")
+	needs.Program(t, "iptables-nft")
 	const uid = restoredPod
 	egress := &meshv1.Egress{Ports: []uint32{8080}}
 	good := &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "good", Intercepts: []*meshv1.InterceptRule{{Name: "none", Deny: true, Http: []*meshv1.HttpMatch{{}}}}}}, Egress: egress}

@@ -7,7 +7,6 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -36,6 +35,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent/telemetry"
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/needs"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
 
@@ -51,9 +51,7 @@ type machine struct {
 
 func newMachine(t *testing.T) *machine {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root, for a network namespace")
-	}
+	needs.Root(t, "makes network namespaces")
 	mc := &machine{dir: t.TempDir(), client: fake.NewClientset()}
 	cmd := exec.Command("unshare", "--net", "sh", "-c", "ip link set lo up && ip link add eth0 type veth peer name eth1 && ip address add 198.18.9.2/24 dev eth0 && ip link set eth0 up && ip link set eth1 up && ip route add default via 198.18.9.1 && echo up && exec sleep 600")
 	out, err := cmd.StdoutPipe()
@@ -112,10 +110,8 @@ func (mc *machine) start(t *testing.T) *life {
 	require.NoError(t, err)
 	logger := slog.New(slog.DiscardHandler)
 	programtest.Link(t)
+	needs.Program(t, "iptables")
 	backend, err := capture.Open(capture.Config{Mode: capture.IPTables, PinDir: filepath.Join(mc.dir, "no-bpf"), Logger: logger})
-	if errors.Is(err, exec.ErrNotFound) {
-		t.Skip("needs iptables")
-	}
 	require.NoError(t, err)
 	locator, err := pods.NewLocator(filepath.Join(mc.dir, "cgroup"), filepath.Join(mc.dir, "proc"))
 	require.NoError(t, err)

@@ -19,15 +19,14 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/needs"
 )
 
 // capturing is a mesh that captures, by address: it takes a network namespace, and
 // changes nothing in it.
 func capturing(t *testing.T) *running {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root, for a network namespace")
-	}
+	needs.Root(t, "makes network namespaces")
 	r := start(t, 0)
 	backend, err := capture.Open(capture.Config{Mode: capture.Address, Address: "127.0.0.1:0", PinDir: filepath.Join(t.TempDir(), "no-bpf")})
 	require.NoError(t, err)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
 	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
+	"github.com/ctrlmesh/ctrlmesh/internal/needs"
 )
 
 // offering is an agent that hands these pods over.
@@ -64,9 +64,7 @@ func TestSuccessorThatCannotServeDeclines(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := start(t, 0)
 			if tc.process {
-				if os.Getuid() != 0 {
-					t.Skip("needs root, for a network namespace")
-				}
+				needs.Root(t, "makes network namespaces")
 				r.process(t, "a", "198.18.7.7")
 			}
 			if tc.cluster {

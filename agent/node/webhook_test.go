@@ -5,8 +5,6 @@ import (
 	"errors"
 	"log/slog"
 	"net/netip"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -20,15 +18,12 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/bpf/bpftest"
+	"github.com/ctrlmesh/ctrlmesh/internal/needs"
 )
 
 func TestWebhooksAreCapturedWhileTheyAreRouted(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: makes network namespaces")
-	}
-	if _, err := exec.LookPath("iptables-nft"); err != nil {
-		t.Skip("needs iptables-nft")
-	}
+	needs.Root(t, "makes network namespaces")
+	needs.Program(t, "iptables-nft")
 	path, _ := inNamespace(t)
 	dir, pins := t.TempDir(), filepath.Join(bpftest.BPFFS(t), "ctrlmesh")
 	begin := func() *running {
@@ -105,9 +100,7 @@ func TestWebhooksAreCapturedWhileTheyAreRouted(t *testing.T) {
 }
 
 func TestSignOfLifeDoesNotWaitForWebhooks(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: makes network namespaces")
-	}
+	needs.Root(t, "makes network namespaces")
 	path, _ := inNamespace(t)
 	r := start(t, 0)
 	steering, err := inbound.Open(filepath.Join(bpftest.BPFFS(t), "ctrlmesh"), slog.New(slog.DiscardHandler))

@@ -12,17 +12,20 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ctrlmesh/ctrlmesh/internal/needs"
 )
 
-var cgroup, reason string
+var (
+	cgroup string
+	reason error // why there is none
+)
 
 // Main runs a package's tests in a cgroup of their own. Call it in TestMain: the hooks of a
 // socket are those of the cgroup in which it was created.
 func Main(m *testing.M) {
 	leave, err := enter()
-	if err != nil {
-		reason = err.Error()
-	}
+	reason = err
 	code := m.Run()
 	if err := leave(); err != nil {
 		fmt.Fprintln(os.Stderr, "leaving the test's cgroup:", err)
@@ -31,23 +34,31 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// Cgroup returns the cgroup of this process, which no other process is in. It skips the
-// test if the cgroup could not be created.
+// Cgroup returns the cgroup of this process, which no other process is in. It needs root
+// and a kernel that package bpf supports.
 func Cgroup(t testing.TB) string {
 	t.Helper()
-	if reason != "" {
-		t.Skip("needs root and a cgroup2 mount: ", reason)
+	supported(t)
+	if reason != nil {
+		t.Fatal("creating the cgroup of the test: ", reason)
 	}
 	return cgroup
 }
 
-// BPFFS mounts a bpffs until the test ends, which removes all pins in it. It skips the test
-// if mounting fails.
+func supported(t testing.TB) {
+	t.Helper()
+	needs.Root(t, "attaches BPF programs")
+	needs.Kernel(t, 5, 14, "what package bpf supports")
+}
+
+// BPFFS mounts a bpffs until the test ends, which removes all pins in it. It needs what
+// Cgroup needs.
 func BPFFS(t testing.TB) string {
 	t.Helper()
+	supported(t)
 	dir := t.TempDir()
 	if err := unix.Mount("bpf", dir, "bpf", 0, "mode=0700"); err != nil {
-		t.Skip("needs root and a kernel with bpffs: mount: ", err)
+		t.Fatal("mounting a bpffs: ", err)
 	}
 	t.Cleanup(func() {
 		if err := unix.Unmount(dir, 0); err != nil {

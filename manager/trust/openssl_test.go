@@ -13,16 +13,15 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/ctrlmesh/ctrlmesh/internal/needs"
 )
 
 // openssl runs the program, which is what many clients that are not written in
 // Go verify with. tests/setup.sh installs it.
 func openssl(t *testing.T, args ...string) (string, error) {
 	t.Helper()
-	if _, err := exec.LookPath("openssl"); err != nil {
-		t.Skip("no openssl on this machine: run tests/setup.sh test")
-	}
-	cmd := exec.CommandContext(t.Context(), "openssl", args...)
+	cmd := exec.CommandContext(t.Context(), needs.Program(t, "openssl"), args...)
 	out, err := cmd.CombinedOutput()
 	return string(out), err
 }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
+	"github.com/ctrlmesh/ctrlmesh/internal/needs"
 )
 
 // NS is a network namespace that lives as long as its file and what was made in it.
@@ -26,13 +27,10 @@ type NS struct {
 	once sync.Once
 }
 
-// New makes a network namespace, of which nothing is left after the test. It skips the test
-// without root.
+// New makes a network namespace, of which nothing is left after the test. It needs root.
 func New(t testing.TB) *NS {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root: makes network namespaces")
-	}
+	needs.Root(t, "makes network namespaces")
 	n := &NS{T: t}
 	require.NoError(t, netns.OnOwnGoroutine(func() error {
 		home, err := os.Open(netns.Own)
