@@ -30,7 +30,7 @@ const (
 	endWithin = 3 * time.Minute
 	// endFor bounds how long one check looks for connections and ends them, of all pods. They
 	// cannot be captured or released meanwhile.
-	endFor = 200 * time.Millisecond
+	endFor     = 200 * time.Millisecond
 	watchEvery = time.Millisecond
 	// searchEvery is how often connections are looked for that the kernel cannot end.
 	searchEvery = 10 * time.Second
