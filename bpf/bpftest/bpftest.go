@@ -40,7 +40,7 @@ func Cgroup(t testing.TB) string {
 	t.Helper()
 	supported(t)
 	if reason != nil {
-		t.Fatal("creating the cgroup of the test: ", reason)
+		t.Fatalf("creating the cgroup of the test: %v", reason)
 	}
 	return cgroup
 }
@@ -58,7 +58,7 @@ func BPFFS(t testing.TB) string {
 	supported(t)
 	dir := t.TempDir()
 	if err := unix.Mount("bpf", dir, "bpf", 0, "mode=0700"); err != nil {
-		t.Fatal("mounting a bpffs: ", err)
+		t.Fatalf("mounting a bpffs: %v", err)
 	}
 	t.Cleanup(func() {
 		if err := unix.Unmount(dir, 0); err != nil {

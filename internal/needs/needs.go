@@ -42,7 +42,7 @@ func Kernel(t testing.TB, major, minor int, because string) {
 	t.Helper()
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {
-		t.Fatal("reading the version of the kernel: ", err)
+		t.Fatalf("reading the version of the kernel: %v", err)
 	}
 	release := unix.ByteSliceToString(name.Release[:])
 	have, err := isAtLeast(release, major, minor)
@@ -66,8 +66,8 @@ func isAtLeast(release string, major, minor int) (bool, error) {
 func end(t testing.TB, missing string) {
 	t.Helper()
 	if os.Getenv("CI") == "true" {
-		t.Fatal("CI must not skip this test, which needs ", missing)
+		t.Fatalf("CI must not skip this test, which needs %s", missing)
 	} else {
-		t.Skip("needs ", missing)
+		t.Skipf("needs %s", missing)
 	}
 }

@@ -14,9 +14,9 @@ type ended struct {
 	how string
 }
 
-func (*ended) Helper()        {}
-func (e *ended) Skip(...any)  { e.how = "skipped" }
-func (e *ended) Fatal(...any) { e.how = "failed" }
+func (*ended) Helper()                 {}
+func (e *ended) Skipf(string, ...any)  { e.how = "skipped" }
+func (e *ended) Fatalf(string, ...any) { e.how = "failed" }
 
 func TestMissingNeedsSkipAndFailInCI(t *testing.T) {
 	absent := filepath.Join(t.TempDir(), "absent")
