@@ -37,7 +37,7 @@ func main() {
 	case *summary:
 		err = printSummary(os.Stdout)
 	case flag.NArg() < 2:
-		err = errors.New("usage: gotest [-tests] [-rerun] NAME ARGUMENT...")
+		err = errors.New("needs a name for the run and the arguments of go test")
 	default:
 		r := runner{name: flag.Arg(0), args: flag.Args()[1:], tests: *tests}
 		err = r.runAll(*rerun)

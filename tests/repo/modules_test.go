@@ -30,7 +30,9 @@ func required(t *testing.T, dir string) map[string]string {
 	cmd.Dir = dir
 	out, err := cmd.Output()
 	require.NoError(t, err)
-	var mod struct{ Require []struct{ Path, Version string } }
+	var mod struct {
+		Require []struct{ Path, Version string }
+	}
 	require.NoError(t, json.Unmarshal(out, &mod))
 	versions := map[string]string{}
 	for _, r := range mod.Require {

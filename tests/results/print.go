@@ -15,7 +15,7 @@ func Print(w io.Writer, failures []Failure, lines int) {
 	for _, f := range failures {
 		fmt.Fprintf(w, "FAIL: %s (%s)\n", f, f.Package)
 		printed := 0
-		for _, line := range strings.Split(strings.Join(f.Output, ""), "\n") {
+		for line := range strings.SplitSeq(strings.Join(f.Output, ""), "\n") {
 			trimmed := strings.TrimSpace(line)
 			if trimmed == "" || strings.HasPrefix(trimmed, "=== ") {
 				continue
