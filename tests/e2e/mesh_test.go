@@ -16,8 +16,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
+
+// rollout is how long to wait for a rollout of the agents: on each of two nodes the old agent
+// may take MaxExit to exit.
+const rollout = patience + 2*takeover.MaxExit
 
 // Functions that change the mesh itself. Each change is undone when the test ends.
 
@@ -65,7 +70,7 @@ func changedAgents(t *testing.T, change func(*corev1.PodTemplateSpec)) (restore 
 	restore = once(t, func(ctx context.Context) error {
 		return roll(ctx, func(s *corev1.PodTemplateSpec) { *s = before })
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), rollout)
 	defer cancel()
 	require.NoError(t, roll(ctx, func(s *corev1.PodTemplateSpec) {
 		s.DeepCopyInto(&before)
@@ -98,7 +103,7 @@ func once(t *testing.T, undo func(context.Context) error) func() {
 			return
 		}
 		done = true
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), rollout)
 		defer cancel()
 		require.NoError(t, undo(ctx))
 	}
