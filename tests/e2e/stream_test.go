@@ -30,8 +30,7 @@ func TestAgentReceivesPoliciesOfItsNodeOnly(t *testing.T) {
 	if nodeA == nodeB {
 		t.Skip("this needs two nodes")
 	}
-	agent := agents(t)[nodeA]
-	require.NotNil(t, agent)
+	agent := agentOn(t, nodeA)
 	mesh := dialLeader(t, p.a.Pod)
 	const audience = "ctrlmesh-manager"
 	other := p.b.Pod

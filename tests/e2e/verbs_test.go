@@ -22,7 +22,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
 // singles are requests for one object of a divided resource.
@@ -135,14 +134,15 @@ type verbs struct {
 	client       kubernetes.Interface
 }
 
-// met returns how many requests of the member were for objects of another shard, by outcome.
-func (v verbs) met(t *testing.T, action string) float64 {
+// met waits until at least want requests of the member were for objects of another shard, by
+// outcome, and returns their number.
+func (v verbs) met(t *testing.T, action string, want float64) float64 {
 	t.Helper()
-	return kube.Total(scrapeAgent(t, v.pod.Spec.NodeName)["ctrlmesh_foreign_requests_total"], map[string]string{"namespace": v.home, "action": action})
+	return counted(t, v.pod.Spec.NodeName, "ctrlmesh_foreign_requests_total", map[string]string{"namespace": v.home, "action": action}, want)
 }
 
 func (v verbs) testSingles(t *testing.T, isolation meshv1alpha1.Isolation) {
-	want := map[string]float64{"refused": v.met(t, "refused"), "observed": v.met(t, "observed")}
+	want := map[string]float64{"refused": v.met(t, "refused", 0), "observed": v.met(t, "observed", 0)}
 	for _, ns := range []string{v.own, v.foreign} {
 		admin := cluster.Clientset.CoreV1().ConfigMaps(ns)
 		create(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "doomed"}})
@@ -167,7 +167,7 @@ func (v verbs) testSingles(t *testing.T, isolation meshv1alpha1.Isolation) {
 		want["observed"] += n
 	}
 	for action, n := range want {
-		assert.InDelta(t, n, v.met(t, action), 0, action)
+		assert.InDelta(t, n, v.met(t, action, n), 0, action)
 	}
 }
 
@@ -178,20 +178,26 @@ func (v verbs) testMany(t *testing.T) {
 		for _, o := range []metav1.ListOptions{{LabelSelector: "sweep"}, {FieldSelector: "metadata.name=seed"}} {
 			list, err := maps.List(t.Context(), o)
 			require.NoError(t, err)
-			var listed, watched []string
+			var listed []string
 			for _, cm := range list.Items {
 				listed = append(listed, cm.Name)
 			}
 			assert.Equal(t, want, listed, "%s of %s", o, ns)
 			o.TimeoutSeconds = new(int64(1))
-			w, err := maps.Watch(t.Context(), o)
-			require.NoError(t, err)
-			for event := range w.ResultChan() {
-				cm, ok := event.Object.(*corev1.ConfigMap)
-				require.True(t, ok, "%+v", event)
-				watched = append(watched, cm.Name)
-			}
-			assert.Equal(t, want, slices.Compact(watched), "%s of %s", o, ns) // it may be modified meanwhile
+			until(t, fmt.Sprintf("a watch of %s%s in %s", o.LabelSelector, o.FieldSelector, ns), func(ctx context.Context) error { // a second may be too short
+				w, err := maps.Watch(ctx, o)
+				if err != nil {
+					return err
+				}
+				var watched []string
+				for event := range w.ResultChan() {
+					cm, ok := event.Object.(*corev1.ConfigMap)
+					require.True(t, ok, "%+v", event)
+					watched = append(watched, cm.Name)
+				}
+				require.Subset(t, want, watched)
+				return orElse(len(slices.Compact(watched)) == len(want), fmt.Sprintf("it has %v", watched)) // it may be modified meanwhile
+			})
 		}
 	}
 	require.NoError(t, v.client.CoreV1().ConfigMaps(v.foreign).DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}))

@@ -16,8 +16,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
 // Each fault is injected into watches, and client-go's informer recovers from it by itself.
@@ -63,7 +61,7 @@ httpFault:
 				until(t, "it to watch again", func(context.Context) error { return orElse(i.watches() > 2, "it does not") })
 			}
 			if c.name != "stall" { // a stall is counted when the watch ends
-				require.Positive(t, kube.Total(scrapeAgent(t, pod.Spec.NodeName)["ctrlmesh_faults_injected_total"], map[string]string{"namespace": ns, "rule": c.name}))
+				counted(t, pod.Spec.NodeName, "ctrlmesh_faults_injected_total", map[string]string{"namespace": ns, "rule": c.name}, 1)
 			}
 			remove(t, f)
 			remove(t, cm)
