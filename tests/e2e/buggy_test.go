@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
@@ -15,7 +14,6 @@ import (
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/audit"
-	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 	"github.com/ctrlmesh/ctrlmesh/tests/operators/sloppy/check"
 )
 
@@ -69,10 +67,7 @@ func testSloppy(t *testing.T, bug, rule string) {
 		patch(t, stays, fmt.Sprintf(`{"data": {"n": "%d"}}`, i))
 	}
 	if f != nil {
-		until(t, "the fault", func(context.Context) error {
-			n := kube.Total(scrapeAgent(t, s.pod.Spec.NodeName)["ctrlmesh_faults_injected_total"], map[string]string{"namespace": s.ns})
-			return orElse(n > 0, "it is not injected")
-		})
+		counted(t, s.pod.Spec.NodeName, "ctrlmesh_faults_injected_total", map[string]string{"namespace": s.ns}, 1)
 		s.round(t)
 		remove(t, f)
 	}
@@ -140,9 +135,9 @@ func (s *sloppyTest) wrong(ctx context.Context) ([]string, error) {
 // round waits until the operator starts its next watch.
 func (s *sloppyTest) round(t *testing.T) {
 	t.Helper()
-	since := time.Now()
+	log := cluster.RequestLog(mark(t), audit.Callers{Pods: []string{s.ns + "/" + s.pod.Name}})
 	until(t, "a round", func(context.Context) error {
-		requests, err := cluster.Requests(audit.Callers{Pods: []string{s.ns + "/" + s.pod.Name}, Since: since})
+		requests, err := log.Requests()
 		return errors.Join(err, orElse(slices.ContainsFunc(requests, func(r audit.Request) bool { return r.Verb == "watch" }), "it is not over"))
 	})
 }

@@ -151,6 +151,14 @@ func oneOf(key string, values ...string) *metav1.LabelSelector {
 	}}
 }
 
+// mark returns a mark of the current time.
+func mark(t *testing.T) kube.Mark {
+	t.Helper()
+	m, err := cluster.Mark()
+	require.NoError(t, err)
+	return m
+}
+
 // settled waits until the given number of members have their policy and are captured, and
 // existing objects are stamped. It returns the current object.
 func settled(t *testing.T, namespace, name string, members int32) *meshv1alpha1.ShardingConfig {
