@@ -16,6 +16,9 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
+// How long the breakers of testBreakers stay open: longer than a request takes on a busy machine.
+const bucketSleeps, tripSleeps = 20 * time.Second, 15 * time.Second
+
 // breakerTest has the subtests of testBreakers: one pod under one CircuitBreaker.
 type breakerTest struct {
 	pod    *corev1.Pod
@@ -35,26 +38,26 @@ rateLimitings:
 - name: bucket
   resourceRules: [{apiGroups: [""], resources: [secrets], verbs: ["*"], namespaces: ["*"]}]
   bucket: {burst: 2, interval: 4s, limit: 2}
-  recoverPolicy: {type: SleepingWindow, sleepingWindowSize: 10s}
+  recoverPolicy: {type: SleepingWindow, sleepingWindowSize: `+bucketSleeps.String()+`}
 - name: sleeps
   resourceRules: [{apiGroups: [""], resources: [services], verbs: ["*"], namespaces: ["*"]}]
-  trip: {window: 20s, minRequests: 3, errorPercent: "60"}
-  recoverPolicy: {type: SleepingWindow, sleepingWindowSize: 5s}
+  trip: {window: 5m, minRequests: 3, errorPercent: "60"}
+  recoverPolicy: {type: SleepingWindow, sleepingWindowSize: `+tripSleeps.String()+`}
 - name: by-hand
   resourceRules: [{apiGroups: [""], resources: [configmaps], verbs: ["*"], namespaces: ["*"]}]
-  trip: {window: 20s, minRequests: 3, errorPercent: "60"}
+  trip: {window: 5m, minRequests: 3, errorPercent: "60"}
   recoverPolicy: {type: Manual}
 - name: slow
   resourceRules: [{apiGroups: [""], resources: [endpoints], verbs: ["*"], namespaces: ["*"]}]
-  trip: {window: 20s, minRequests: 2, slowPercent: "50", slowCall: 300ms}
+  trip: {window: 5m, minRequests: 2, slowPercent: "50", slowCall: 300ms}
   recoverPolicy: {type: Manual}
 - name: conflicts # are no errors
   resourceRules: [{apiGroups: [""], resources: [limitranges], verbs: ["*"], namespaces: ["*"]}]
-  trip: {window: 20s, minRequests: 2, errorPercent: "1"}
+  trip: {window: 5m, minRequests: 2, errorPercent: "1"}
   recoverPolicy: {type: Manual}
 - name: watches # are long
   resourceRules: [{apiGroups: [""], resources: [podtemplates], verbs: ["*"], namespaces: ["*"]}]
-  trip: {window: 20s, minRequests: 1, slowPercent: "1", slowCall: 900ms}
+  trip: {window: 5m, minRequests: 1, slowPercent: "1", slowCall: 900ms}
   recoverPolicy: {type: Manual}
 `, 1)
 	faults(t, ns, "failing", `
@@ -108,10 +111,10 @@ func (s *breakerTest) emptyBucket(t *testing.T) {
 	a.refused(t, http.StatusTooManyRequests, s.ns+"/breakers", "bucket")
 	a = s.caller.get(t, s.in+"/secrets")
 	a.refused(t, http.StatusServiceUnavailable, s.ns+"/breakers", "bucket")
-	require.Greater(t, a.retryAfter(), 2, "longer than a token takes")
-	require.LessOrEqual(t, a.retryAfter(), 10)
+	require.GreaterOrEqual(t, float64(a.retryAfter()), (bucketSleeps - time.Since(start)).Seconds(), "longer than a token takes")
+	require.LessOrEqual(t, float64(a.retryAfter()), bucketSleeps.Seconds())
 	s.caller.recovers(t, s.in+"/secrets", "bucket")
-	require.GreaterOrEqual(t, time.Since(start), 10*time.Second, "tokens alone do not close it")
+	require.GreaterOrEqual(t, time.Since(start), bucketSleeps, "tokens alone do not close it")
 }
 
 func (s *breakerTest) halfOpen(t *testing.T) {
@@ -119,18 +122,15 @@ func (s *breakerTest) halfOpen(t *testing.T) {
 		require.Equal(t, http.StatusInternalServerError, s.caller.get(t, s.in+"/services").code)
 	}
 	s.caller.get(t, s.in+"/services").refused(t, http.StatusServiceUnavailable, s.ns+"/breakers", "sleeps")
-	start := time.Now()
 	snapshot(t, s.b, s.pod.Name, "sleeps", opened)
-	took := time.Since(start)
-	t.Logf("the status reported it after %v", took.Round(time.Millisecond))
-	require.Less(t, took, 18*time.Second, "the status reports it within seconds")
+	var start time.Time
 	until(t, "a probe that fails", func(ctx context.Context) error {
 		start = time.Now()
 		return s.caller.answers(ctx, s.in+"/services", http.StatusInternalServerError)
 	})
 	s.caller.get(t, s.in+"/services").refused(t, http.StatusServiceUnavailable, s.ns+"/breakers", "sleeps")
 	s.caller.recovers(t, s.in+"/services", "sleeps")
-	require.GreaterOrEqual(t, time.Since(start), 5*time.Second)
+	require.GreaterOrEqual(t, time.Since(start), tripSleeps)
 	require.Equal(t, http.StatusOK, s.caller.get(t, s.in+"/services").code)
 	snapshot(t, s.b, s.pod.Name, "sleeps", closed)
 }
@@ -214,7 +214,7 @@ httpFault:
 
 	i, missed := watchMissing(t, pod)
 	uploaded := uploads(t, pod)
-	before := agents(t)[pod.Spec.NodeName]
+	before := agentOn(t, pod.Spec.NodeName)
 	restartAgents(t)
 	for range 2 {
 		require.Contains(t, <-uploaded, fmt.Sprintf(`"bytes":%d`, 32<<20))
@@ -223,7 +223,7 @@ httpFault:
 	shut(t, pod, "https://evil.example.com/")
 	i.holds(t, missed)
 	i.truth(t)
-	require.NotEqual(t, before.Name, agents(t)[pod.Spec.NodeName].Name)
+	require.NotEqual(t, before.Name, agentOn(t, pod.Spec.NodeName).Name)
 	requireUsedUp(t, hastyClient(t, pod), ns)
 	inForce(t, b, 1)
 	snapshot(t, b, pod.Name, "opened", func(s meshv1alpha1.LimitingSnapshot) bool {
@@ -269,10 +269,7 @@ httpFault:
 	i := newWatcher(t, pod)
 	missed := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "missed"}}
 	create(t, missed)
-	counted := map[string]string{"namespace": ns, "faultinjection": "forgetful"}
-	until(t, "the event to be dropped", func(context.Context) error {
-		return orElse(kube.Total(scrapeAgent(t, pod.Spec.NodeName)["ctrlmesh_faults_injected_total"], counted) > 0, "it is not")
-	})
+	counted(t, pod.Spec.NodeName, "ctrlmesh_faults_injected_total", map[string]string{"namespace": ns, "faultinjection": "forgetful"}, 1)
 	require.NotContains(t, i.store.ListKeys(), ns+"/missed")
 	return i, missed
 }
@@ -284,7 +281,7 @@ func uploads(t *testing.T, pod *corev1.Pod) <-chan string {
 	for _, scheme := range []string{"http", "https"} {
 		go func() {
 			stdout, stderr, err := cluster.Exec(t.Context(), pod.Namespace, pod.Name, pod.Spec.Containers[0].Name, "sh", "-c",
-				"dd if=/dev/zero bs=1M count=32 2>/dev/null | curl -sSk --limit-rate 4M -m 60 -T - "+scheme+"://api.example.com/")
+				"dd if=/dev/zero bs=1M count=32 2>/dev/null | curl -sSk --limit-rate 4M -m 180 -T - "+scheme+"://api.example.com/")
 			uploaded <- fmt.Sprint(stdout, stderr, err)
 		}()
 	}
@@ -296,7 +293,7 @@ func restartAgents(t *testing.T) {
 	t.Helper()
 	_, err := cluster.Kubectl(t.Context(), "-n", kube.SystemNamespace, "rollout", "restart", "daemonset/"+kube.AgentName)
 	require.NoError(t, err)
-	until(t, "the agents' rollout", agentsCurrent)
+	require.NoError(t, kube.UntilWithin(t.Context(), rollout, "the agents' rollout", agentsCurrent))
 }
 
 // answers returns an error unless the answer has the given code.

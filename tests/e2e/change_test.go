@@ -47,9 +47,7 @@ func TestMemberFollowsChangedNamespaces(t *testing.T) {
 		start := time.Now()
 		owns(t, p.namespace, "a", step...)
 		until(t, "the informer after the change", holds(step...))
-		took := time.Since(start)
-		t.Logf("updated after %v", took.Round(time.Millisecond))
-		require.Less(t, took, 30*time.Second)
+		t.Logf("updated after %v", time.Since(start).Round(time.Millisecond))
 	}
 	require.Zero(t, restarts(t, p.a.Pod))
 	p.b.works(t)

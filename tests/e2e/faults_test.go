@@ -36,7 +36,7 @@ type faultTest struct {
 	clientset *kubernetes.Clientset
 	maps      typedcorev1.ConfigMapInterface
 	in        string
-	start     time.Time
+	since     kube.Mark
 	f         *meshv1alpha1.FaultInjection
 }
 
@@ -49,10 +49,10 @@ func testFaults(t *testing.T) {
 	maps, in := clientset.CoreV1().ConfigMaps(ns), "/api/v1/namespaces/"+ns
 	create(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "here"}, Data: map[string]string{"text": strings.Repeat("a", 3000)}},
 		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "cut"}})
-	start := time.Now()
-	f := faults(t, ns, "faults", everyFault(t, ns, start), 1)
+	since := mark(t)
+	f := faults(t, ns, "faults", everyFault(t, ns, since.At), 1)
 
-	s := &faultTest{pod: pod, ns: ns, caller: caller, clientset: clientset, maps: maps, in: in, start: start, f: f}
+	s := &faultTest{pod: pod, ns: ns, caller: caller, clientset: clientset, maps: maps, in: in, since: since, f: f}
 	t.Run("abort", s.abort)
 	t.Run("header", s.header)
 	t.Run("subresource and namespace", s.subresourceAndNamespace)
@@ -149,7 +149,7 @@ func (s *faultTest) abort(t *testing.T) {
 	require.NoError(t, err, "the count is 3")
 	injected(t, s.f, s.pod.Name, "conflict", 3)
 
-	requests, err := cluster.Requests(audit.Callers{Pods: []string{s.ns + "/" + s.pod.Name}, Since: s.start})
+	requests, err := cluster.PodRequests(s.since, s.ns+"/"+s.pod.Name)
 	require.NoError(t, err)
 	require.Equal(t, 1, writesOf(requests, "configmaps"), "aborted requests do not reach the apiserver")
 }
@@ -274,9 +274,8 @@ func (s *faultTest) accessLine(t *testing.T) {
 	until(t, "the access line", func(context.Context) error {
 		return faultLine(s.ns, s.pod.Name, "faults/delay")
 	})
-	families := scrapeAgent(t, s.pod.Spec.NodeName)
 	for _, rule := range []string{"conflict", "delay", "reset", "reset-after", "truncate", "slow", "stale", "half"} {
-		require.Positive(t, kube.Total(families["ctrlmesh_faults_injected_total"], map[string]string{"namespace": s.ns, "faultinjection": "faults", "rule": rule}), rule)
+		counted(t, s.pod.Spec.NodeName, "ctrlmesh_faults_injected_total", map[string]string{"namespace": s.ns, "faultinjection": "faults", "rule": rule}, 1)
 	}
 }
 
@@ -356,15 +355,17 @@ httpFault:
 	remove(t, f)
 	answers(http.StatusOK)
 
-	start := time.Now()
-	const lasts = 30 * time.Second
-	f = faults(t, ns, "for-a-while", fmt.Sprint("duration: ", lasts)+all, 1)
+	f = faults(t, ns, "for-a-while", "duration: 1h"+all, 1)
 	for range 3 {
 		require.Equal(t, http.StatusInternalServerError, caller.get(t, here).code)
 	}
 	injected(t, f, pod.Name, "all", 3)
+	const lasts = 10 * time.Second // from the change on
+	f.Spec.Duration = new(meshv1alpha1.Duration(lasts.String()))
+	start := time.Now()
+	write(t, f)
 	answers(http.StatusOK)
-	require.GreaterOrEqual(t, time.Since(start), lasts-time.Second, "from its creation on, which is recorded in whole seconds")
+	require.GreaterOrEqual(t, time.Since(start), lasts)
 	notInForce(t, f, "Expired")
 	require.NotNil(t, f.Status.ExpirationTime)
 	require.GreaterOrEqual(t, f.Status.Injected, int64(3), "the count stays when it has expired")
@@ -383,7 +384,8 @@ func testLockLost(t *testing.T) {
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock: &resourcelock.LeaseLock{LeaseMeta: metav1.ObjectMeta{Namespace: ns, Name: "lock"}, Client: clientset.CoordinationV1(),
 			LockConfig: resourcelock.ResourceLockConfig{Identity: "me"}},
-		LeaseDuration: 6 * time.Second, RenewDeadline: 4 * time.Second, RetryPeriod: 500 * time.Millisecond,
+		// Much longer than a renewal takes on a busy machine.
+		LeaseDuration: 40 * time.Second, RenewDeadline: 30 * time.Second, RetryPeriod: 500 * time.Millisecond,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(context.Context) { leads.Store(true) },
 			OnStoppedLeading: func() { lost.Store(true) },
@@ -414,9 +416,7 @@ httpFault:
 	faults(t, ns, "lost", fmt.Sprintf(lose, ", names: [lock]"), 1)
 	start := time.Now()
 	until(t, "the loss of the lock", func(context.Context) error { return orElse(lost.Load(), "it leads") })
-	took := time.Since(start)
-	t.Logf("lost after %v", took.Round(time.Millisecond))
-	require.Less(t, took, 30*time.Second)
+	t.Logf("lost after %v", time.Since(start).Round(time.Millisecond))
 }
 
 func orElse(ok bool, why string) error {

@@ -37,7 +37,7 @@ func (m *members) testKubectl(t *testing.T) {
 const shellPrelude = `set -eu
 dir=$(mktemp -d); cd "$dir"
 trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$dir"' EXIT
-await() { n=0; until "$@"; do n=$((n+1)); [ $n -lt 300 ] || { echo "waited in vain: $*" >&2; exit 1; }; sleep 0.1; done; }
+await() { n=0; until "$@"; do n=$((n+1)); [ $n -lt 1800 ] || { echo "waited in vain: $*" >&2; exit 1; }; sleep 0.1; done; }
 `
 
 // script runs in a shell of the first shard's member.

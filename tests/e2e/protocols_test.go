@@ -126,7 +126,7 @@ func (s *protocolTest) longUploads(t *testing.T) {
 		"--http2-prior-knowledge -T - http://api.example.com:8082/",
 		"-x http://" + net.JoinHostPort(s.h.ip, "3128") + " -T zeros https://api.example.com/",
 	} {
-		out := shell(t, s.pod, "dd if=/dev/zero of=zeros bs=1M count=32 2>/dev/null; curl -sSk -m 60 "+how+" <zeros")
+		out := shell(t, s.pod, "dd if=/dev/zero of=zeros bs=1M count=32 2>/dev/null; curl -sSk -m 180 "+how+" <zeros")
 		require.Contains(t, out, fmt.Sprintf(`"bytes":%d`, 32<<20), how)
 	}
 }
@@ -149,6 +149,9 @@ func (s *protocolTest) webSockets(t *testing.T) {
 	require.NoError(t, kept.echoes())
 	require.NoError(t, cut.echoes())
 	breaker(t, s.ns, "blacklist", strings.Replace(blacklist, "[evil", "[hooks.example.com, evil", 1)+"}", 2)
+	for _, s := range []socket{kept, cut} {
+		require.NoError(t, s.SetDeadline(time.Now().Add(patience)))
+	}
 	var timeout net.Error
 	_, err := cut.Read(make([]byte, 1))
 	require.Error(t, err)
