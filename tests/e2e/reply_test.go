@@ -28,7 +28,7 @@ type reply struct {
 const askScript = `set -f; sa=` + account + `
 host=$KUBERNETES_SERVICE_HOST; case $host in *:*) host="[$host]"; esac
 while :; do
-	out=$(gonet get -t 5s -token $sa/token -ca $sa/ca.crt \
+	out=$(gonet get -t 20s -token $sa/token -ca $sa/ca.crt \
 		-H "Accept: application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1" \
 		https://$host:$KUBERNETES_SERVICE_PORT/api/v1/configmaps 2>&1)
 	echo $? $out
@@ -108,6 +108,9 @@ type replies struct {
 	stop   func()
 }
 
+// pause is the pause of a client that lists all the time between two lists.
+const pause = 50 * time.Millisecond
+
 // asking starts a client in the member that lists all the time, on new connections.
 func (m *member) asking(t *testing.T) *replies {
 	t.Helper()
@@ -119,7 +122,7 @@ func (m *member) asking(t *testing.T) *replies {
 			as.mu.Lock()
 			defer as.mu.Unlock()
 			as.all = append(as.all, parseReply(line))
-		}, "sh", "-c", askScript, "sh", "0.05")
+		}, "sh", "-c", askScript, "sh", fmt.Sprint(pause.Seconds()))
 	}()
 	as.stop = sync.OnceFunc(func() {
 		cancel()
@@ -144,6 +147,18 @@ func (as *replies) await(t *testing.T, what string, after time.Time, wanted func
 		return nil
 	})
 	return found
+}
+
+// between returns how many replies the client got between two times.
+func (as *replies) between(from, to time.Time) (n int) {
+	as.mu.Lock()
+	defer as.mu.Unlock()
+	for _, a := range as.all {
+		if a.at.After(from) && a.at.Before(to) {
+			n++
+		}
+	}
+	return n
 }
 
 func isGood(a reply) bool    { return a.refused == "" }
