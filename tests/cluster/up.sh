@@ -26,6 +26,9 @@ instances=/proc/sys/fs/inotify/max_user_instances
 start=$(date +%s%N)
 say() { local ms=$((($(date +%s%N) - start) / 1000000)); printf '[%3d.%d s] %s\n' $((ms / 1000)) $((ms % 1000 / 100)) "$*"; }
 
+# The network of the machine, in which the tests look for changes. A machine without IPv6 has no -6.
+# shellcheck disable=SC2086
+for what in address "route show table all" "-6 route show table all" rule; do ip $what || true; done >"$RUN/machine-network"
 start_netns
 for i in $(seq $MAX_NODES); do certs="${certs-} node$i=$(addresses node "$i" | comma)"; done
 # shellcheck disable=SC2086

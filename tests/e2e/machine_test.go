@@ -1,10 +1,13 @@
 package e2e
 
 import (
-	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -28,18 +31,35 @@ func TestClusterOfTests(t *testing.T) {
 		require.Equal(t, before, after)
 		nodes(t) // it still answers
 	})
-	t.Run("the machine's own network has none of its addresses", func(t *testing.T) {
-		links, err := net.Interfaces()
-		require.NoError(t, err)
-		for _, l := range links {
-			require.NotContains(t, append(nodes(t), "k8s", "cni0"), l.Name)
-		}
+	t.Run("the machine's own network gets none of its addresses and links", func(t *testing.T) {
+		before, err := os.ReadFile(filepath.Join(cluster.Root, ".run", "machine-network")) // up.sh wrote it before it started anything
+		require.NoError(t, err, "start the cluster again: an older up.sh started it")
+		known := strings.Fields(string(before))
 		for _, what := range [][]string{{"address"}, {"route", "show", "table", "all"}, {"-6", "route", "show", "table", "all"}, {"rule"}} {
 			out, err := exec.CommandContext(t.Context(), "ip", what...).Output()
 			require.NoError(t, err)
-			for _, network := range []string{"10.99.0.", "10.244.", "10.96.", "fd10:"} { // nodes, pods, services
-				require.NotContains(t, string(out), network)
+			for word := range strings.FieldsSeq(string(out)) {
+				require.False(t, !slices.Contains(known, word) && ofCluster(word), "%s is new in ip %s:\n%s", word, strings.Join(what, " "), out)
 			}
 		}
 	})
 }
+
+// ofCluster reports whether a word in the output of ip is an address, a network or a link of
+// the tests' cluster.
+func ofCluster(word string) bool {
+	link, _, _ := strings.Cut(strings.TrimSuffix(word, ":"), "@")
+	if linkOfCluster.MatchString(link) {
+		return true
+	}
+	address, _, _ := strings.Cut(word, "/")
+	ip, err := netip.ParseAddr(address)
+	return err == nil && slices.ContainsFunc(networksOfCluster, func(n netip.Prefix) bool { return n.Contains(ip) })
+}
+
+var (
+	linkOfCluster     = regexp.MustCompile(`^(k8s|cni0|node[1-9])$`)
+	networksOfCluster = []netip.Prefix{ // of nodes, pods and services
+		netip.MustParsePrefix("10.99.0.0/24"), netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd10::/16"),
+	}
+)
