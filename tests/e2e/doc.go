@@ -4,7 +4,9 @@
 //
 // A test creates what it needs in namespaces of its own ([namespace]), which are deleted
 // when it ends, so the tests can be run again on the same cluster. Nothing is mocked, and
-// nothing sleeps: tests poll for conditions ([until]).
+// nothing sleeps: tests poll for conditions ([until]). They run on busy machines too, so they
+// bound from above only what they also measure: by the order of events, by the times at which
+// a request was sent and received, or by a client that the test does not disturb.
 //
 // Most tests look at the cluster from inside of pods: tests/operators/probe is an
 // image with a client of its own, kubectl and a shell, and runs as a member of the
