@@ -60,7 +60,7 @@ func TestMembersAreShardedOnBothApiservers(t *testing.T) {
 	}
 	traffic, err := cluster.Traffic(t.Context(), audit.Callers{Pods: []string{p.namespace + "/a", p.namespace + "/b"}, Since: start})
 	require.NoError(t, err)
-	require.Empty(t, traffic.Leaked)
+	require.Empty(t, traffic.Leaked, never)
 }
 
 // secondApiserver starts a second apiserver and returns a function that stops it.

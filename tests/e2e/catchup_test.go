@@ -65,6 +65,6 @@ func testCatchUp(t *testing.T) {
 		require.NoError(t, cluster.DeleteAllOf(t.Context(), &corev1.ConfigMap{}, client.InNamespace(moves), client.HasLabels{ownerLabel}))
 		count("the owners to go", &kept, func() int { return len(kept.Items) }, 0)
 		require.NoError(t, cluster.List(t.Context(), &secrets, client.InNamespace(moves), client.HasLabels{ownerLabel}))
-		require.Empty(t, secrets.Items, "round %d: an operator let owners go whose dependents it did not see", round)
+		require.Empty(t, secrets.Items, never+": round %d: an operator let owners go whose dependents it did not see", round)
 	}
 }

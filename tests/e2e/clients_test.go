@@ -108,7 +108,7 @@ func requireOwnAddress(t *testing.T, pod *corev1.Pod, since time.Time) {
 	traffic, err := cluster.Traffic(t.Context(), audit.Callers{Pods: []string{pod.Namespace + "/" + pod.Name}, Since: since})
 	require.NoError(t, err)
 	require.NotEmpty(t, traffic.Requests)
-	require.Empty(t, traffic.Leaked)
+	require.Empty(t, traffic.Leaked, never)
 	for _, r := range traffic.Requests {
 		require.Equal(t, []string{pod.Status.PodIP}, r.From, r)
 	}

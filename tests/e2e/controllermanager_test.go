@@ -19,6 +19,7 @@ func TestKubeControllerManager(t *testing.T) {
 		Churn: 3 * time.Second, Sizes: []int32{2}, Kill: true, Say: t.Logf,
 	})
 	require.NoError(t, err)
+	require.Zero(t, result.TwoOwners, "%s: %s", never, result)
 	require.True(t, result.OK(), "%s", result)
 	require.NotZero(t, result.OutsideWrites, "it was at work before it was adopted")
 }

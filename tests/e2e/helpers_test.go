@@ -15,6 +15,7 @@ import (
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+	"github.com/ctrlmesh/ctrlmesh/tests/results"
 )
 
 const (
@@ -22,6 +23,10 @@ const (
 	probeAccount = "probe"
 	podNameLabel = "statefulset.kubernetes.io/pod-name" // by which shards select their pods
 )
+
+// never begins the message of an assertion about what may not happen even once, so that a
+// failure is not run again.
+const never = results.Invariant
 
 // until polls cond for up to patience, and fails with its last error.
 func until(t *testing.T, what string, cond func(context.Context) error) {

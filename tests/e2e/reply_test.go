@@ -176,7 +176,7 @@ func (as *replies) neverUnsharded(t *testing.T) (good, refused int) {
 			refused++
 			continue
 		}
-		require.NoError(t, as.member.check(a))
+		require.NoError(t, as.member.check(a), never)
 		good++
 	}
 	return good, refused

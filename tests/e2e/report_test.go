@@ -95,14 +95,14 @@ func (m *members) testTraffic(t *testing.T) {
 		traffic, err := cluster.Traffic(t.Context(), audit.Callers{Pods: []string{pod.Namespace + "/" + pod.Name}})
 		require.NoError(t, err)
 		assert.NotEmpty(t, traffic.Requests)
-		assert.Empty(t, traffic.Leaked)
+		assert.Empty(t, traffic.Leaked, never)
 	}
 	outside, err := cluster.Requests(audit.Callers{Pods: []string{m.home + "/" + m.direct.Name}})
 	require.NoError(t, err)
 	require.NotEmpty(t, outside)
 	lines, err := cluster.AccessLines()
 	require.NoError(t, err)
-	assert.Len(t, audit.Leaked(outside, lines), len(outside), "a request of an unlabelled pod went through the mesh")
+	assert.Len(t, audit.Leaked(outside, lines), len(outside), never+": a request of an unlabelled pod went through the mesh")
 	for _, l := range lines {
 		assert.NotEqual(t, m.home+"/"+m.direct.Name, l.Pod)
 	}

@@ -174,7 +174,7 @@ func (names tenants) divided(t *testing.T, n int, pods []*corev1.Pod, ask func(*
 			if owner[ns] == "" {
 				owner[ns] = pod.Name
 			}
-			assert.Equal(t, owner[ns], pod.Name, "of %s", key)
+			assert.Equal(t, owner[ns], pod.Name, never+": two owners of %s", key)
 		}
 	}
 	for _, ns := range names {
