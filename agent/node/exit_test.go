@@ -160,7 +160,7 @@ func (mc *machine) dial() (net.Conn, error) {
 			done <- result{nil, err}
 			return
 		}
-		conn, err := net.DialTimeout("tcp4", "198.18.0.1:443", 5*time.Second)
+		conn, err := net.DialTimeout("tcp4", "198.18.0.1:443", soon)
 		done <- result{conn, err}
 	}()
 	r := <-done
@@ -175,7 +175,7 @@ func (mc *machine) ask() (*x509.Certificate, error) {
 		return nil, err
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = conn.SetDeadline(time.Now().Add(soon))
 	client := tls.Client(conn, &tls.Config{InsecureSkipVerify: true}) // whose it is, is what is asked
 	if err := client.Handshake(); err != nil {
 		return nil, err
@@ -215,7 +215,7 @@ func (l *life) soon(t *testing.T, cond func() bool) {
 		ok := false
 		_ = l.do(t.Context(), func() error { ok = cond(); return nil })
 		return ok
-	}, 10*time.Second, 5*time.Millisecond)
+	}, soon, 5*time.Millisecond)
 }
 
 func TestUpgradeRefusesNoConnection(t *testing.T) {
@@ -239,7 +239,7 @@ func TestUpgradeRefusesNoConnection(t *testing.T) {
 		for _, c := range []chan struct{}{old.departure.yielded, old.departure.drained} {
 			select {
 			case <-c:
-			case <-time.After(20 * time.Second):
+			case <-time.After(soon):
 				t.Fatal("the old agent goes on")
 			}
 		}
@@ -276,7 +276,7 @@ func TestHungAgentYieldsToSuccessor(t *testing.T) {
 	close(awake)
 	select {
 	case <-first.departure.yielded:
-	case <-time.After(20 * time.Second):
+	case <-time.After(soon):
 		t.Fatal("it never noticed")
 	}
 	first.end()

@@ -56,7 +56,7 @@ func (w *writer) writeAll(t *testing.T, holders ...lock.Holder) {
 	w.holders.Store(&holders)
 	select {
 	case w.written <- struct{}{}:
-	case <-time.After(10 * time.Second):
+	case <-time.After(soon):
 		t.Fatal("nobody looks at what is written")
 	}
 }
@@ -117,7 +117,7 @@ func TestHolderExitIsReportedAfterItsWrites(t *testing.T) {
 	w.quiet <- nil
 	r.soon(t, "the report", func() bool { return len(r.pods[uidA].exited) == 1 })
 	require.True(t, proto.Equal(lockwatch.DeadHolder(lease("lock", "pod_1", "7")), r.dead(t)[0]))
-	require.Eventually(t, func() bool { return len(r.reported(uidA).GetDeadHolders()) == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(r.reported(uidA).GetDeadHolders()) == 1 }, soon, time.Millisecond)
 
 	r.runs(t, "cri-operator-2")
 	w.write(t, "pod_1", "8")

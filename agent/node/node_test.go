@@ -42,6 +42,9 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
 
+// soon is when what must happen has happened, however busy the machine is.
+const soon = 30 * time.Second
+
 // fakeBackend is a node on which every capture fails: what the loop does around it.
 type fakeBackend struct {
 	mu           sync.Mutex
@@ -133,6 +136,10 @@ func startIn(t *testing.T, journals string, failures int) *running {
 	ctx, cancel := context.WithCancel(t.Context())
 	r.handler = handler{ctx, r.Node}
 	require.NoError(t, r.Watch(ctx, r.client, "node1"))
+	// The API lists no pods yet. A test may add some that it does not list, which the loop
+	// would remove if the first list came later.
+	<-r.podsPing
+	r.presence.sync()
 	done := make(chan struct{})
 	go func() { defer close(done); r.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-done })
@@ -160,7 +167,7 @@ func (r *running) soon(t *testing.T, what string, cond func() bool) {
 		ok := false
 		_ = r.do(t.Context(), func() error { ok = cond(); return nil })
 		return ok
-	}, 10*time.Second, 5*time.Millisecond, what)
+	}, soon, 5*time.Millisecond, what)
 }
 
 // setPolicy says what the manager says.
@@ -216,7 +223,9 @@ func TestUnadmittedPodIsNotCaptured(t *testing.T) {
 
 	require.NoError(t, r.do(t.Context(), func() error { r.capturer.captureMissing(); return nil }))
 	r.soon(t, "the reason", func() bool { return r.pods["a"].problem != "" })
-	assert.Contains(t, r.pods["a"].problem, "delete it, so that its controller creates another")
+	r.in(t, func() {
+		assert.Contains(t, r.pods["a"].problem, "delete it, so that its controller creates another")
+	})
 }
 
 func TestStaticPodIsNotCaptured(t *testing.T) {
@@ -225,7 +234,7 @@ func TestStaticPodIsNotCaptured(t *testing.T) {
 	p.Annotations[corev1.MirrorPodAnnotationKey] = "d41d8cd98f00b204e9800998ecf8427e"
 	r.create(t, p)
 	r.soon(t, "the reason", func() bool { return r.pods["a"] != nil && r.pods["a"].problem != "" })
-	assert.Contains(t, r.pods["a"].problem, "DaemonSet")
+	r.in(t, func() { assert.Contains(t, r.pods["a"].problem, "DaemonSet") })
 }
 
 // A pod that cannot be captured is looked at forty times a second, and reported once.
@@ -259,7 +268,9 @@ func TestFailedRedirectionIsRetried(t *testing.T) {
 	assert.Error(t, r.Ready())
 
 	r.soon(t, "the redirection", func() bool { return r.destinations.redirected })
-	assert.Equal(t, []netip.AddrPort{netip.MustParseAddrPort("198.18.0.1:443"), netip.MustParseAddrPort("198.18.0.2:6443")}, r.backend.destinations)
+	r.in(t, func() {
+		assert.Equal(t, []netip.AddrPort{netip.MustParseAddrPort("198.18.0.1:443"), netip.MustParseAddrPort("198.18.0.2:6443")}, r.backend.destinations)
+	})
 	saved, _, err := r.Store.Load()
 	require.NoError(t, err)
 	assert.Equal(t, "1", saved.GetVersion(), "kept for the next agent")
@@ -302,6 +313,8 @@ func TestDeletedPodIsForgotten(t *testing.T) {
 
 	r.soon(t, "its end", func() bool { return r.pods["a"] == nil })
 
-	assert.Equal(t, []string{"a"}, r.gone)
-	assert.False(t, r.backend.swept("a"), "what an earlier agent left of it goes, too")
+	r.in(t, func() {
+		assert.Equal(t, []string{"a"}, r.gone)
+		assert.False(t, r.backend.swept("a"), "what an earlier agent left of it goes, too")
+	})
 }

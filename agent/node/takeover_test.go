@@ -113,7 +113,7 @@ func TestAgentOfAnOlderPodIsNotAdmitted(t *testing.T) {
 	}
 	assert.True(t, admitted(t.Context(), old), "nobody serves")
 	r := start(t, 0)
-	r.PodStart = young
+	r.in(t, func() { r.PodStart = young })
 	socket := hold(t, path, r.Incumbent())
 	assert.True(t, admitted(t.Context(), young))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -145,7 +145,7 @@ func TestPredecessorRestartsWithoutSuccessor(t *testing.T) {
 	select {
 	case err := <-ends:
 		assert.ErrorContains(t, err, "restarting to serve again")
-	case <-time.After(20 * time.Second):
+	case <-time.After(soon):
 		t.Fatal("the node stays without an agent")
 	}
 	cancel()
@@ -163,10 +163,10 @@ func TestChecksContinueUntilTheSuccessorServes(t *testing.T) {
 	_, err := r.Incumbent().Offer(t.Context())
 	require.NoError(t, err)
 	before := r.backend.checks.Load()
-	require.Eventually(t, func() bool { return r.backend.checks.Load() > before+1 }, 10*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return r.backend.checks.Load() > before+1 }, soon, 5*time.Millisecond)
 	assert.False(t, r.backend.repairs.Load(), "what the successor is about to redirect is its own")
 	require.NoError(t, r.Incumbent().Resume(t.Context()))
-	require.Eventually(t, r.backend.repairs.Load, 10*time.Second, 5*time.Millisecond)
+	require.Eventually(t, r.backend.repairs.Load, soon, 5*time.Millisecond)
 }
 
 // refusing is an agent that does not let go of its pods.

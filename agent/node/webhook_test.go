@@ -127,5 +127,5 @@ func TestSignOfLifeDoesNotWaitForWebhooks(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	sweep.Go(func() { r.WatchHealth(ctx, socket) })
 	t.Cleanup(func() { cancel(); close(unblock); sweep.Wait() })
-	require.Eventually(t, func() bool { return r.backend.checks.Load() > 2 }, 10*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return r.backend.checks.Load() > 2 }, soon, 5*time.Millisecond)
 }
