@@ -286,7 +286,7 @@ type client struct {
 	protocol        int           // IPPROTO_MPTCP, if not TCP
 	fastopen        bool          // with data, without connect()
 	fastopenConnect bool          // TCP_FASTOPEN_CONNECT
-	patience        time.Duration // 0 means 3 s
+	patience        time.Duration // 0 means soon
 }
 
 // connect connects from the namespace and returns who answered, and the source address they saw.
@@ -361,7 +361,7 @@ func sockaddr(to netip.AddrPort, family int) unix.Sockaddr {
 }
 
 func (c client) wait(fd int, events int16) error {
-	for deadline := time.Now().Add(cmp.Or(c.patience, 3*time.Second)); ; {
+	for deadline := time.Now().Add(cmp.Or(c.patience, soon)); ; {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: events}}, int(time.Until(deadline).Milliseconds()))
 		switch {
 		case errors.Is(err, unix.EINTR) && time.Now().Before(deadline):
@@ -377,7 +377,7 @@ func (c client) wait(fd int, events int16) error {
 
 // dialAnswer dials for a pod and returns who answered, and the source address they saw.
 func dialAnswer(p *Pod, to netip.AddrPort) (who, source string, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), soon)
 	defer cancel()
 	c, err := p.DialContext(ctx, "tcp", to.String())
 	if err != nil {

@@ -30,7 +30,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-const timeout = 10 * time.Second
+const timeout = 30 * time.Second
 
 // manager is the other end of the stream, over real TLS and gRPC.
 type manager struct {

@@ -20,5 +20,5 @@ func TestBothWaitsForBothChannels(t *testing.T) {
 	close(b)
 	assert.False(t, Closed(both))
 	close(a)
-	assert.Eventually(t, func() bool { return Closed(both) }, 10*time.Second, time.Millisecond)
+	assert.Eventually(t, func() bool { return Closed(both) }, 30*time.Second, time.Millisecond)
 }

@@ -59,7 +59,7 @@ func requireOver(t *testing.T, over <-chan struct{}) {
 	t.Helper()
 	select {
 	case <-over:
-	case <-time.After(10 * time.Second):
+	case <-time.After(30 * time.Second):
 		t.Fatal("nothing is in flight")
 	}
 }
@@ -107,7 +107,7 @@ func TestJournalWithoutWritesIsRemoved(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, err := os.Stat(j.path)
 		return os.IsNotExist(err)
-	}, 10*time.Second, time.Millisecond, "it is of no use any more")
+	}, 30*time.Second, time.Millisecond, "it is of no use any more")
 }
 
 func TestWritesOfExitedAgentEndByDeadline(t *testing.T) {

@@ -29,7 +29,7 @@ func ended(w *exitWatch, within time.Duration) bool {
 }
 
 const (
-	soon   = 10 * time.Second
+	soon   = 30 * time.Second
 	moment = 50 * time.Millisecond
 )
 

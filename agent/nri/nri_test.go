@@ -101,7 +101,7 @@ func TestAgentStartsWithoutARuntime(t *testing.T) {
 	for _, c := range []chan struct{}{tried, ended} {
 		select {
 		case <-c:
-		case <-time.After(10 * time.Second):
+		case <-time.After(30 * time.Second):
 			t.Fatal("it waits")
 		}
 		cancel()

@@ -64,7 +64,7 @@ func (e *endpoint) stall(from string, n int) (open []net.Conn) {
 
 // get asks from an address on a connection of its own.
 func (e *endpoint) get(from, path string) (status int, body string, err error) {
-	client := &http.Client{Timeout: 3 * time.Second, Transport: &http.Transport{
+	client := &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{
 		DialContext: dialerFrom(from).DialContext, DisableKeepAlives: true,
 	}}
 	response, err := client.Get("http://" + e.address + path)
@@ -117,7 +117,7 @@ func TestRequestHeadsAreBounded(t *testing.T) {
 	go func() { // the server stops reading
 		_, _ = io.WriteString(c, "GET /metrics HTTP/1.1\r\nHost: x\r\nX-Padding: "+strings.Repeat("x", 1<<20)+"\r\n\r\n")
 	}()
-	require.NoError(t, c.SetReadDeadline(time.Now().Add(endpointReadTimeout)))
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(6*endpointReadTimeout)))
 	answer := make([]byte, len("HTTP/1.1 431"))
 	_, err = io.ReadFull(c, answer)
 	require.NoError(t, err)
@@ -127,7 +127,7 @@ func TestRequestHeadsAreBounded(t *testing.T) {
 func TestStalledHeadsAreClosed(t *testing.T) {
 	e := serveEndpointsOf(t, http.NotFoundHandler())
 	c := e.stall(intruderAddress, 1)[0]
-	require.NoError(t, c.SetReadDeadline(time.Now().Add(3*endpointReadTimeout)))
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(6*endpointReadTimeout)))
 	_, err := io.Copy(io.Discard, c)
 	var timeout net.Error
 	assert.False(t, errors.As(err, &timeout) && timeout.Timeout(), "the server closes it: %v", err)

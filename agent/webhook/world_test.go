@@ -19,6 +19,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -46,6 +47,8 @@ const (
 	name = "hook.ns.svc" // the server name that the apiserver uses
 	// soon is when what must happen has happened, however busy the machine is.
 	soon = 30 * time.Second
+	// signOfLifeFor is how long a sign of life of an agent is valid.
+	signOfLifeFor = 2 * time.Second
 )
 
 // world is a network with the apiserver in the middle.
@@ -56,6 +59,7 @@ type world struct {
 	node      *inbound.Node
 	proxy     *proxy.Server
 	registry  *prometheus.Registry
+	alive     atomic.Pointer[time.Time] // before the last sign of life
 }
 
 // ns is a network namespace.
@@ -76,6 +80,7 @@ func newWorld(t *testing.T) *world {
 	require.NoError(t, netns.Do(w.apiserver.File, func() error {
 		return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o600)
 	}))
+	w.alive.Store(&time.Time{})
 	w.agent()
 	return w
 }
@@ -93,7 +98,9 @@ func (w *world) agent() {
 	n, ctx := w.node, w.Context()
 	go func() { // as the agent's health check does
 		for ctx.Err() == nil {
+			now := time.Now()
 			n.Beat()
+			w.alive.Store(&now)
 			_ = n.Check()
 			time.Sleep(50 * time.Millisecond)
 		}

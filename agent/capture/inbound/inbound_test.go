@@ -105,13 +105,13 @@ func TestApplicationAnswersWithoutTheAgent(t *testing.T) {
 		pod.listen("tcp", ":9443")
 		capture(t, n, pod, "agent")
 		outside.requireSteered("agent")
-		stopped.Lock()
+		signs.stop(true)
 		require.Eventually(t, func() bool {
 			who, _, err := outside.connect(netip.AddrPortFrom(pod4, port))
 			require.NoError(t, err)
 			return who == "application"
 		}, soon, 10*time.Millisecond)
-		stopped.Unlock()
+		signs.stop(false)
 		require.Eventually(t, func() bool {
 			who, _, err := outside.connect(netip.AddrPortFrom(pod6, port))
 			require.NoError(t, err)

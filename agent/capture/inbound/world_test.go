@@ -93,18 +93,30 @@ func answer(t testing.TB, name string, listeners ...net.Listener) (stop func()) 
 	return stop
 }
 
-// connect returns who answers, and the address that the connection has there.
+// connect returns who answers, and the address that the connection has there. It connects
+// again if the machine stalled for so long that no agent gave a sign of life meanwhile.
 func (n *ns) connect(to netip.AddrPort) (who, local string, err error) {
+	for {
+		before := signs.latest()
+		who, local, err = n.connectOnce(to)
+		if err != nil || before.IsZero() || time.Since(before) < signOfLifeFor {
+			return who, local, err
+		}
+		n.T.Logf("%s answered after %s without a sign of life", who, time.Since(before))
+	}
+}
+
+func (n *ns) connectOnce(to netip.AddrPort) (who, local string, err error) {
 	var c net.Conn
 	if err := netns.Do(n.File, func() (err error) {
-		c, err = (&net.Dialer{Timeout: 5 * time.Second}).Dial("tcp", to.String())
+		c, err = (&net.Dialer{Timeout: soon}).Dial("tcp", to.String())
 		return err
 	}); err != nil {
 		return "", "", err
 	}
 	defer c.Close()
 	_ = c.(*net.TCPConn).SetLinger(0) // no TIME_WAIT
-	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(soon))
 	said, err := io.ReadAll(c)
 	who, local, _ = strings.Cut(string(said), " ")
 	return who, local, err
@@ -140,14 +152,56 @@ func (n *ns) attached() int {
 	return len(result.Programs)
 }
 
-// stopped is locked while no agent gives a sign of life.
-var stopped sync.Mutex
+// signs are the signs of life of the agents.
+var signs signsOfLife
+
+type signsOfLife struct {
+	mu      sync.Mutex
+	agents  int
+	stopped bool // by the test
+	last    time.Time
+}
+
+// join counts one more agent.
+func (s *signsOfLife) join(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.agents += n
+}
+
+// give gives a sign of life, unless the test has stopped them.
+func (s *signsOfLife) give(n *Node) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.stopped {
+		s.last = time.Now()
+		n.Beat()
+	}
+}
+
+// stop stops the signs of life, or lets agents give them again.
+func (s *signsOfLife) stop(yes bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopped = yes
+}
+
+// latest returns when the last sign was given; zero if none must be.
+func (s *signsOfLife) latest() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.agents == 0 || s.stopped {
+		return time.Time{}
+	}
+	return s.last
+}
 
 func open(t testing.TB, pins string) *Node {
 	t.Helper()
 	n, err := Open(pins, slog.New(slog.NewTextHandler(t.Output(), nil)))
 	require.NoError(t, err)
-	n.Beat()
+	signs.give(n)
+	signs.join(1)
 	stop, done := make(chan struct{}), make(chan struct{})
 	go func() { // as the agent's health check does
 		defer close(done)
@@ -156,15 +210,14 @@ func open(t testing.TB, pins string) *Node {
 			case <-stop:
 				return
 			case <-time.After(100 * time.Millisecond):
-				stopped.Lock()
-				n.Beat()
-				stopped.Unlock()
+				signs.give(n)
 			}
 		}
 	}()
 	t.Cleanup(func() {
 		close(stop)
 		<-done
+		signs.join(-1)
 		if err := n.Close(); !errors.Is(err, os.ErrClosed) {
 			require.NoError(t, err)
 		}
