@@ -50,7 +50,7 @@ func TestWhatTriggersEachController(t *testing.T) {
 		{"addresses of the apiserver", cluster("1"), []string{"trust"}},
 		{"the same addresses", cluster("1"), nil},
 		{"listed", func() { state.Listed.Store(listed) }, []string{"roots"}},
-		{"first policies", func() { state.Compiled.Store(&controllers.Compiled{Listed: listed}) }, []string{"bundles", "shares", "stamp", "status", "traffic", "webhooks"}},
+		{"first policies", func() { state.Compiled.Store(&controllers.Compiled{Listed: listed}) }, []string{"bundles", "roots", "shares", "stamp", "status", "traffic", "webhooks"}},
 		{"policies", func() { state.Compiled.Store(&controllers.Compiled{Listed: listed}) }, []string{"shares", "status", "traffic", "webhooks"}},
 		{"keys of roots", changed.Roots.Notify, []string{"policies"}},
 		{"demands of roots", changed.Demands.Notify, []string{"locks"}},

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -107,9 +108,10 @@ func ConflictMessage(namespace string, configs []string) string {
 		strings.Join(configs, ", "), namespace)
 }
 
-// SameSpec reports whether two versions of a configuration have the same spec.
+// SameSpec reports whether two versions of a configuration have the same spec, by what was
+// written and by what the shards of a root act by.
 func SameSpec(a, b *v1alpha1.ShardingConfig) bool {
-	return a.UID == b.UID && a.Generation == b.Generation
+	return a.UID == b.UID && a.Generation == b.Generation && equality.Semantic.DeepEqual(a.Spec, b.Spec)
 }
 
 // HandWritten reports whether a configuration is hand-written and divides resources: it is

@@ -17,6 +17,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/dialect/serve"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 	"github.com/ctrlmesh/ctrlmesh/manager/quota"
+	"github.com/ctrlmesh/ctrlmesh/manager/roots"
 )
 
 // State is what the controllers share. Each field has one writer.
@@ -87,6 +88,8 @@ type Listed struct {
 	Pods       []*corev1.Pod
 	Configs    []*v1alpha1.ShardingConfig
 	Namespaces []string // sorted
+	// Enacted is by what Configs follow what their shards act by.
+	Enacted *roots.Enacted
 	// Unresolved are the roots, by uid, whose selectors of namespaces cannot be followed.
 	Unresolved map[types.UID]error
 	Rules      compile.Rules

@@ -265,6 +265,8 @@ func (rt *root) setDemand(v view, state handover.State) {
 
 func (rt *root) mode(v view, state handover.State) locks.Mode {
 	switch {
+	case v.change != nil && rt.state.Holds():
+		return locks.Keep
 	case v.config.Spec.DryRun && v.quiet(state.Members):
 		return locks.Release // members contend for the locks as they are
 	case state.Holds():
@@ -285,7 +287,11 @@ func (rt *root) obstacle(v view, state handover.State, now time.Time) *locks.Obs
 			Message: "agents have had later policies than status.root accounts for, as after a restore of etcd; all members are in standby until each of them has confirmed that, then the root starts anew"}
 	case state.Holds() && !state.Evidence.OthersConfirmed && now.Sub(rt.readAt) >= status.Grace:
 		return rt.unverified(v, state)
-	case compile.Withdrawn(v.config) || v.config.Spec.DryRun:
+	case compile.Withdrawn(v.config):
+		return nil
+	case v.change != nil:
+		return v.changing(state)
+	case v.config.Spec.DryRun:
 		return nil
 	case !state.Holds():
 		return rt.closed

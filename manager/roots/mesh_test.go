@@ -41,6 +41,7 @@ type mesh struct {
 	recorder *events.FakeRecorder
 	now      time.Time
 	compiled compile.Result
+	by       *Enacted // of compiled
 	policies map[types.UID]compile.Policy   // of compiled
 	seen     map[string]push.Observation    // by pod uid
 	observed map[string][]push.ObservedLock // likewise
@@ -119,7 +120,7 @@ func (m *mesh) lead() {
 			return o
 		},
 	}
-	m.compiled, m.policies = compile.Result{}, nil
+	m.compiled, m.policies, m.by = compile.Result{}, nil, nil
 	m.left = map[string]time.Time{}
 }
 
@@ -172,13 +173,16 @@ func (m *mesh) pod(ordinal int) *corev1.Pod {
 }
 
 func (m *mesh) world() World {
-	w := World{Compiled: m.compiled, Removed: m.removed, Unconnected: m.unconnected, Namespaces: namespaces, RequestTimeout: requestTimeout, Node: func(name string) bool { return !m.nodes[name] }}
+	w := World{Compiled: m.compiled, CompiledBy: m.by, Removed: m.removed, Unconnected: m.unconnected, Namespaces: namespaces, RequestTimeout: requestTimeout, Node: func(name string) bool { return !m.nodes[name] }}
 	var configs v1alpha1.ShardingConfigList
 	var pods corev1.PodList
 	require.NoError(m, m.List(m.Context(), &configs))
 	require.NoError(m, m.List(m.Context(), &pods))
 	for i := range configs.Items {
 		w.Configs = append(w.Configs, &configs.Items[i])
+	}
+	if known, ok := m.Known(w.Configs, w.Namespaces); ok {
+		w.Enacted = Enact(w.Configs, known)
 	}
 	w.Unresolved = Resolve(w.Configs, m.labels)
 	for i := range pods.Items {
@@ -197,7 +201,7 @@ func (m *mesh) push() {
 		return
 	}
 	m.compiled = compile.Compile(w.Configs, w.Pods, known, compile.Rules{RequestTimeout: requestTimeout})
-	m.policies = m.compiled.Policies
+	m.policies, m.by = m.compiled.Policies, w.Enacted
 	for uid, p := range m.policies {
 		if !m.away[p.Node] && !m.deaf[string(uid)] {
 			m.apply(string(uid), p)

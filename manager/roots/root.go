@@ -47,7 +47,8 @@ type record struct {
 	// object is as it was last read or written here; nil if it must be read.
 	object *v1alpha1.ShardingConfig
 	state  handover.State
-	readAt time.Time // when state was read
+	acting *v1alpha1.ActingSpec // what shards act by; nil if it is not on record
+	readAt time.Time            // when state was read
 	broken error     // why the state cannot be read
 	// published is what the rest of the manager knows.
 	published compile.Root
@@ -68,6 +69,10 @@ func (rt *root) round(ctx context.Context, config *v1alpha1.ShardingConfig, w Wo
 		if err := rt.finalizer(ctx); err != nil || rt.object == nil {
 			return err
 		}
+	}
+
+	if !rt.current(w) {
+		return nil // the policies that follow from what was read start a round
 	}
 
 	now := rt.Now()
@@ -108,6 +113,10 @@ func (rt *root) read(ctx context.Context, config *v1alpha1.ShardingConfig) error
 func (rt *root) take(object *v1alpha1.ShardingConfig) {
 	rt.object, rt.plan, rt.gate = object, plan{}, gate{demand: rt.demand}
 	rt.state, rt.broken = Load(object.Status.Root)
+	rt.acting = nil
+	if object.Status.Root != nil {
+		rt.acting = object.Status.Root.Acting
+	}
 	rt.readAt = rt.Now()
 	if rt.broken != nil {
 		rt.broken = fmt.Errorf("its status is invalid, so that all its pods are refused: %w: fix status.root, or delete all its pods and then status.root", rt.broken)
@@ -118,7 +127,7 @@ func (rt *root) take(object *v1alpha1.ShardingConfig) {
 
 // public returns the state that the rest of the manager uses from now on.
 func (rt *root) public(locks []v1alpha1.LockStatus) compile.Root {
-	rt.published = compile.Root{State: rt.state, Locks: locks, Lost: rt.lost.members(), Forgotten: maps.Clone(rt.forgotten)}
+	rt.published = compile.Root{State: rt.state, Locks: locks, Acting: rt.acting, Lost: rt.lost.members(), Forgotten: maps.Clone(rt.forgotten)}
 	return rt.published
 }
 
@@ -142,10 +151,11 @@ func (rt *root) status(v view, state handover.State, now time.Time) v1alpha1.Sha
 	config := v.config.DeepCopy()
 	rt.object.Status.DeepCopyInto(&config.Status)
 	obstacle := rt.obstacle(v, state, now)
-	if rt.unplanned && obstacle == nil {
+	if v.change != nil || rt.unplanned && obstacle == nil {
 		config.Generation = config.Status.ObservedGeneration
 	}
 	out := Save(state)
+	out.Acting = rt.actsBy(v, state)
 	rt.addWeights(&out, v)
 	var stamping *v1alpha1.StampingStatus
 	if config.Spec.Root.Method == v1alpha1.MethodLabels {
@@ -203,7 +213,7 @@ func (rt *root) write(ctx context.Context, state handover.State, next v1alpha1.S
 		rt.object = fresh
 	}
 	before := rt.published
-	rt.state = state
+	rt.state, rt.acting = state, next.Root.Acting
 	for _, uid := range rt.dropped {
 		delete(rt.forgotten, uid)
 	}
@@ -218,6 +228,7 @@ func (rt *root) write(ctx context.Context, state handover.State, next v1alpha1.S
 // samePolicies reports whether the same policies follow from a and b.
 func samePolicies(a, b compile.Root) bool {
 	return reflect.DeepEqual(withoutEvidence(a.State), withoutEvidence(b.State)) && equality.Semantic.DeepEqual(a.Locks, b.Locks) &&
+		equality.Semantic.DeepEqual(a.Acting, b.Acting) &&
 		slices.Equal(a.Lost, b.Lost) && maps.Equal(a.Forgotten, b.Forgotten)
 }
 

@@ -42,6 +42,9 @@ type World struct {
 	Configs  []*v1alpha1.ShardingConfig
 	Pods     []*corev1.Pod
 	Compiled compile.Result
+	// Enacted is by what Configs follow what their shards act by, CompiledBy the same of
+	// what was compiled.
+	Enacted, CompiledBy *Enacted
 	// Namespaces are those that exist.
 	Namespaces []string
 	// Unresolved are the roots, by uid, whose selectors of namespaces cannot be followed, and why.

@@ -89,7 +89,7 @@ func durable(r *v1alpha1.RootStatus) v1alpha1.RootStatus {
 	for _, s := range r.Shards {
 		out.Shards = append(out.Shards, v1alpha1.ShardStatus{Name: s.Name, Serial: s.Serial, Held: s.Held, Target: s.Target, Wanted: s.Wanted})
 	}
-	out.Assignments, out.MinSerial, out.RolledBack = r.Assignments, r.MinSerial, r.RolledBack
+	out.Assignments, out.MinSerial, out.RolledBack, out.Acting = r.Assignments, r.MinSerial, r.RolledBack, r.Acting
 	for _, h := range r.Handovers {
 		h.WaitsFor = nil
 		out.Handovers = append(out.Handovers, h)

@@ -92,7 +92,7 @@ func (s *stepping) learn() {
 // may not while a pod outside the mesh may act, or the configuration is invalid.
 func (s *stepping) assignKeys() bool {
 	s.unconfirmed, s.closed, s.acquirable, s.unplanned = nil, nil, false, false
-	first := !s.next.Holds() && !grantsNothing(s.v.config)
+	first := !s.next.Holds() && !s.v.grantsNothing()
 	if first {
 		if s.unconfirmed = append(s.lost.names(), s.v.unrefused()...); len(s.unconfirmed) > 0 {
 			return false
@@ -177,14 +177,17 @@ func (rt *root) evidence(state handover.State, m handover.Member, v view, now ti
 }
 
 // grantsNothing reports whether the shards of a root must own nothing. Under a dry run each
-// pod acts on everything, so that a first grant follows it.
-func grantsNothing(c *v1alpha1.ShardingConfig) bool { return compile.Withdrawn(c) || c.Spec.DryRun }
+// pod acts on everything, so that a first grant follows it. A change of what shards act by
+// waits until none owns anything.
+func (v view) grantsNothing() bool {
+	return compile.Withdrawn(v.config) || v.config.Spec.DryRun || v.change != nil
+}
 
 // replan updates the plan to the configuration. It is not ok if weights are not known yet.
 func (rt *root) replan(v view, state handover.State, now time.Time) (ok bool) {
 	config, last := v.config, wanted(state)
 	switch {
-	case grantsNothing(config):
+	case v.grantsNothing():
 		rt.plan = plan{}
 	case v.problem != nil:
 		rt.plan = plan{scopes: last}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/acting"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
@@ -28,6 +29,10 @@ import (
 type view struct {
 	world  World
 	config *v1alpha1.ShardingConfig
+	// asked is what the spec asks the shards to act by, and change how that differs from what
+	// they act by; nil if it does not.
+	asked  *v1alpha1.ActingSpec
+	change *acting.Change
 	// problem is why the plan must not change; nil if it may.
 	problem   error
 	conflicts []compile.Conflict
@@ -46,6 +51,7 @@ type view struct {
 
 func (r *Roots) look(config *v1alpha1.ShardingConfig, w World) view {
 	v := view{world: w, config: config, all: map[string]*corev1.Pod{}, observe: r.Observe, since: r.since, young: r.Young()}
+	v.asked, v.change = w.Enacted.Asked[config.UID], w.Enacted.Changes[config.UID]
 	if v.problem = compile.Invalid(config); v.problem == nil {
 		v.problem = w.Unresolved[config.UID]
 	}

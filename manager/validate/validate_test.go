@@ -156,12 +156,28 @@ func TestUpdate(t *testing.T) {
 	r := handle(t, admissionv1.Update, c, old)
 	require.False(t, r.Allowed)
 	require.Contains(t, r.Result.Message, "immutable")
-	going := c.DeepCopy()
-	going.DeletionTimestamp = &metav1.Time{}
-	going.Finalizers = nil
+}
+
+func TestUpdateDuringDeletion(t *testing.T) {
 	deleted := metav1.Now()
-	going.DeletionTimestamp = &deleted
-	require.True(t, handle(t, admissionv1.Update, going, old).Allowed)
+	old := config(t, "zero", good)
+	old.DeletionTimestamp, old.Finalizers = &deleted, []string{"example.com/wait"}
+	released := old.DeepCopy()
+	released.Finalizers = nil
+	require.True(t, handle(t, admissionv1.Update, released, old).Allowed)
+
+	changed := config(t, "zero", strings.Replace(good, `shard: "0"`, `shard: "1"`, 1))
+	changed.DeletionTimestamp = &deleted
+	r := handle(t, admissionv1.Update, changed, old)
+	require.False(t, r.Allowed)
+	require.Contains(t, r.Result.Message, "immutable")
+
+	// An object that was valid once must not be kept by what a later version refuses.
+	invalid := old.DeepCopy()
+	invalid.Spec.Limits = nil
+	released = invalid.DeepCopy()
+	released.Finalizers = nil
+	require.True(t, handle(t, admissionv1.Update, released, invalid).Allowed)
 }
 
 func TestTwoShardsNeverShareALock(t *testing.T) {

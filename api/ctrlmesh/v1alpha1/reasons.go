@@ -78,6 +78,11 @@ const (
 	ReasonRestarting Reason = "Restarting"
 	// ReasonWaiting: no shard owns anything yet.
 	ReasonWaiting Reason = "Waiting"
+	// ReasonSpecChanged: the spec changes what decides who may act. The shards release
+	// everything first.
+	ReasonSpecChanged Reason = "SpecChanged"
+	// ReasonUnknownResource: the apiserver serves no resource of a name in the spec.
+	ReasonUnknownResource Reason = "UnknownResource"
 	// ReasonRolledBack: the status is older than what agents were sent, as after a restore
 	// of etcd, and the root starts over.
 	ReasonRolledBack Reason = "RolledBack"

@@ -752,6 +752,10 @@ type RootStatus struct {
 	// are in standby. The root starts anew once all of them have confirmed that.
 	// +optional
 	RolledBack bool `json:"rolledBack,omitempty"`
+	// Acting is what of the spec decides which pod may act on what, as the shards act by it
+	// now. Another spec takes effect once no shard owns any key.
+	// +optional
+	Acting *ActingSpec `json:"acting,omitempty"`
 	// Assignments are the pods that were assigned to shards and may still run.
 	// +optional
 	// +listType=map
@@ -774,6 +778,43 @@ type RootStatus struct {
 	// all namespaces have equal weight.
 	// +optional
 	Weighing string `json:"weighing,omitempty"`
+}
+
+// ActingSpec is the part of the spec of a root that decides which pod may act on what. All
+// shards act by the same one.
+type ActingSpec struct {
+	// Controller has the operator's locks.
+	// +optional
+	Controller *ControllerConfig `json:"controller,omitempty"`
+	// DryRun is whether nothing is enforced.
+	// +optional
+	DryRun bool `json:"dryRun,omitempty"`
+	// Limits are those of the spec, with the divided resources.
+	// +optional
+	// +kubebuilder:validation:MaxItems=64
+	Limits []ObjectLimiter `json:"limits,omitempty"`
+	// ResourceSelector lists the divided resources.
+	// +optional
+	// +kubebuilder:validation:MaxItems=64
+	ResourceSelector []ObjectLimiter `json:"resourceSelector,omitempty"`
+	// Key is how objects are assigned to shards.
+	// +optional
+	Key Key `json:"key,omitempty"`
+	// Method is how lists and watches are narrowed.
+	// +optional
+	Method Method `json:"method,omitempty"`
+	// ClusterScoped is which shards write objects in no namespace.
+	// +optional
+	ClusterScoped ClusterScoped `json:"clusterScoped,omitempty"`
+	// TargetStatefulSet is the StatefulSet whose pods are assigned to the shards.
+	// +optional
+	TargetStatefulSet string `json:"targetStatefulSet,omitempty"`
+	// TargetRef is the workload whose pods are assigned to the shards.
+	// +optional
+	TargetRef *TargetRef `json:"targetRef,omitempty"`
+	// TargetSelector selects the pods that are assigned to the shards.
+	// +optional
+	TargetSelector *metav1.LabelSelector `json:"targetSelector,omitempty"`
 }
 
 // ShardStatus describes one derived shard.

@@ -90,13 +90,12 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 		r.State.Cluster.Store(cluster)
 	}
 
-	l, listErr := r.list(ctx)
+	l, known, listErr := r.list(ctx)
 	if listErr != nil {
 		return listErr
 	}
 	r.State.Listed.Store(l)
-	known, ok := r.Roots.Known(l.Configs, l.Namespaces)
-	if !ok || !r.addHandWritten(known, l.Configs) {
+	if known == nil || !r.addHandWritten(known, l.Configs) {
 		// Agents keep the last policies until it is known which shard owns what.
 		return err
 	}
@@ -144,8 +143,8 @@ func (r *Controller) addHandWritten(known map[origin.Name]compile.Root, configs 
 	return true
 }
 
-// list reads the cache.
-func (r *Controller) list(ctx context.Context) (*controllers.Listed, error) {
+// list reads the cache. known has the states of roots; nil while one of them is not known.
+func (r *Controller) list(ctx context.Context) (out *controllers.Listed, known map[origin.Name]compile.Root, err error) {
 	var configs v1alpha1.ShardingConfigList
 	var pods corev1.PodList
 	var namespaces metav1.PartialObjectMetadataList
@@ -157,14 +156,13 @@ func (r *Controller) list(ctx context.Context) (*controllers.Listed, error) {
 		// These are not changed here, and there may be many that have no effect.
 		r.Cache.List(ctx, &breakers, client.UnsafeDisableDeepCopy), r.Cache.List(ctx, &injections, client.UnsafeDisableDeepCopy),
 	); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	out := &controllers.Listed{Rules: compile.Rules{Cache: &r.rendered, Now: time.Now(), Share: r.State.Book.Share, RequestTimeout: r.State.RequestTimeout()}}
+	out = &controllers.Listed{Rules: compile.Rules{Cache: &r.rendered, Now: time.Now(), Share: r.State.Book.Share, RequestTimeout: r.State.RequestTimeout()}}
 	out.Rules.Breakers, out.Rules.Injections = collect.Pointers(breakers.Items), collect.Pointers(injections.Items)
 	if r.Dialects {
-		var err error
 		if out.TrafficPolicies, err = serve.Policies(ctx, r.Cache); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		for _, p := range out.TrafficPolicies {
 			out.Rules.Breakers = append(out.Rules.Breakers, p.Breakers...)
@@ -173,21 +171,25 @@ func (r *Controller) list(ctx context.Context) (*controllers.Listed, error) {
 	out.Configs, out.Pods = collect.Pointers(configs.Items), collect.Pointers(pods.Items)
 	// A cache lists in no order.
 	slices.SortFunc(out.Configs, func(a, b *v1alpha1.ShardingConfig) int { return strings.Compare(string(a.UID), string(b.UID)) })
-	known := make(map[string]labels.Set, len(namespaces.Items))
+	labelled := make(map[string]labels.Set, len(namespaces.Items))
 	for _, n := range namespaces.Items {
 		out.Namespaces = append(out.Namespaces, n.Name)
-		known[n.Name] = n.Labels
+		labelled[n.Name] = n.Labels
 		if compile.ForbidsFaults(&n) {
 			out.Rules.NoFaults = append(out.Rules.NoFaults, n.Name)
 		}
 	}
 	slices.Sort(out.Namespaces)
-	out.Unresolved = roots.Resolve(out.Configs, known)
+	if states, ok := r.Roots.Known(out.Configs, out.Namespaces); ok {
+		known = states
+		out.Enacted = roots.Enact(out.Configs, known)
+	}
+	out.Unresolved = roots.Resolve(out.Configs, labelled)
 	origin.Conflicts(out.Configs)
 	for _, c := range out.Configs {
 		layout.Exclude(&c.Spec, r.State.Settings.Load().Undivided())
 	}
-	return out, nil
+	return out, known, nil
 }
 
 const (

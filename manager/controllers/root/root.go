@@ -32,8 +32,13 @@ func (r *Controller) Spec() controllers.Spec {
 	return controllers.Spec{
 		Name: "roots", Reconcile: r.Reconcile, Settle: controllers.SettleAcks, Resync: 10 * time.Second,
 		Next: func() time.Time { return r.next },
-		On:   []controllers.Source{&r.State.Listed, &r.State.Entries, &r.State.Changed.Agents, &r.State.Changed.Weights},
+		On:   []controllers.Source{&r.State.Listed, r.State.Compiled.When(otherwiseEnacted), &r.State.Entries, &r.State.Changed.Agents, &r.State.Changed.Weights},
 	}
+}
+
+// otherwiseEnacted reports whether shards act by other specs.
+func otherwiseEnacted(before, after *controllers.Compiled) bool {
+	return before == nil || !before.Enacted.Same(after.Enacted)
 }
 
 // Reconcile does what can be done now for each root.
@@ -44,11 +49,11 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	}
 	// Read after what was listed, so that it is no older. Before the first pods have
 	// no policies, so that nothing follows from what agents say of them.
-	world := roots.World{Configs: l.Configs, Pods: l.Pods, Namespaces: l.Namespaces, Unresolved: l.Unresolved, RequestTimeout: r.State.RequestTimeout(), Node: func(name string) bool {
+	world := roots.World{Configs: l.Configs, Pods: l.Pods, Namespaces: l.Namespaces, Enacted: l.Enacted, Unresolved: l.Unresolved, RequestTimeout: r.State.RequestTimeout(), Node: func(name string) bool {
 		return !apierrors.IsNotFound(r.Cache.Get(ctx, types.NamespacedName{Name: name}, controllers.MetadataOf(controllers.NodeKind)))
 	}}
 	if c := r.State.Compiled.Load(); c != nil {
-		world.Compiled, world.Removed = c.Result, r.Push.Removed()
+		world.Compiled, world.CompiledBy, world.Removed = c.Result, c.Enacted, r.Push.Removed()
 	}
 	if r.Roots.Young() {
 		var err error

@@ -1,0 +1,187 @@
+package roots
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+)
+
+// acting returns the pods that act on anything.
+func (m *mesh) acting() (uids []string) {
+	for uid, p := range m.inForce {
+		s := p.GetSharding()
+		if p.Refuse != "" || s.GetStandby() || !s.GetDryRun() && len(s.GetLimits()) == 0 {
+			continue
+		}
+		scope, err := sharding.FromProto(s.GetLimits()[0].GetScope())
+		require.NoError(m, err)
+		if s.GetDryRun() || !scope.Empty() {
+			uids = append(uids, uid)
+		}
+	}
+	return uids
+}
+
+// oneSpec requires that all pods that act do so by the same rules.
+func (m *mesh) oneSpec() {
+	m.Helper()
+	first := ""
+	for _, uid := range m.acting() {
+		s := m.inForce[uid].GetSharding()
+		lock := ""
+		for _, l := range s.GetLocks() {
+			lock += l.GetName() + " "
+		}
+		resources := ""
+		for _, l := range s.GetLimits() {
+			for _, r := range l.GetResources() {
+				resources += r.String() + " "
+			}
+		}
+		rules := s.GetKey().String() + s.GetMethod().String() + lock + resources
+		if s.GetDryRun() {
+			rules = "dry run"
+		}
+		if first == "" {
+			first = rules
+		}
+		require.Equal(m, first, rules, "pods act by different specs")
+	}
+}
+
+// A change of what decides who may act: one agent hears of everything later than the other.
+func TestSpecChangesWhileNoShardOwnsAnything(t *testing.T) {
+	for name, tt := range map[string]struct {
+		change func(*v1alpha1.ShardingConfig)
+		field  string
+		ends   func(m *mesh) bool
+	}{
+		"lock renamed": {
+			func(c *v1alpha1.ShardingConfig) { c.Spec.Controller.LeaderElectionName = "other" }, "spec.controller",
+			func(m *mesh) bool { return m.policies["uid-0-1"].GetSharding().GetLocks()[0].GetName() == "other" },
+		},
+		"resources": {
+			func(c *v1alpha1.ShardingConfig) {
+				c.Spec.Root.ResourceSelector[0].RelateResources[0].Resources = []string{"secrets"}
+			}, "spec.root.resourceSelector",
+			func(m *mesh) bool {
+				return m.policies["uid-0-1"].GetSharding().GetLimits()[0].GetResources()[0].GetResources()[0] == "secrets"
+			},
+		},
+		"method": {
+			func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Method = v1alpha1.MethodFilter }, "spec.root.method",
+			func(m *mesh) bool { return m.policies["uid-0-1"].GetSharding().GetMethod().String() == "METHOD_FILTER" },
+		},
+		"key": { // admission refuses it
+			func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Key = v1alpha1.KeyObject }, "spec.root.key",
+			func(m *mesh) bool { return m.policies["uid-0-1"].GetSharding().GetKey().String() == "KEY_OBJECT" },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, pods := sharded(t, 2)
+			late := string(pods[1].UID)
+			m.change(func(c *v1alpha1.ShardingConfig) {
+				c.Spec.Root.OnChange = v1alpha1.OnChangeRelist // no pod is replaced
+				tt.change(c)
+			})
+			m.deaf[late] = true
+			m.goOn(time.Minute, m.oneSpec)
+			require.Equal(t, []string{late}, m.acting(), "the other has released everything")
+			ready := m.ready()
+			require.Equal(t, string(v1alpha1.ReasonSpecChanged), ready.Reason, "%s", ready.Message)
+			require.Contains(t, ready.Message, tt.field)
+			require.Equal(t, "ctrlmesh:ns/op", m.holder("lock"))
+
+			m.deaf[late] = false
+			m.goOn(time.Minute, m.oneSpec)
+			require.Len(t, m.held(), 2)
+			require.Len(t, m.acting(), 2)
+			require.True(t, tt.ends(m), "%v", m.policies["uid-0-1"])
+			require.Equal(t, string(v1alpha1.ReasonSettled), m.ready().Reason, "%s", m.ready().Message)
+		})
+	}
+}
+
+func TestDryRunOfActingShardsBeginsWhenNoneOwnsAnything(t *testing.T) {
+	m, pods := sharded(t, 2)
+	late := string(pods[1].UID)
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.DryRun, c.Spec.Root.OnChange = true, v1alpha1.OnChangeRelist })
+	m.deaf[late] = true
+	m.goOn(time.Minute, m.oneSpec)
+	require.Equal(t, []string{late}, m.acting())
+	m.deaf[late] = false
+	m.goOn(time.Minute, m.oneSpec)
+	require.Len(t, m.acting(), 2)
+	for _, p := range m.policies {
+		require.True(t, p.GetSharding().GetDryRun())
+	}
+	require.Empty(t, m.holder("lock"))
+}
+
+// Under onChange Restart the members are replaced, because their caches have what they released.
+func TestSpecChangeRestartsMembers(t *testing.T) {
+	m, pods := sharded(t, 2)
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Controller.LeaderElectionName = "other" })
+	for range 20 {
+		m.goOn(10*time.Second, m.oneSpec)
+		m.replace(2)
+	}
+	require.Equal(t, string(v1alpha1.ReasonSettled), m.ready().Reason, "%s", m.ready().Message)
+	require.Len(t, m.held(), 2)
+	for _, p := range pods {
+		require.NotContains(t, m.acting(), string(p.UID))
+	}
+	require.Equal(t, "ctrlmesh:ns/op", m.holder("other"))
+}
+
+func TestSpecOfADeletedRootDoesNotChange(t *testing.T) {
+	m, pods := sharded(t, 2)
+	require.NoError(t, m.Delete(t.Context(), m.get()))
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Key = v1alpha1.KeyObject })
+	m.deaf[string(pods[1].UID)] = true
+	m.goOn(time.Minute, m.oneSpec)
+}
+
+// To name a lock that was discovered, or to reorder the resources, is no change.
+func TestEqualSpecsAreNoChange(t *testing.T) {
+	m, _ := sharded(t, 2)
+	m.change(func(c *v1alpha1.ShardingConfig) {
+		c.Spec.Controller = &v1alpha1.ControllerConfig{Locks: []v1alpha1.LockReference{{Namespace: "ns", Name: "lock"}}}
+		c.Spec.Root.TargetStatefulSet, c.Spec.Root.TargetRef = "", &v1alpha1.TargetRef{Kind: "StatefulSet", Name: "op"}
+	})
+	serials := func() map[types.UID]uint64 {
+		out := map[types.UID]uint64{}
+		for uid, p := range m.policies {
+			out[uid] = p.GetSerial()
+		}
+		return out
+	}
+	before := serials()
+	m.goOn(time.Minute, func() { require.Len(t, m.acting(), 2) })
+	require.Equal(t, before, serials())
+	require.Equal(t, []v1alpha1.LockReference{{Namespace: "ns", Name: "lock"}}, m.get().Status.Root.Acting.Controller.Locks)
+}
+
+// A new manager continues a change that the one before it began.
+func TestSpecChangeSurvivesALeader(t *testing.T) {
+	m, pods := sharded(t, 2)
+	late := string(pods[1].UID)
+	m.change(func(c *v1alpha1.ShardingConfig) {
+		c.Spec.Root.OnChange, c.Spec.Controller.LeaderElectionName = v1alpha1.OnChangeRelist, "other"
+	})
+	m.deaf[late] = true
+	for range 20 {
+		m.goOn(2*time.Second, m.oneSpec)
+		m.lead()
+	}
+	m.deaf[late] = false
+	m.goOn(5*time.Minute, m.oneSpec)
+	require.Equal(t, string(v1alpha1.ReasonSettled), m.ready().Reason, "%s", m.ready().Message)
+	require.Equal(t, "other", m.get().Status.Root.Acting.Controller.LeaderElectionName)
+	require.Equal(t, "ctrlmesh:ns/op", m.holder("other"))
+}
