@@ -103,7 +103,7 @@ func (l *leader) controllers() []controllers.Reconciler {
 	out := []controllers.Reconciler{
 		&policy.Controller{
 			Client: l.live, Cache: l.reader, Namespace: l.Namespace, ClusterCA: l.clusterCA, MeshCA: l.certificates.Mesh.Bundle,
-			Roots: l.roots, Keeper: l.keeper, Push: l.push, State: s, Dialects: l.Dialects, Log: l.Log,
+			Roots: l.roots, Keeper: l.keeper, Resources: l.resources, Push: l.push, State: s, Dialects: l.Dialects, Log: l.Log,
 		},
 		&root.Controller{Cache: l.reader, Roots: l.roots, Push: l.push, State: s},
 		&lock.Controller{Keeper: l.keeper, Roots: l.roots, Push: l.push, State: s, Log: l.Log},
@@ -160,6 +160,7 @@ func (l *leader) add(ctx context.Context, mgr manager.Manager) error {
 		manager.RunnableFunc(l.serveAgents),
 		everyReplica(follow),
 		everyReplica(l.settings.Watch),
+		everyReplica(l.resources.Run),
 	} {
 		if err := mgr.Add(r); err != nil {
 			return err

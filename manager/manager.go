@@ -29,6 +29,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers/setting"
 	"github.com/ctrlmesh/ctrlmesh/manager/dialect/serve"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
+	"github.com/ctrlmesh/ctrlmesh/manager/resources"
 	"github.com/ctrlmesh/ctrlmesh/manager/trust"
 )
 
@@ -126,6 +127,7 @@ type replica struct {
 	settings     *setting.Controller
 	certificates *certificate.Controller
 	bundles      *inject.Bundles
+	resources    *resources.Catalog
 }
 
 func newReplica(o Options, c clients) *replica {
@@ -144,6 +146,7 @@ func newReplica(o Options, c clients) *replica {
 	r.bundles = &inject.Bundles{
 		Client: c.live, Mesh: r.certificates.Mesh.Bundle, Cluster: o.clusterCA, Egress: r.certificates.Egress.Bundle, Reload: r.certificates.Load,
 	}
+	r.resources = &resources.Catalog{Discover: c.kube.Discovery().ServerGroupsAndResources, Changed: r.state.Changed.Resources.Notify, Log: o.Log}
 	return r
 }
 

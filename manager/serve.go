@@ -85,7 +85,7 @@ func (r *replica) webhooks(cached client.Reader) map[string]admission.Handler {
 	reader := admissionReader{admit.NewReader(r.live), cached}
 	out := map[string]admission.Handler{
 		inject.Path:             &inject.Webhook{Reader: reader, Bundles: r.bundles, Namespace: r.Namespace, Permits: r.certificates.Permits},
-		validate.Path:           &validate.Webhook{Reader: reader, Manager: r.self, Namespace: r.Namespace, Settings: r.state.Settings.Load, Translate: serve.Decode},
+		validate.Path:           &validate.Webhook{Reader: reader, Manager: r.self, Namespace: r.Namespace, Settings: r.state.Settings.Load, Unknown: r.resources.UnknownNow, Translate: serve.Decode},
 		validate.BreakersPath:   &validate.Breakers{Reader: reader},
 		validate.InjectionsPath: &validate.Injections{Reader: reader},
 		label.Path:              admission.HandlerFunc(label.Stamp),

@@ -17,6 +17,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/dialect/serve"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 	"github.com/ctrlmesh/ctrlmesh/manager/quota"
+	"github.com/ctrlmesh/ctrlmesh/manager/resources"
 	"github.com/ctrlmesh/ctrlmesh/manager/roots"
 )
 
@@ -81,6 +82,8 @@ type Signals struct {
 	Stamping Signal
 	// Weights of namespaces, by the weigher.
 	Weights Signal
+	// Resources: the apiserver serves other ones, by the catalog.
+	Resources Signal
 }
 
 // Listed is what was there when the policy controller looked.
@@ -92,7 +95,9 @@ type Listed struct {
 	Enacted *roots.Enacted
 	// Unresolved are the roots, by uid, whose selectors of namespaces cannot be followed.
 	Unresolved map[types.UID]error
-	Rules      compile.Rules
+	// Unknown are the resources that configurations name, by uid, and that are not served.
+	Unknown map[types.UID]resources.Unknown
+	Rules   compile.Rules
 	// TrafficPolicies are those that are served. Rules has their CircuitBreakers.
 	TrafficPolicies []serve.Policy
 }

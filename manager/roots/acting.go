@@ -82,9 +82,29 @@ func (rt *root) actsBy(v view, state handover.State) *v1alpha1.ActingSpec {
 	return rt.acting
 }
 
+// changes reports whether the shards must release what they own, so that they can act by
+// another spec. They keep it while that spec names resources that do not exist.
+func (v view) changes() bool { return v.change != nil && v.unknown.Message == "" }
+
+// undivided returns the obstacle that the spec names resources that do not exist; nil if it
+// does not. Shards that act by the spec may go on while discovery fails.
+func (v view) undivided(state handover.State) *locks.Obstacle {
+	if v.unknown.Message == "" || v.unknown.Undetermined && v.change == nil && state.Holds() {
+		return nil
+	}
+	message := v.unknown.Message + "; nothing is granted before the apiserver serves it"
+	if state.Holds() {
+		message = v.unknown.Message
+		if v.change != nil {
+			message += "; shards act by the former spec until the apiserver serves it"
+		}
+	}
+	return &locks.Obstacle{Reason: v1alpha1.ReasonUnknownResource, Message: message}
+}
+
 // changing returns the obstacle that the spec changes what shards act by; nil if it does not.
 func (v view) changing(state handover.State) *locks.Obstacle {
-	if v.change == nil {
+	if !v.changes() {
 		return nil
 	}
 	message := fmt.Sprintf("%s changed: no shard acts by the new spec before all have released what they own by the former one", strings.Join(v.change.Fields, ", "))

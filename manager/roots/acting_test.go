@@ -9,6 +9,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/manager/resources"
 )
 
 // acting returns the pods that act on anything.
@@ -184,4 +185,55 @@ func TestSpecChangeSurvivesALeader(t *testing.T) {
 	require.Equal(t, string(v1alpha1.ReasonSettled), m.ready().Reason, "%s", m.ready().Message)
 	require.Equal(t, "other", m.get().Status.Root.Acting.Controller.LeaderElectionName)
 	require.Equal(t, "ctrlmesh:ns/op", m.holder("other"))
+}
+
+// A misspelt resource divides nothing, so each shard would act on all objects that were meant.
+func TestUnknownResourcesGrantNothing(t *testing.T) {
+	m := newMesh(t)
+	m.root(2, 1)
+	m.pod(0)
+	m.pod(1)
+	for _, undetermined := range []bool{false, true} {
+		m.unknown = resources.Unknown{Message: "configmap: did you mean configmaps?", Undetermined: undetermined}
+		m.goOn(time.Minute, nil)
+		m.shardsOwnNothing()
+		require.Empty(t, m.acting())
+		require.Equal(t, string(v1alpha1.ReasonUnknownResource), m.ready().Reason)
+		require.Contains(t, m.ready().Message, "did you mean configmaps?")
+	}
+	m.unknown = resources.Unknown{} // the definition was created
+	m.goOn(time.Minute, nil)
+	require.Len(t, m.held(), 2)
+	require.Equal(t, string(v1alpha1.ReasonSettled), m.ready().Reason)
+}
+
+func TestUnknownResourcesLeaveTheDivision(t *testing.T) {
+	m, _ := sharded(t, 2)
+	before := m.held()
+	m.change(func(c *v1alpha1.ShardingConfig) {
+		c.Spec.Root.OnChange = v1alpha1.OnChangeRelist
+		c.Spec.Root.ResourceSelector[0].RelateResources[0].Resources = []string{"secret"}
+	})
+	m.unknown = resources.Unknown{Message: "secret: did you mean secrets?"}
+	both := func() { require.Len(t, m.acting(), 2) }
+	m.goOn(time.Minute, both)
+	require.Equal(t, before, m.held())
+	require.Equal(t, "configmaps", m.policies["uid-0-1"].GetSharding().GetLimits()[0].GetResources()[0].GetResources()[0])
+	require.Equal(t, string(v1alpha1.ReasonUnknownResource), m.ready().Reason)
+	require.Contains(t, m.ready().Message, "former spec")
+
+	m.change(func(c *v1alpha1.ShardingConfig) {
+		c.Spec.Root.ResourceSelector[0].RelateResources[0].Resources = []string{"secrets"}
+	})
+	m.unknown = resources.Unknown{}
+	m.goOn(time.Minute, m.oneSpec)
+	require.Len(t, m.acting(), 2)
+	require.Equal(t, "secrets", m.policies["uid-0-1"].GetSharding().GetLimits()[0].GetResources()[0].GetResources()[0])
+
+	// An aggregated API that fails, or a definition that is deleted, stops no shard.
+	for _, undetermined := range []bool{true, false} {
+		m.unknown = resources.Unknown{Message: "secrets: the apiserver cannot list", Undetermined: undetermined}
+		m.goOn(time.Minute, both)
+		require.Equal(t, undetermined, m.ready().Reason == string(v1alpha1.ReasonSettled), m.ready().Message)
+	}
 }

@@ -14,7 +14,9 @@ import (
 func TestDryRunEndsWithAFirstGrant(t *testing.T) {
 	m := newMesh(t)
 	m.root(2, 1)
-	dryRun := func(on bool) { m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.DryRun, c.Spec.Root.OnChange = on, v1alpha1.OnChangeRelist }) }
+	dryRun := func(on bool) {
+		m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.DryRun, c.Spec.Root.OnChange = on, v1alpha1.OnChangeRelist })
+	}
 	dryRun(true)
 	m.pod(0)
 	last := m.pod(1)

@@ -168,6 +168,9 @@ func (rt *root) unacquired() *locks.Obstacle {
 // mayGrant reports whether the first grant may begin: no pod outside the mesh can act from
 // now on.
 func (rt *root) mayGrant(v view) bool {
+	if rt.closed = v.undivided(rt.state); rt.closed != nil {
+		return false
+	}
 	if rt.bySelector {
 		if rt.closed = rt.unadmitted(v.config); rt.closed != nil {
 			return false
@@ -265,7 +268,7 @@ func (rt *root) setDemand(v view, state handover.State) {
 
 func (rt *root) mode(v view, state handover.State) locks.Mode {
 	switch {
-	case v.change != nil && rt.state.Holds():
+	case v.changes() && rt.state.Holds():
 		return locks.Keep
 	case v.config.Spec.DryRun && v.quiet(state.Members):
 		return locks.Release // members contend for the locks as they are
@@ -289,7 +292,9 @@ func (rt *root) obstacle(v view, state handover.State, now time.Time) *locks.Obs
 		return rt.unverified(v, state)
 	case compile.Withdrawn(v.config):
 		return nil
-	case v.change != nil:
+	case v.undivided(state) != nil:
+		return v.undivided(state)
+	case v.changes():
 		return v.changing(state)
 	case v.config.Spec.DryRun:
 		return nil

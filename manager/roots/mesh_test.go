@@ -29,6 +29,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/dialect/serve"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/resources"
 	"github.com/ctrlmesh/ctrlmesh/manager/weigh"
 )
 
@@ -41,7 +42,7 @@ type mesh struct {
 	recorder *events.FakeRecorder
 	now      time.Time
 	compiled compile.Result
-	by       *Enacted // of compiled
+	by       *Enacted                       // of compiled
 	policies map[types.UID]compile.Policy   // of compiled
 	seen     map[string]push.Observation    // by pod uid
 	observed map[string][]push.ObservedLock // likewise
@@ -61,6 +62,7 @@ type mesh struct {
 	idle        map[string]bool
 	removed     []push.Removed
 	labels      map[string]labels.Set // of namespaces
+	unknown     resources.Unknown     // what the root names
 	unconnected []string              // nodes
 }
 
@@ -185,6 +187,7 @@ func (m *mesh) world() World {
 		w.Enacted = Enact(w.Configs, known)
 	}
 	w.Unresolved = Resolve(w.Configs, m.labels)
+	w.Unknown = map[types.UID]resources.Unknown{"root": m.unknown}
 	for i := range pods.Items {
 		if compile.Labelled(&pods.Items[i]) { // no others are watched
 			w.Pods = append(w.Pods, &pods.Items[i])

@@ -49,7 +49,7 @@ type record struct {
 	state  handover.State
 	acting *v1alpha1.ActingSpec // what shards act by; nil if it is not on record
 	readAt time.Time            // when state was read
-	broken error     // why the state cannot be read
+	broken error                // why the state cannot be read
 	// published is what the rest of the manager knows.
 	published compile.Root
 }
@@ -151,7 +151,7 @@ func (rt *root) status(v view, state handover.State, now time.Time) v1alpha1.Sha
 	config := v.config.DeepCopy()
 	rt.object.Status.DeepCopyInto(&config.Status)
 	obstacle := rt.obstacle(v, state, now)
-	if v.change != nil || rt.unplanned && obstacle == nil {
+	if v.changes() || rt.unplanned && obstacle == nil {
 		config.Generation = config.Status.ObservedGeneration
 	}
 	out := Save(state)

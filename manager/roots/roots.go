@@ -29,6 +29,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/resources"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
 	"github.com/ctrlmesh/ctrlmesh/manager/weigh"
 )
@@ -47,6 +48,8 @@ type World struct {
 	Enacted, CompiledBy *Enacted
 	// Namespaces are those that exist.
 	Namespaces []string
+	// Unknown are the resources that the specs of roots name, by uid, and that are not served.
+	Unknown map[types.UID]resources.Unknown
 	// Unresolved are the roots, by uid, whose selectors of namespaces cannot be followed, and why.
 	Unresolved map[types.UID]error
 	// Node reports whether a Node object exists.

@@ -180,7 +180,7 @@ func (rt *root) evidence(state handover.State, m handover.Member, v view, now ti
 // pod acts on everything, so that a first grant follows it. A change of what shards act by
 // waits until none owns anything.
 func (v view) grantsNothing() bool {
-	return compile.Withdrawn(v.config) || v.config.Spec.DryRun || v.change != nil
+	return compile.Withdrawn(v.config) || v.config.Spec.DryRun || v.changes()
 }
 
 // replan updates the plan to the configuration. It is not ok if weights are not known yet.

@@ -22,6 +22,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/resources"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
 )
 
@@ -33,6 +34,8 @@ type view struct {
 	// they act by; nil if it does not.
 	asked  *v1alpha1.ActingSpec
 	change *acting.Change
+	// unknown is what the spec names and the apiserver does not serve.
+	unknown resources.Unknown
 	// problem is why the plan must not change; nil if it may.
 	problem   error
 	conflicts []compile.Conflict
@@ -52,6 +55,7 @@ type view struct {
 func (r *Roots) look(config *v1alpha1.ShardingConfig, w World) view {
 	v := view{world: w, config: config, all: map[string]*corev1.Pod{}, observe: r.Observe, since: r.since, young: r.Young()}
 	v.asked, v.change = w.Enacted.Asked[config.UID], w.Enacted.Changes[config.UID]
+	v.unknown = w.Unknown[config.UID]
 	if v.problem = compile.Invalid(config); v.problem == nil {
 		v.problem = w.Unresolved[config.UID]
 	}

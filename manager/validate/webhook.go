@@ -30,6 +30,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
+	"github.com/ctrlmesh/ctrlmesh/manager/resources"
 )
 
 // Path at which Webhook is served.
@@ -47,6 +48,9 @@ type Webhook struct {
 	Namespace string
 	// Settings returns the administrator's settings.
 	Settings func() *platform.Settings
+	// Unknown returns what is wrong with the names of resources that the apiserver does not
+	// serve; empty if it serves all. It may be nil.
+	Unknown func([]v1alpha1.ResourceGroup) resources.Unknown
 	// Translate returns an object of a dialect as a ShardingConfig, with warnings for its author
 	// and its errors; nil for objects of other kinds. It may be nil.
 	Translate func(kind schema.GroupVersionKind, namespace string, raw []byte) (*v1alpha1.ShardingConfig, []string, field.ErrorList, error)
@@ -83,7 +87,7 @@ func (w *Webhook) Handle(ctx context.Context, req admission.Request) admission.R
 	if refused := w.check(ctx, old, c); refused != nil {
 		return *refused
 	}
-	return admission.Allowed("").WithWarnings(append(warned, warnings(c, w.Settings())...)...)
+	return admission.Allowed("").WithWarnings(append(warned, w.warnings(c)...)...)
 }
 
 // decode reads an object of any kind. warned and errs are those of its translation.
@@ -100,13 +104,18 @@ func (w *Webhook) decode(req admission.Request, raw runtime.RawExtension) (c *v1
 }
 
 // warnings returns what the author of a valid configuration may not expect.
-func warnings(c *v1alpha1.ShardingConfig, s *platform.Settings) (out []string) {
+func (w *Webhook) warnings(c *v1alpha1.ShardingConfig) (out []string) {
 	if c.Spec.FailurePolicy == v1alpha1.FailOpen && !compile.PassesThrough(c) {
 		out = append(out, "spec.failurePolicy: Open lets members run unsharded while no agent serves their node: two shards may then write the same objects")
 	}
-	if shared := layout.Exclude(c.Spec.DeepCopy(), s.Undivided()); len(shared) > 0 {
+	if shared := layout.Exclude(c.Spec.DeepCopy(), w.Settings().Undivided()); len(shared) > 0 {
 		names := collect.Map(shared, schema.GroupResource.String)
 		out = append(out, fmt.Sprintf("the mesh or its administrator excludes %s from division: every subset reads and writes these resources", strings.Join(names, ", ")))
+	}
+	if w.Unknown != nil {
+		if u := w.Unknown(label.Divided(c)); u.Message != "" {
+			out = append(out, u.Message+"; until it is, nothing is granted by this spec")
+		}
 	}
 	return out
 }

@@ -7,7 +7,9 @@ import (
 	"github.com/stretchr/testify/require"
 	admissionv1 "k8s.io/api/admission/v1"
 
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
+	"github.com/ctrlmesh/ctrlmesh/manager/resources"
 )
 
 const byNamespace = `
@@ -57,10 +59,18 @@ func TestPlatformSettingsAreEnforced(t *testing.T) {
 		require.Equal(t, []string{"the mesh or its administrator excludes *.ctrlmesh.kusionstack.io from division: every subset reads and writes these resources"}, r.Warnings)
 		c.Namespace = "team-a"
 		require.Empty(t, permitted(c, tight, "mesh"))
-		require.Contains(t, warnings(c, tight)[0], "configmaps")
+		w := &Webhook{Settings: func() *platform.Settings { return tight }}
+		require.Contains(t, w.warnings(c)[0], "configmaps")
 		named := config(t, "c", strings.NewReplacer("apiGroups: ['*']", "apiGroups: ['']", "resources: ['*']", "resources: [configmaps]").Replace(all))
 		named.Namespace = "team-a"
 		require.Contains(t, permitted(named, tight, "mesh"), platform.ShardingExcludedResources)
+	})
+	t.Run("resources that do not exist", func(t *testing.T) {
+		w := &Webhook{Settings: platform.Default, Unknown: func(groups []v1alpha1.ResourceGroup) resources.Unknown {
+			require.Equal(t, []string{"configmaps"}, groups[0].Resources)
+			return resources.Unknown{Message: "configmaps: the apiserver serves no such resource"}
+		}}
+		require.Equal(t, []string{"configmaps: the apiserver serves no such resource; until it is, nothing is granted by this spec"}, w.warnings(config(t, "c", byNamespace)))
 	})
 	t.Run("the webhook refuses", func(t *testing.T) {
 		c := config(t, "c", strings.Replace(byNamespace, "[configmaps]", "[secrets]", 1))

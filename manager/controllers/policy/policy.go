@@ -25,12 +25,14 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/dialect/serve"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
+	"github.com/ctrlmesh/ctrlmesh/manager/label"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/resources"
 	"github.com/ctrlmesh/ctrlmesh/manager/roots"
 )
 
@@ -45,6 +47,7 @@ type Controller struct {
 	ClusterCA, MeshCA func() []byte
 	Roots             *roots.Roots
 	Keeper            *locks.Keeper
+	Resources         *resources.Catalog
 	Push              *push.Server
 	State             *controllers.State
 	// Dialects reports whether TrafficPolicies are served.
@@ -67,7 +70,7 @@ func (r *Controller) Spec() controllers.Spec {
 		Name: "policies", Reconcile: r.Reconcile, Settle: controllers.SettleEvents,
 		Next: func() time.Time { return r.until },
 		On: []controllers.Source{
-			&changed.Objects, &changed.Roots, &changed.Locks, &changed.Shares,
+			&changed.Objects, &changed.Roots, &changed.Locks, &changed.Shares, &changed.Resources,
 			&changed.MeshCA, // so that agents ask for a new leaf
 			r.State.Settings.When(otherSettings),
 		},
@@ -95,7 +98,7 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 		return listErr
 	}
 	r.State.Listed.Store(l)
-	if known == nil || !r.addHandWritten(known, l.Configs) {
+	if known == nil || !r.addHandWritten(known, l) {
 		// Agents keep the last policies until it is known which shard owns what.
 		return err
 	}
@@ -120,17 +123,27 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 }
 
 // addHandWritten adds what is known of hand-written configurations: whether their
-// members must be in standby, because a pod outside the mesh may lead. It reports false
-// until the lock controller has looked at the locks.
-func (r *Controller) addHandWritten(known map[origin.Name]compile.Root, configs []*v1alpha1.ShardingConfig) (ok bool) {
-	for _, c := range configs {
-		if !compile.HandWritten(c) || len(compile.OperatorLocks(c, c.Status.Locks)) == 0 {
+// members must be in standby, because a resource is unknown or a pod outside the mesh may
+// lead. It reports false until the lock controller has looked at the locks.
+func (r *Controller) addHandWritten(known map[origin.Name]compile.Root, l *controllers.Listed) (ok bool) {
+	for _, c := range l.Configs {
+		if !compile.HandWritten(c) {
+			continue
+		}
+		unknown := l.Unknown[c.UID]
+		if unknown.Undetermined { // it may be known, and the members act
+			unknown.Message = ""
+		}
+		if len(compile.OperatorLocks(c, c.Status.Locks)) == 0 {
+			if unknown.Message != "" {
+				known[origin.Of(c)] = compile.Root{Standby: unknown.Message}
+			}
 			continue
 		}
 		if !r.State.LocksKnown.Load() {
 			return false
 		}
-		one := compile.Root{}
+		one := compile.Root{Standby: unknown.Message}
 		one.Locks, _ = locks.Survey(c, c.Status.Locks, nil, nil, r.Keeper.State)
 		for _, name := range compile.NamedLocks(c) {
 			if s, _ := r.Keeper.State(name); !s.Held {
@@ -180,6 +193,7 @@ func (r *Controller) list(ctx context.Context) (out *controllers.Listed, known m
 		}
 	}
 	slices.Sort(out.Namespaces)
+	out.Unknown = r.unknown(out.Configs)
 	if states, ok := r.Roots.Known(out.Configs, out.Namespaces); ok {
 		known = states
 		out.Enacted = roots.Enact(out.Configs, known)
@@ -190,6 +204,18 @@ func (r *Controller) list(ctx context.Context) (out *controllers.Listed, known m
 		layout.Exclude(&c.Spec, r.State.Settings.Load().Undivided())
 	}
 	return out, known, nil
+}
+
+// unknown returns the resources that configurations name and that are not served.
+func (r *Controller) unknown(configs []*v1alpha1.ShardingConfig) map[types.UID]resources.Unknown {
+	out := map[types.UID]resources.Unknown{}
+	for _, c := range configs {
+		if u := r.Resources.Unknown(label.Divided(c)); u.Message != "" && !compile.Derived(c) {
+			out[c.UID] = u
+		}
+	}
+	r.Resources.Expect(len(out) > 0)
+	return out
 }
 
 const (

@@ -90,6 +90,9 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 		current = last.object
 		shard.Config = current
 		known, obstacle := r.surveyHandWritten(shard, c.Configs)
+		if u := c.Unknown[current.UID]; u.Message != "" && !u.Undetermined {
+			obstacle = &locks.Obstacle{Reason: v1alpha1.ReasonUnknownResource, Message: u.Message + "; members are in standby until the apiserver serves it"}
+		}
 		next := status.Of(status.Input{Shard: shard, Leader: leaders[shard.String()], Common: status.Common{
 			Locks: known, Obstacle: obstacle, Stamping: r.Sweeper.Status(current),
 			Wanted: wanted, Observe: r.Push.Observe, Now: time.Now(), Since: r.since,

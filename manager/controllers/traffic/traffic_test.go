@@ -27,6 +27,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/resources"
 	"github.com/ctrlmesh/ctrlmesh/manager/roots"
 )
 
@@ -50,7 +51,7 @@ func newWorld(t *testing.T, objects ...client.Object) world {
 	w := world{
 		Env:        env,
 		Controller: &Controller{Client: env.Client, Cache: env.Cache, Recorder: env.Recorder, Push: server, State: state},
-		policy: &policy.Controller{Client: env.Client, Cache: env.Cache, Namespace: "mesh", ClusterCA: bundle, MeshCA: bundle,
+		policy: &policy.Controller{Resources: &resources.Catalog{}, Client: env.Client, Cache: env.Cache, Namespace: "mesh", ClusterCA: bundle, MeshCA: bundle,
 			Roots: &roots.Roots{}, Keeper: &locks.Keeper{}, Push: server, State: state, Log: env.Log},
 		share: &share.Controller{Push: server, State: state},
 	}
