@@ -47,6 +47,9 @@ type Root struct {
 	// Forgotten are the members, by uid, that their agents have no record of. All their
 	// requests are refused until they are no longer members.
 	Forgotten map[string]bool
+	// Undivided reports whether the spec names resources that do not exist. Pods in standby
+	// write to no namespace but their own then, because what they may not write is unknown.
+	Undivided bool
 	// Standby is the reason why all members are in standby; empty if they are not.
 	Standby string
 }

@@ -61,6 +61,7 @@ func render(c *v1alpha1.ShardingConfig, known Root) (*meshv1.Sharding, *Problem)
 	if known.Standby != "" && !c.Spec.DryRun {
 		standby(out, OperatorLocks(c, known.Locks), known.Standby)
 		isolate(out, c)
+		out.FenceNamespaces = out.FenceNamespaces || known.Undivided
 		return out, nil
 	}
 	locks := renamedLocks(c, known.Locks)

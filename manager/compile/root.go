@@ -186,6 +186,7 @@ func (r *root) standby(reason string) *meshv1.Sharding {
 	}
 	standby(s, OperatorLocks(r.config, r.Locks), fmt.Sprintf("%s: %s", origin.Describe(r.config), reason))
 	isolate(s, r.config)
+	s.FenceNamespaces = s.FenceNamespaces || r.Undivided
 	r.waiting[reason] = s
 	return s
 }

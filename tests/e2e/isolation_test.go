@@ -33,6 +33,7 @@ func newIsolation(t *testing.T) isolation {
 	i := isolation{own: namespace(t, "e2e-own"), foreign: namespace(t, "e2e-foreign")}
 	i.root = newRoot(t, "e2e-isolation", 2, meshv1alpha1.ShardingConfigSpec{Root: &meshv1alpha1.RootConfig{
 		TargetStatefulSet: workload,
+		OnChange:          meshv1alpha1.OnChangeRelist,
 		Canary:            &meshv1alpha1.CanaryConfig{Replicas: new(int32(1)), InNamespaces: []string{i.own}},
 	}})
 	for _, ns := range []string{i.own, i.foreign, i.home} {

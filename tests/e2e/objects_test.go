@@ -24,6 +24,7 @@ func testObjects(t *testing.T) {
 	r := newRoot(t, "e2e-objects", 2, meshv1alpha1.ShardingConfigSpec{Root: &meshv1alpha1.RootConfig{
 		TargetStatefulSet: workload,
 		Key:               meshv1alpha1.KeyObject,
+		OnChange:          meshv1alpha1.OnChangeRelist,
 		Auto:              &meshv1alpha1.AutoConfig{ShardingSize: 2, EveryShardReplicas: 1, Rebalance: meshv1alpha1.RebalanceOff},
 		ResourceSelector:  listing("clusterroles.rbac.authorization.k8s.io"),
 	}})

@@ -37,6 +37,7 @@ func TestRoots(t *testing.T) {
 		{"Subsets", testSubsets},
 		{"SeedsOfVirtualApps", testSeedsOfVirtualApps},
 		{"CatchUp", testCatchUp},
+		{"Edits", testEdits},
 		{"Objects", testObjects},
 		{"Verbs", testVerbs},
 	} {

@@ -37,6 +37,7 @@ func testScopes(t *testing.T) {
 	}
 	r := newRoot(t, "e2e-scope", 2, meshv1alpha1.ShardingConfigSpec{Root: &meshv1alpha1.RootConfig{
 		TargetStatefulSet: workload,
+		OnChange:          meshv1alpha1.OnChangeRelist,
 		Auto:              &meshv1alpha1.AutoConfig{ShardingSize: 2, EveryShardReplicas: 1, Rebalance: meshv1alpha1.RebalanceOff},
 	}})
 	r.settles(t, 2)

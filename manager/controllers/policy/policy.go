@@ -136,14 +136,14 @@ func (r *Controller) addHandWritten(known map[origin.Name]compile.Root, l *contr
 		}
 		if len(compile.OperatorLocks(c, c.Status.Locks)) == 0 {
 			if unknown.Message != "" {
-				known[origin.Of(c)] = compile.Root{Standby: unknown.Message}
+				known[origin.Of(c)] = compile.Root{Standby: unknown.Message, Undivided: true}
 			}
 			continue
 		}
 		if !r.State.LocksKnown.Load() {
 			return false
 		}
-		one := compile.Root{Standby: unknown.Message}
+		one := compile.Root{Standby: unknown.Message, Undivided: unknown.Message != ""}
 		one.Locks, _ = locks.Survey(c, c.Status.Locks, nil, nil, r.Keeper.State)
 		for _, name := range compile.NamedLocks(c) {
 			if s, _ := r.Keeper.State(name); !s.Held {
@@ -196,6 +196,12 @@ func (r *Controller) list(ctx context.Context) (out *controllers.Listed, known m
 	out.Unknown = r.unknown(out.Configs)
 	if states, ok := r.Roots.Known(out.Configs, out.Namespaces); ok {
 		known = states
+		for _, c := range out.Configs {
+			if root, ok := known[origin.Of(c)]; ok {
+				_, root.Undivided = out.Unknown[c.UID]
+				known[origin.Of(c)] = root
+			}
+		}
 		out.Enacted = roots.Enact(out.Configs, known)
 	}
 	out.Unresolved = roots.Resolve(out.Configs, labelled)
