@@ -35,6 +35,9 @@ func Of(spec *v1alpha1.ShardingConfigSpec) *v1alpha1.ActingSpec {
 	}
 }
 
+// KeyField is the path of the field that says what objects are assigned by.
+const KeyField = "spec.root.key"
+
 // Change is a change of a root's spec that its shards do not act by yet.
 type Change struct {
 	// To is what the spec asks for.
@@ -88,7 +91,7 @@ func differ(a, b *v1alpha1.ShardingConfig, locks []v1alpha1.LockStatus) (fields 
 		{"spec.controller", slices.Equal(locksOf(a, locks), locksOf(b, locks))},
 		{"spec.dryRun", a.Spec.DryRun == b.Spec.DryRun},
 		{"spec.root.resourceSelector", slices.Equal(resources(a), resources(b))},
-		{"spec.root.key", cmp.Or(ra.Key, v1alpha1.KeyNamespace) == cmp.Or(rb.Key, v1alpha1.KeyNamespace)},
+		{KeyField, cmp.Or(ra.Key, v1alpha1.KeyNamespace) == cmp.Or(rb.Key, v1alpha1.KeyNamespace)},
 		{"spec.root.method", cmp.Or(ra.Method, v1alpha1.MethodAuto) == cmp.Or(rb.Method, v1alpha1.MethodAuto)},
 		{"spec.root.clusterScoped", cmp.Or(ra.ClusterScoped, v1alpha1.ClusterScopedEveryone) == cmp.Or(rb.ClusterScoped, v1alpha1.ClusterScopedEveryone)},
 		{"spec.root.targetRef", layout.Target(ra) == layout.Target(rb)},

@@ -85,6 +85,7 @@ func TestSpecChangesWhileNoShardOwnsAnything(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m, pods := sharded(t, 2)
+			before := m.held()
 			late := string(pods[1].UID)
 			m.change(func(c *v1alpha1.ShardingConfig) {
 				c.Spec.Root.OnChange = v1alpha1.OnChangeRelist // no pod is replaced
@@ -100,6 +101,9 @@ func TestSpecChangesWhileNoShardOwnsAnything(t *testing.T) {
 
 			m.deaf[late] = false
 			m.goOn(time.Minute, m.oneSpec)
+			if name != "key" {
+				require.Equal(t, before, m.held(), "no namespace moves")
+			}
 			require.Len(t, m.held(), 2)
 			require.Len(t, m.acting(), 2)
 			require.True(t, tt.ends(m), "%v", m.policies["uid-0-1"])

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
@@ -39,7 +40,10 @@ type root struct {
 	forgotten   map[string]bool
 	dropped     []string
 	unconfirmed []string // descriptions of the pods that the first grant waits for
-	unplanned   bool     // the state does not follow the configuration yet
+	// divided are the scopes before a change of what shards act by. The next division
+	// begins with them.
+	divided   map[string]sharding.Scope
+	unplanned bool // the state does not follow the configuration yet
 }
 
 // record is the recorded state of a root.

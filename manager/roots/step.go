@@ -7,6 +7,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/manager/acting"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
@@ -188,6 +189,12 @@ func (rt *root) replan(v view, state handover.State, now time.Time) (ok bool) {
 	config, last := v.config, wanted(state)
 	switch {
 	case v.grantsNothing():
+		if v.changes() && len(last) > 0 {
+			rt.divided = last
+			if slices.Contains(v.change.Fields, acting.KeyField) {
+				rt.divided = nil // of another key space
+			}
+		}
 		rt.plan = plan{}
 	case v.problem != nil:
 		rt.plan = plan{scopes: last}
@@ -195,6 +202,9 @@ func (rt *root) replan(v view, state handover.State, now time.Time) (ok bool) {
 		weights, ok := rt.Weigher.First(rt.uid)
 		if !ok {
 			return false
+		}
+		if len(last) == 0 {
+			last, rt.divided = rt.divided, nil
 		}
 		// Without last scopes, Next returns the first ones.
 		rt.plan = plan{generation: config.Generation, balancing: balancing{looked: now}, scopes: layout.Next(config.Spec.Root, last, weights)}
