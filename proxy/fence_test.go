@@ -391,8 +391,8 @@ func TestKeptCachesResumeAfterPolicyChange(t *testing.T) {
 	m.restore(filtered(false, "a", "b"), time.Time{})
 	m.with(c, "GET", "/api/v1/pods", "")
 	const watch = "/api/v1/pods?watch=1&resourceVersion=5"
-	end := m.open(c, watch)
 	began := time.Now()
+	end := m.open(c, watch)
 
 	keep(true, "a")
 	require.NoError(t, <-end)

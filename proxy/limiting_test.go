@@ -381,10 +381,19 @@ func TestHangingApiserverOpensBreaker(t *testing.T) {
 	api := &recorder{then: func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }}
 	m := newMesh(t, api)
 	m.limits(&meshv1.LimitRule{Trip: &meshv1.Trip{WindowNs: int64(time.Minute), MinRequests: 1, SlowPercent: 100, SlowNs: int64(20 * time.Millisecond)}})
-	c := m.client(true)
-	c.Timeout = 200 * time.Millisecond
-	_, err := c.Get("https://kubernetes.default.svc" + deployment)
-	require.Error(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	left := make(chan error, 1)
+	go func() {
+		resp, err := m.client(true).Do(asking(t, ctx, "GET", deployment))
+		if err == nil {
+			_ = resp.Body.Close()
+		}
+		left <- err
+	}()
+	require.Eventually(t, func() bool { return len(api.requests()) == 1 }, soon, time.Millisecond)
+	time.Sleep(20 * time.Millisecond) // so that it is slow
+	cancel()
+	require.Error(t, <-left)
 	require.Eventually(t, func() bool {
 		return m.pod.RuleStates()[0].GetState() == meshv1.BreakerState_BREAKER_OPENED
 	}, soon, time.Millisecond)

@@ -69,7 +69,7 @@ func TestWithoutValidRulesEgressIsRefused(t *testing.T) {
 		c, err := net.Dial("tcp", l.Addr().String())
 		require.NoError(t, err)
 		defer c.Close()
-		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(soon))
 		_, err = io.WriteString(c, what)
 		require.NoError(t, err)
 		b, _ := io.ReadAll(c)

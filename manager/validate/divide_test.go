@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -33,13 +34,11 @@ func excluding(name, format string, n int) *v1alpha1.ShardingConfig {
 // Two such shards once cost n*n: 4.3 s for 4,000 names, half a minute for 10,000.
 func TestComparisonOfLongSelectorsIsLinear(t *testing.T) {
 	const names = 10_000
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	began := time.Now()
+	ctx, began := t.Context(), processorTime(t)
 	msg, err := divided(ctx, excluding("a", "example-%d", names), []v1alpha1.ShardingConfig{*excluding("b", "tenant-%d", names)})
 	require.NoError(t, err)
 	require.Contains(t, msg, "would be owned by this and by ShardingConfig b")
-	require.Less(t, time.Since(began), 10*time.Second)
+	require.Less(t, processorTime(t)-began, 10*time.Second)
 
 	t.Run("also if no bucket is left", func(t *testing.T) {
 		a, b := excluding("a", "example-%d", names), excluding("b", "tenant-%d", names)
@@ -53,7 +52,17 @@ func TestComparisonOfLongSelectorsIsLinear(t *testing.T) {
 		msg, err := divided(ctx, a, []v1alpha1.ShardingConfig{*b})
 		require.NoError(t, err)
 		require.Empty(t, msg)
+		require.Less(t, processorTime(t)-began, 20*time.Second)
 	})
+}
+
+// processorTime returns what the tests have used of it, which does not depend on how busy the
+// machine is.
+func processorTime(t *testing.T) time.Duration {
+	t.Helper()
+	var used unix.Rusage
+	require.NoError(t, unix.Getrusage(unix.RUSAGE_SELF, &used))
+	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }
 
 func TestComparisonEndsWithItsContext(t *testing.T) {

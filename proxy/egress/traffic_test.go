@@ -404,7 +404,7 @@ func TestFaultRulesMatchTunnelsOnce(t *testing.T) {
 				return fmt.Sprint(s.GetMatched(), " ", s.GetInjected())
 			}
 			// Missed faults are not counted in the end.
-			require.Eventually(t, func() bool { return state() == test.state }, 5*time.Second, time.Millisecond, state())
+			require.Eventually(t, func() bool { return state() == test.state }, soon, time.Millisecond, state())
 		})
 	}
 }

@@ -36,7 +36,7 @@ func TestExpressionsAreShared(t *testing.T) {
 		defer expressions.Unlock()
 		_, there := expressions.by[expression]
 		return !there
-	}, 10*time.Second, time.Millisecond)
+	}, 30*time.Second, time.Millisecond)
 
 	_, err = expressionOf("a(")
 	require.Error(t, err)

@@ -329,16 +329,19 @@ func TestUnreachablePodsLeaveTimeToAnswer(t *testing.T) {
 	more := *w.Routes()
 	more.Pods = map[string][]netip.Addr{"two": {otherPod, otherPod.Next(), otherPod.Next().Next()}}
 	w.SetRoutes(&more)
-	const timeout = 2 * time.Second // of the apiserver
+	const timeout = 10 * time.Second // of the apiserver
 	w.client.Timeout = timeout
 	w.url += "?timeout=" + timeout.String()
+	began := time.Now()
 	for range 2 {
 		code, who := w.post(strings.NewReader(reviewOf("b", 10)))
 		require.Equal(t, http.StatusOK, code)
 		require.True(t, strings.HasPrefix(who, "one"), who)
 	}
 	require.EqualValues(t, 2, w.decisions[Unreachable].Load())
-	require.EqualValues(t, 3, w.dialed.Load(), "pods that are avoided are dialled")
+	if time.Since(began) < avoidFor { // else they may be dialled again
+		require.EqualValues(t, 3, w.dialed.Load(), "pods that are avoided are dialled")
+	}
 }
 
 func TestClientsCannotMakePodsAvoided(t *testing.T) {
