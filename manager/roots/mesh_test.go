@@ -382,6 +382,17 @@ func (m *mesh) refuseEvictions() {
 	}
 }
 
+// find is the root as it is written; nil if it does not exist.
+func (m *mesh) find() *v1alpha1.ShardingConfig {
+	c := &v1alpha1.ShardingConfig{}
+	err := m.Get(m.Context(), types.NamespacedName{Namespace: "ns", Name: "op"}, c)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	require.NoError(m, err)
+	return c
+}
+
 // get is the root as it is written.
 func (m *mesh) get() *v1alpha1.ShardingConfig {
 	c := &v1alpha1.ShardingConfig{}

@@ -195,7 +195,7 @@ func (rt *root) replan(v view, state handover.State, now time.Time) (ok bool) {
 				rt.divided = nil // of another key space
 			}
 		}
-		rt.plan = plan{}
+		rt.plan = plan{outdated: rt.outdated}
 	case v.problem != nil:
 		rt.plan = plan{scopes: last}
 	case len(last) == 0 || rt.generation != config.Generation:

@@ -173,12 +173,32 @@ func TestDeletedRootStaysUntilNoPodActs(t *testing.T) {
 	}
 }
 
+// Under Relist a release leaves nothing stale, so members are replaced because they are out of place.
+func TestDeletedRootReplacesMembersUnderRelist(t *testing.T) {
+	m, _ := sharded(t, 2)
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.OnChange = v1alpha1.OnChangeRelist })
+	m.settle()
+	root := m.get()
+	require.NoError(t, m.Delete(t.Context(), root))
+	for range 10 {
+		m.goOn(outdatedFor, nil)
+		m.replace(2)
+	}
+	require.True(t, apierrors.IsNotFound(m.Get(t.Context(), client.ObjectKeyFromObject(root), root)))
+	for _, p := range m.world().Pods {
+		require.Equal(t, v1alpha1.TrustBoth, p.Annotations[v1alpha1.TrustAnnotation])
+	}
+}
+
 // replace makes the pods that were evicted anew, admitted as they are now.
 func (m *mesh) replace(replicas int) {
 	for n := range replicas {
 		if apierrors.IsNotFound(m.Get(m.Context(), client.ObjectKey{Namespace: "ns", Name: fmt.Sprintf("op-%d", n)}, &corev1.Pod{})) {
 			p := m.pod(n)
-			p.Annotations[v1alpha1.TrustAnnotation] = compile.Trust(m.get())
+			p.Annotations[v1alpha1.TrustAnnotation] = v1alpha1.TrustBoth
+			if c := m.find(); c != nil {
+				p.Annotations[v1alpha1.TrustAnnotation] = compile.Trust(c)
+			}
 			require.NoError(m, m.Update(m.Context(), p))
 		}
 	}
