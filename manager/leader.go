@@ -21,6 +21,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers/endpoint"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers/entry"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers/failover"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers/grant"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers/lock"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers/node"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers/policy"
@@ -107,6 +108,7 @@ func (l *leader) controllers() []controllers.Reconciler {
 		},
 		&root.Controller{Cache: l.reader, Roots: l.roots, Push: l.push, State: s},
 		&lock.Controller{Keeper: l.keeper, Roots: l.roots, Push: l.push, State: s, Log: l.Log},
+		&grant.Controller{Client: l.live, May: lock.Reviewer{Kube: l.kube}.MayUpdate, State: s, Log: l.Log},
 		&failover.Controller{Client: l.live, Observe: l.push.Observe, Recorder: l.recorder, State: s, Log: l.Log},
 		l.certificates,
 		l.bundleWriter,

@@ -50,8 +50,8 @@ func TestWhatTriggersEachController(t *testing.T) {
 		{"addresses of the apiserver", cluster("1"), []string{"trust"}},
 		{"the same addresses", cluster("1"), nil},
 		{"listed", func() { state.Listed.Store(listed) }, []string{"roots"}},
-		{"first policies", func() { state.Compiled.Store(&controllers.Compiled{Listed: listed}) }, []string{"bundles", "roots", "shares", "stamp", "status", "traffic", "webhooks"}},
-		{"policies", func() { state.Compiled.Store(&controllers.Compiled{Listed: listed}) }, []string{"shares", "status", "traffic", "webhooks"}},
+		{"first policies", func() { state.Compiled.Store(&controllers.Compiled{Listed: listed}) }, []string{"bundles", "grants", "roots", "shares", "stamp", "status", "traffic", "webhooks"}},
+		{"policies", func() { state.Compiled.Store(&controllers.Compiled{Listed: listed}) }, []string{"grants", "shares", "status", "traffic", "webhooks"}},
 		{"keys of roots", changed.Roots.Notify, []string{"policies"}},
 		{"demands of roots", changed.Demands.Notify, []string{"locks"}},
 		{"holders of locks", changed.Locks.Notify, []string{"policies", "status"}},
@@ -87,6 +87,7 @@ func TestPeriodsOfControllers(t *testing.T) {
 		"policies": {50 * ms, 0, false},
 		"roots":    {10 * ms, 10 * s, false},
 		"locks":    {10 * ms, 2 * s, false}, // as often as clients renew theirs
+		"grants":   {50 * ms, time.Minute, false},
 		"failover": {0, 0, false},
 		"trust":    {s, time.Minute, false},
 		"bundles":  {50 * ms, 10 * time.Minute, false},

@@ -35,6 +35,9 @@ type State struct {
 	MeshBundle, EgressBundle Value[[]byte]
 	// Entries are since when the webhook entries of VirtualApps, by uid, are in place.
 	Entries Value[map[types.UID]time.Time]
+	// ForbiddenLocks are why members of configurations, by uid, may not update the locks of
+	// their shards.
+	ForbiddenLocks Value[map[types.UID]string]
 	// LocksKnown: the lock controller has looked at the operators' locks.
 	LocksKnown atomic.Bool
 	// Book is the record of the shares of rules. Sharing is locked while shares are

@@ -35,6 +35,7 @@ const (
 	ShardingExcludedResources  = "sharding.excludedResources"
 	ShardingNamespaces         = "sharding.namespaces"
 	APIServerRequestTimeout    = "apiserver.requestTimeout"
+	LocksGrantAccess           = "locks.grantAccess"
 )
 
 // Bounds of the apiserver's request timeout.
@@ -51,6 +52,15 @@ type Settings struct {
 	Sharding Sharding `json:"sharding"`
 	// APIServer is what the mesh must know of the apiserver's flags.
 	APIServer APIServer `json:"apiserver"`
+	// Locks is what the mesh does about the locks of shards.
+	Locks Locks `json:"locks"`
+}
+
+// Locks is what the mesh does about the locks of shards.
+type Locks struct {
+	// GrantAccess is whether an account that may update its operator's lock is permitted, by
+	// a Role, to update those of its shards.
+	GrantAccess bool `json:"grantAccess"`
 }
 
 // APIServer is how the apiserver was started.
@@ -88,6 +98,7 @@ func Default() *Settings {
 		},
 		Sharding:  Sharding{ExcludedResources: []string{}, Namespaces: []string{"*"}},
 		APIServer: APIServer{RequestTimeout: &metav1.Duration{Duration: meshv1.DefaultRequestTimeout}},
+		Locks:     Locks{GrantAccess: true},
 	}
 }
 
@@ -102,7 +113,7 @@ func Parse(data map[string]string) (*Settings, error) {
 			return nil, fmt.Errorf("unknown key %q: the settings are in %s", key, Key)
 		}
 	}
-	s := &Settings{}
+	s := &Settings{Locks: Default().Locks}
 	if err := yaml.UnmarshalStrict([]byte(data[Key]), s); err != nil {
 		return nil, fmt.Errorf("parsing %s: %w", Key, err)
 	}

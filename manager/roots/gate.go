@@ -302,6 +302,8 @@ func (rt *root) obstacle(v view, state handover.State, now time.Time) *locks.Obs
 		return rt.closed
 	case !state.Verified() && now.Sub(rt.readAt) >= status.Grace:
 		return rt.unverified(v, state)
+	case v.world.ForbiddenLocks[v.config.UID] != "":
+		return &locks.Obstacle{Reason: v1alpha1.ReasonLockForbidden, Message: v.world.ForbiddenLocks[v.config.UID]}
 	case rt.undiscovered != nil:
 		return rt.undiscovered
 	case len(rt.locks) == 0:

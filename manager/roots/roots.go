@@ -52,6 +52,8 @@ type World struct {
 	Unknown map[types.UID]resources.Unknown
 	// Unresolved are the roots, by uid, whose selectors of namespaces cannot be followed, and why.
 	Unresolved map[types.UID]error
+	// ForbiddenLocks are why members of roots, by uid, may not update the locks of their shards.
+	ForbiddenLocks map[types.UID]string
 	// Node reports whether a Node object exists.
 	Node func(name string) bool
 	// RequestTimeout is the apiserver's --request-timeout.

@@ -13,6 +13,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -42,7 +43,11 @@ func newRunning(t *testing.T, kind string, lock types.NamespacedName) *running {
 	if op.lock.Name == "" {
 		op.lock = types.NamespacedName{Namespace: op.home, Name: tallyLock}
 	}
-	probeRights(t, op.home)
+	if op.lock.Namespace == op.home {
+		probeRights(t, op.home)
+	} else {
+		op.rightsByName(t)
+	}
 	for range 4 {
 		ns := namespace(t, "owned")
 		op.owned = append(op.owned, ns)
@@ -60,6 +65,37 @@ func newRunning(t *testing.T, kind string, lock types.NamespacedName) *running {
 		}
 	})
 	return op
+}
+
+// rightsByName gives the operator the rights that charts commonly do: those on its lock name it.
+func (op *running) rightsByName(t *testing.T) {
+	t.Helper()
+	owners, err := cluster.OwnedBy(t.Context(), op.home)
+	require.NoError(t, err)
+	subjects := []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: op.home, Name: probeAccount}}
+	leases := func(verbs ...string) rbacv1.PolicyRule {
+		return rbacv1.PolicyRule{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: verbs}
+	}
+	named := leases("get", "update", "patch")
+	named.ResourceNames = []string{op.lock.Name}
+	locks := metav1.ObjectMeta{Namespace: op.lock.Namespace, Name: op.home}
+	role := &rbacv1.Role{ObjectMeta: locks, Rules: []rbacv1.PolicyRule{
+		leases("create"), named, {APIGroups: []string{"", "events.k8s.io"}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
+	}}
+	binding := &rbacv1.RoleBinding{ObjectMeta: locks, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role.Name}, Subjects: subjects}
+	create(t,
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: op.home, Name: probeAccount}},
+		&rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: op.home, OwnerReferences: owners},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "tally"}, Subjects: subjects,
+		}, role, binding)
+	t.Cleanup(func() {
+		for _, o := range []client.Object{binding, role} {
+			if err := cluster.Delete(context.Background(), o); client.IgnoreNotFound(err) != nil {
+				t.Error(err)
+			}
+		}
+	})
 }
 
 func (op *running) workload() client.Object {

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -18,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers/grant"
 )
 
 // isolation is a root whose canary owns one namespace. The other shard owns all others.
@@ -171,8 +173,8 @@ func (i isolation) testDryRun(t *testing.T) {
 	require.NoError(t, i.write(t.Context(), i.own, "one"))
 }
 
-// testLockInAnotherNamespace has an operator whose Lease is in kube-system, which is common:
-// each shard has a leader.
+// testLockInAnotherNamespace has an operator whose Lease is in kube-system and named in its
+// Role, which is common: each shard has a leader.
 func testLockInAnotherNamespace(t *testing.T) {
 	lock := types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: fmt.Sprintf("tally-%d", time.Now().UnixNano())}
 	t.Cleanup(func() {
@@ -195,5 +197,13 @@ func testLockInAnotherNamespace(t *testing.T) {
 			return errors.Join(err, orElse(holder(lease) != "", "it has none"))
 		})
 	}
+	access := &rbacv1.Role{}
+	name := client.ObjectKey{Namespace: lock.Namespace, Name: grant.Prefix + op.home + ".tally"}
+	require.NoError(t, cluster.Get(t.Context(), name, access), "the operator's own Role names its lock alone")
+	require.Equal(t, []string{lock.Name + "---tally-1-normal", lock.Name + "---tally-2-normal"}, access.Rules[0].ResourceNames)
 	op.removed(t)
+	until(t, "its Role to go", func(ctx context.Context) error {
+		err := cluster.Get(ctx, name, access)
+		return orElse(apierrors.IsNotFound(err), fmt.Sprintf("it is there: %v", err))
+	})
 }

@@ -52,6 +52,10 @@ const (
 	// which it does so, as namespace/name.
 	LockHolderAnnotation = GroupName + "/lock-held-for"
 
+	// LockAccessLabel on a Role or RoleBinding, with value "true", means that the manager
+	// wrote it, so that an operator may update the locks of its shards.
+	LockAccessLabel = GroupName + "/lock-access"
+
 	// ControlLabel on a sharded object, with value "true", means that the mesh
 	// stamped it.
 	ControlLabel = GroupName + "/control"

@@ -63,6 +63,8 @@ const (
 	ReasonHeldOutside Reason = "HeldOutside"
 	// ReasonUnknownLock: members contend for a lock that the mesh does not manage.
 	ReasonUnknownLock Reason = "UnknownLock"
+	// ReasonLockForbidden: the operator may not update the locks of its shards.
+	ReasonLockForbidden Reason = "LockForbidden"
 	// ReasonOutsidePods: the operator has no lock, and pods of its workload outside
 	// the mesh may act.
 	ReasonOutsidePods Reason = "OutsidePods"

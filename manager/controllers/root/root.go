@@ -32,7 +32,7 @@ func (r *Controller) Spec() controllers.Spec {
 	return controllers.Spec{
 		Name: "roots", Reconcile: r.Reconcile, Settle: controllers.SettleAcks, Resync: 10 * time.Second,
 		Next: func() time.Time { return r.next },
-		On:   []controllers.Source{&r.State.Listed, r.State.Compiled.When(otherwiseEnacted), &r.State.Entries, &r.State.Changed.Agents, &r.State.Changed.Weights},
+		On:   []controllers.Source{&r.State.Listed, r.State.Compiled.When(otherwiseEnacted), &r.State.Entries, &r.State.ForbiddenLocks, &r.State.Changed.Agents, &r.State.Changed.Weights},
 	}
 }
 
@@ -52,6 +52,9 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	world := roots.World{Configs: l.Configs, Pods: l.Pods, Namespaces: l.Namespaces, Enacted: l.Enacted, Unknown: l.Unknown, Unresolved: l.Unresolved, RequestTimeout: r.State.RequestTimeout(), Node: func(name string) bool {
 		return !apierrors.IsNotFound(r.Cache.Get(ctx, types.NamespacedName{Name: name}, controllers.MetadataOf(controllers.NodeKind)))
 	}}
+	if forbidden := r.State.ForbiddenLocks.Load(); forbidden != nil {
+		world.ForbiddenLocks = *forbidden
+	}
 	if c := r.State.Compiled.Load(); c != nil {
 		world.Compiled, world.CompiledBy, world.Removed = c.Result, c.Enacted, r.Push.Removed()
 	}

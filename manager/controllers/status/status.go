@@ -93,6 +93,9 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 		if u := c.Unknown[current.UID]; u.Message != "" && !u.Undetermined {
 			obstacle = &locks.Obstacle{Reason: v1alpha1.ReasonUnknownResource, Message: u.Message + "; members are in standby until the apiserver serves it"}
 		}
+		if forbidden := r.State.ForbiddenLocks.Load(); obstacle == nil && forbidden != nil && (*forbidden)[current.UID] != "" {
+			obstacle = &locks.Obstacle{Reason: v1alpha1.ReasonLockForbidden, Message: (*forbidden)[current.UID]}
+		}
 		next := status.Of(status.Input{Shard: shard, Leader: leaders[shard.String()], Common: status.Common{
 			Locks: known, Obstacle: obstacle, Stamping: r.Sweeper.Status(current),
 			Wanted: wanted, Observe: r.Push.Observe, Now: time.Now(), Since: r.since,
