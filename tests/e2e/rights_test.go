@@ -19,6 +19,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -29,6 +30,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers/grant"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
@@ -147,6 +149,50 @@ func TestManagerCreatesOnlyItsObjects(t *testing.T) {
 		requireConfined(t, m.Update(ctx, &beats.Items[0]), "heartbeats")
 		require.NoError(t, cluster.Get(ctx, client.ObjectKeyFromObject(lease), lease))
 		require.NoError(t, m.Update(ctx, lease), "a lock")
+	})
+}
+
+func TestManagerPermitsOnlyLocksOfShards(t *testing.T) {
+	ns := namespace(t, "rights")
+	m := asManager(t)
+	role := func(change func(*rbacv1.Role)) error {
+		r := &rbacv1.Role{
+			ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: grant.Prefix + "a.b", Labels: map[string]string{meshv1alpha1.LockAccessLabel: "true"}},
+			Rules: []rbacv1.PolicyRule{{
+				APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, ResourceNames: []string{"lock---a"}, Verbs: []string{"get", "update", "patch"},
+			}},
+		}
+		change(r)
+		return m.Create(t.Context(), r, client.DryRunAll)
+	}
+	require.NoError(t, role(func(*rbacv1.Role) {}))
+	for name, tt := range map[string]struct {
+		change func(*rbacv1.Role)
+		says   string
+	}{
+		"name":       {func(r *rbacv1.Role) { r.Name = "another" }, "its own Roles"},
+		"label":      {func(r *rbacv1.Role) { r.Labels = nil }, "its own Roles"},
+		"all leases": {func(r *rbacv1.Role) { r.Rules[0].ResourceNames = nil }, "locks of shards alone"},
+		"own lock":   {func(r *rbacv1.Role) { r.Rules[0].ResourceNames = []string{"ctrlmesh-manager"} }, "locks of shards alone"},
+		"verb":       {func(r *rbacv1.Role) { r.Rules[0].Verbs = []string{"create"} }, "locks of shards alone"},
+		"resource": {func(r *rbacv1.Role) {
+			r.Rules[0].APIGroups, r.Rules[0].Resources = []string{""}, []string{"configmaps"}
+		}, "locks of shards alone"},
+	} {
+		t.Run(name, func(t *testing.T) { requireConfined(t, role(tt.change), tt.says) })
+	}
+	t.Run("binding", func(t *testing.T) {
+		b := &rbacv1.RoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: grant.Prefix + "a.b", Labels: map[string]string{meshv1alpha1.LockAccessLabel: "true"}},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "view"},
+		}
+		err := m.Create(t.Context(), b, client.DryRunAll)
+		require.True(t, apierrors.IsForbidden(err) || apierrors.IsInvalid(err), "%v", err)
+	})
+	t.Run("Roles of users", func(t *testing.T) {
+		theirs := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: grant.Prefix + "theirs"}}
+		create(t, theirs)
+		requireConfined(t, m.Delete(t.Context(), theirs, client.DryRunAll), "its own Roles")
 	})
 }
 
