@@ -12,16 +12,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
-)
-
-const (
-	// maxDiscovered bounds the discovered locks of a configuration, and maxLocks all its locks.
-	maxDiscovered = 8
-	maxLocks      = 16
 )
 
 // Obstacle is the reason why shards do not act, or do not act as a whole.
@@ -132,14 +127,14 @@ func discover(config *v1alpha1.ShardingConfig, known []v1alpha1.LockStatus, s Si
 	if slices.Contains(named, s.name()) {
 		return append(known, l), nil
 	}
-	discovered := len(collect.Filter(known, func(k v1alpha1.LockStatus) bool { return k.Discovered }))
 	if other := Claimed(config, s.name(), others); other != "" {
 		return known, &Obstacle{v1alpha1.ReasonUnknownLock,
 			fmt.Sprintf("pod %s contends for lock %s, which ShardingConfig %s has as well: if the operators share it, name it in spec.controller.locks of both", s.Pod.Name, s.name(), other)}
 	}
-	if discovered >= min(maxDiscovered, maxLocks-len(named)) {
+	discovered := len(collect.Filter(known, func(k v1alpha1.LockStatus) bool { return k.Discovered }))
+	if all := discovered + len(named); all >= meshv1.MaxLocks {
 		return known, &Obstacle{v1alpha1.ReasonUnknownLock,
-			fmt.Sprintf("pod %s contends for lock %s, and %d locks were discovered already: name the operator's locks in spec.controller.locks", s.Pod.Name, s.name(), discovered)}
+			fmt.Sprintf("pod %s contends for lock %s, but the operator has %d locks already, which is the maximum: give it fewer", s.Pod.Name, s.name(), all)}
 	}
 	l.Discovered = true
 	return append(known, l), nil

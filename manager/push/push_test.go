@@ -754,7 +754,7 @@ func TestObservedLocksAreBounded(t *testing.T) {
 	for range 100 {
 		many = append(many, lock("a", "b", "leases"))
 	}
-	require.Len(t, observedLocks(many), maxLocks)
+	require.Len(t, observedLocks(many), meshv1.MaxLocks)
 	require.Equal(t, []string{"a/b", "c/d"}, heldLocks([]string{"c/d", "a/b"}))
 }
 

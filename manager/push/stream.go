@@ -289,7 +289,7 @@ var lockResources = []string{"leases", "configmaps", "endpoints"}
 // deadHolders returns the reported holders, bounded. It omits holders with texts that are
 // too long, because a clipped one would name another holder.
 func deadHolders(dead []*meshv1.DeadHolder) (out []Holder) {
-	for _, d := range dead[:min(len(dead), maxLocks*len(lockResources))] {
+	for _, d := range dead[:min(len(dead), meshv1.MaxLocks*len(lockResources))] {
 		h := Holder{d.GetNamespace(), d.GetName(), cmp.Or(d.GetResource(), lockResources[0]), d.GetIdentity(), d.GetResourceVersion()}
 		if slices.Contains(lockResources, h.Resource) && max(len(h.Namespace), len(h.Name), len(h.Identity), len(h.Version)) <= maxText {
 			out = append(out, h)
@@ -298,12 +298,9 @@ func deadHolders(dead []*meshv1.DeadHolder) (out []Holder) {
 	return out
 }
 
-// maxLocks bounds the locks that an agent reports for one pod.
-const maxLocks = 8
-
 // heldLocks returns the reported names, bounded and sorted.
 func heldLocks(names []string) []string {
-	out := collect.Map(names[:min(len(names), maxLocks)], clip)
+	out := collect.Map(names[:min(len(names), meshv1.MaxLocks)], clip)
 	slices.Sort(out)
 	return out
 }
@@ -312,7 +309,7 @@ func heldLocks(names []string) []string {
 // cannot be an object's, or whose resource cannot hold a lock, are left out.
 func observedLocks(locks []*meshv1.ObservedLock) []ObservedLock {
 	var out []ObservedLock
-	for _, l := range locks[:min(len(locks), maxLocks)] {
+	for _, l := range locks[:min(len(locks), meshv1.MaxLocks)] {
 		if len(validation.IsDNS1123Label(l.GetNamespace()))+len(validation.IsDNS1123Subdomain(l.GetName())) > 0 ||
 			!slices.Contains(lockResources, l.GetResource()) {
 			continue

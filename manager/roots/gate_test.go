@@ -16,6 +16,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	kridge "github.com/ctrlmesh/ctrlmesh/api/kridge/v1alpha1"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/dialect/serve"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 )
@@ -249,13 +250,13 @@ func TestNoMoreLocksAreDiscoveredThanTheBound(t *testing.T) {
 	m := newMesh(t)
 	m.root(1, 1)
 	p := m.pod(0)
-	for i := range 9 {
+	for i := range meshv1.MaxLocks {
 		m.observed[string(p.UID)] = append(m.observed[string(p.UID)], push.ObservedLock{Namespace: "ns", Name: fmt.Sprintf("lock-%d", i), Resource: "leases", Written: true})
 	}
 	m.goOn(10*time.Second, nil)
-	require.Len(t, m.get().Status.Locks, 9, "the named one and eight others")
+	require.Len(t, m.get().Status.Locks, meshv1.MaxLocks, "the named one, and others")
 	require.EqualValues(t, v1alpha1.ReasonUnknownLock, m.ready().Reason)
-	require.Contains(t, m.ready().Message, "lock-8")
+	require.Contains(t, m.ready().Message, fmt.Sprintf("lock-%d", meshv1.MaxLocks-1))
 }
 
 // Under disable the lock is released once no member acts, and acquired again before

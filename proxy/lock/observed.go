@@ -6,11 +6,13 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
 const (
 	// maxObserved is how many locks that no policy names are remembered of one pod.
-	maxObserved = 8
+	maxObserved = meshv1.MaxLocks
 	// observedFor is how long after its last request such a lock is remembered.
 	observedFor = 10 * time.Minute
 )

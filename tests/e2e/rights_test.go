@@ -176,7 +176,7 @@ func TestManagerPermitsOnlyLocksOfShards(t *testing.T) {
 		"own lock":   {func(r *rbacv1.Role) { r.Rules[0].ResourceNames = []string{"ctrlmesh-manager"} }, "locks of shards alone"},
 		"verb":       {func(r *rbacv1.Role) { r.Rules[0].Verbs = []string{"create"} }, "locks of shards alone"},
 		"resource": {func(r *rbacv1.Role) {
-			r.Rules[0].APIGroups, r.Rules[0].Resources = []string{""}, []string{"configmaps"}
+			r.Rules[0].APIGroups, r.Rules[0].Resources, r.Rules[0].Verbs = []string{""}, []string{"pods"}, []string{"get"}
 		}, "locks of shards alone"},
 	} {
 		t.Run(name, func(t *testing.T) { requireConfined(t, role(tt.change), tt.says) })

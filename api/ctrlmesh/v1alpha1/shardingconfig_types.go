@@ -221,7 +221,7 @@ type ControllerConfig struct {
 	// Locks are the operator's locks in any namespace. Many operators have theirs in
 	// kube-system, and some have several.
 	// +optional
-	// +kubebuilder:validation:MaxItems=8
+	// +kubebuilder:validation:MaxItems=64
 	// +listType=map
 	// +listMapKey=namespace
 	// +listMapKey=name
@@ -653,7 +653,7 @@ type ShardingConfigStatus struct {
 	// +listType=map
 	// +listMapKey=namespace
 	// +listMapKey=name
-	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:MaxItems=64
 	Locks []LockStatus `json:"locks,omitempty"`
 	// Root describes the derived shards.
 	// +optional

@@ -11,6 +11,10 @@ const (
 	LostWrite = 5 * time.Second
 )
 
+// MaxLocks bounds the locks of one operator. Some have one for each of their controllers, and
+// for each of several buckets.
+const MaxLocks = 64
+
 const (
 	// MaxPolicyBytes bounds the policy of one pod, and the webhooks of one node, encoded. The
 	// manager replaces a larger policy by a refusal of that pod, and the largest webhooks by
