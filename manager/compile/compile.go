@@ -39,6 +39,8 @@ type Root struct {
 	Namespaces []string
 	// Locks are the operator's locks, as status.locks lists them.
 	Locks []v1alpha1.LockStatus
+	// FirstOrdinal is the first ordinal of the pods of a StatefulSet, spec.ordinals.start.
+	FirstOrdinal int
 	// Acting is what the shards act by; nil if that is not on record.
 	Acting *v1alpha1.ActingSpec
 	// Lost are pods without a shard that were deleted or exited according to the API, but

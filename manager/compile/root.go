@@ -285,7 +285,7 @@ func planDryRun(r *root, pods []*corev1.Pod) *dryRun {
 		return pod.Namespace == r.config.Namespace && Labelled(pod) && layout.Selects(spec, pod)
 	})
 	d := &dryRun{scopes: layout.First(spec, nil)}
-	d.placed, _ = layout.Place(spec, own, nil)
+	d.placed, _ = layout.Place(spec, r.FirstOrdinal, own, nil)
 	d.owners = ownersOf(d.scopes)
 	return d
 }

@@ -44,7 +44,7 @@ func TestSelectorsMatchThePodsOfTheirSubset(t *testing.T) {
 			pod.Labels["app"] = "op"
 			want := ""
 			if layout.Selects(root, pod) {
-				placed, _ := layout.Place(root, []*corev1.Pod{pod}, nil)
+				placed, _ := layout.Place(root, 0, []*corev1.Pod{pod}, nil)
 				want = placed["p"]
 			}
 			for i := range len(app.Spec.Subsets) + 1 {

@@ -23,8 +23,9 @@ import (
 // longer exists, their ordinal belongs to another shard, or their shard has surplus pods
 // while another lacks some. The last may be true for a moment in any rollout.
 //
+// first is the first ordinal of a StatefulSet's pods.
 // pods are all pods of the root's workload; assigned are the members, by uid.
-func Place(root *v1alpha1.RootConfig, pods []*corev1.Pod, assigned map[string]handover.Member) (placed map[string]string, outdated []string) {
+func Place(root *v1alpha1.RootConfig, first int, pods []*corev1.Pod, assigned map[string]handover.Member) (placed map[string]string, outdated []string) {
 	p := placing{shards: Shards(root), assigned: assigned, placed: map[string]string{}}
 	p.pods = collect.Filter(pods, func(pod *corev1.Pod) bool {
 		return pod.DeletionTimestamp == nil && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed
@@ -41,7 +42,7 @@ func Place(root *v1alpha1.RootConfig, pods []*corev1.Pod, assigned map[string]ha
 	} else if target := Target(root); ByLabels(root) {
 		p.byLabels(root)
 	} else if target.Kind == StatefulSet {
-		p.byOrdinal(target.Name)
+		p.byOrdinal(target.Name, first)
 	} else {
 		p.byLack()
 	}
@@ -57,11 +58,11 @@ type placing struct {
 	outdated []string
 }
 
-func (p *placing) byOrdinal(set string) {
+func (p *placing) byOrdinal(set string, first int) {
 	for _, pod := range p.pods {
 		shard := ""
-		if n, ok := ordinal(set, pod.Name); ok {
-			shard, _ = ofOrdinal(p.shards, n)
+		if n, ok := ordinal(set, pod.Name); ok && n >= first {
+			shard, _ = ofOrdinal(p.shards, n-first)
 		}
 		p.place(pod, shard)
 	}

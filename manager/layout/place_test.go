@@ -90,23 +90,23 @@ func TestPlaceByOrdinal(t *testing.T) {
 	pods[3].DeletionTimestamp = &now
 	pods = append(pods, pod("op-x", 0, ""), pod("other-1", 0, ""))
 
-	placed, outdated := Place(root, pods, members(map[string]string{"op-4": "op-2-normal"}))
+	placed, outdated := Place(root, 0, pods, members(map[string]string{"op-4": "op-2-normal"}))
 	require.Equal(t, map[string]string{"op-0": "op-0-canary", "op-1": "op-1-normal"}, placed)
 	require.Empty(t, outdated)
 
-	placed, outdated = Place(root, pods, members(map[string]string{"op-1": "op-0-canary", "op-5": "op-3-normal"}))
+	placed, outdated = Place(root, 0, pods, members(map[string]string{"op-1": "op-0-canary", "op-5": "op-3-normal"}))
 	require.Equal(t, map[string]string{"op-0": "op-0-canary", "op-4": "op-2-normal"}, placed)
 	require.Equal(t, []string{"op-1", "op-5"}, outdated)
 
 	root.Auto = nil
-	placed, _ = Place(root, pods, nil)
+	placed, _ = Place(root, 0, pods, nil)
 	require.Equal(t, map[string]string{
 		"op-0": "op-0-canary", "op-1": "op-1-normal", "op-4": "op-1-normal", "op-5": "op-1-normal", "op-6": "op-1-normal",
 	}, placed)
 
 	yes := true
 	root.Disable = &yes
-	placed, outdated = Place(root, pods, members(map[string]string{"op-1": "op-1-normal"}))
+	placed, outdated = Place(root, 0, pods, members(map[string]string{"op-1": "op-1-normal"}))
 	require.Empty(t, placed)
 	require.Equal(t, []string{"op-1"}, outdated)
 }
@@ -115,19 +115,19 @@ func TestPlaceByLack(t *testing.T) {
 	root := deployment(withCanary(auto(2), []string{"a"}))
 	root.Auto.EveryShardReplicas = 2
 	pods := []*corev1.Pod{pod("f", 1, "x"), pod("a", 9, "x"), pod("b", 8, "x"), pod("c", 7, "x"), pod("d", 6, "x"), pod("e", 5, "x")}
-	placed, outdated := Place(root, pods, nil)
+	placed, outdated := Place(root, 0, pods, nil)
 	require.Equal(t, map[string]string{
 		"a": "op-0-canary", "b": "op-1-normal", "c": "op-2-normal", "d": "op-1-normal", "e": "op-2-normal", "f": "op-0-canary",
 	}, placed, "the oldest first")
 	require.Empty(t, outdated)
 
-	placed, _ = Place(root, pods, members(map[string]string{"a": "op-2-normal", "b": "op-2-normal"}))
+	placed, _ = Place(root, 0, pods, members(map[string]string{"a": "op-2-normal", "b": "op-2-normal"}))
 	require.NotContains(t, placed, "a", "who is somewhere stays")
 	require.Equal(t, "op-0-canary", placed["c"])
 	require.Equal(t, "op-1-normal", placed["d"])
 
 	root.Auto = nil
-	placed, _ = Place(root, pods, nil)
+	placed, _ = Place(root, 0, pods, nil)
 	require.Equal(t, map[string]string{
 		"a": "op-0-canary", "b": "op-1-normal", "c": "op-1-normal", "d": "op-1-normal", "e": "op-1-normal", "f": "op-1-normal",
 	}, placed)
@@ -138,11 +138,11 @@ func TestPlaceByLack(t *testing.T) {
 func TestPlaceInARollout(t *testing.T) {
 	root := deployment(auto(2))
 	shardOf := map[string]string{"old-1": "op-1-normal", "old-2": "op-2-normal"}
-	placed, outdated := Place(root, []*corev1.Pod{pod("old-1", 9, "x"), pod("old-2", 9, "x"), pod("new-1", 1, "y")}, members(shardOf))
+	placed, outdated := Place(root, 0, []*corev1.Pod{pod("old-1", 9, "x"), pod("old-2", 9, "x"), pod("new-1", 1, "y")}, members(shardOf))
 	require.Equal(t, map[string]string{"new-1": "op-1-normal"}, placed)
 	require.Empty(t, outdated)
 	shardOf["new-1"] = "op-1-normal"
-	placed, outdated = Place(root, []*corev1.Pod{pod("old-2", 9, "x"), pod("new-1", 2, "y"), pod("new-2", 1, "y")}, members(shardOf))
+	placed, outdated = Place(root, 0, []*corev1.Pod{pod("old-2", 9, "x"), pod("new-1", 2, "y"), pod("new-2", 1, "y")}, members(shardOf))
 	require.Equal(t, map[string]string{"new-2": "op-2-normal"}, placed)
 	require.Empty(t, outdated)
 }
@@ -150,7 +150,7 @@ func TestPlaceInARollout(t *testing.T) {
 func TestAPodWithoutANodeComesLast(t *testing.T) {
 	running, pending := pod("running", 1, "x"), pod("pending", 9, "x")
 	running.Spec.NodeName = "n"
-	placed, _ := Place(deployment(auto(2)), []*corev1.Pod{pod("a", 10, "x"), pending, running}, members(map[string]string{"a": "op-1-normal"}))
+	placed, _ := Place(deployment(auto(2)), 0, []*corev1.Pod{pod("a", 10, "x"), pending, running}, members(map[string]string{"a": "op-1-normal"}))
 	require.Equal(t, "op-2-normal", placed["running"])
 	require.Equal(t, "op-1-normal", placed["pending"])
 }
@@ -160,21 +160,21 @@ func TestPodsAreFreedForShardsWithNobody(t *testing.T) {
 	pods := []*corev1.Pod{pod("a", 9, "x"), pod("b", 8, "x"), pod("c", 7, "x")}
 	shardOf := map[string]string{"a": "op-1-normal", "b": "op-1-normal", "c": "op-2-normal"}
 	assigned := members(shardOf)
-	placed, outdated := Place(root, pods, assigned)
+	placed, outdated := Place(root, 0, pods, assigned)
 	require.Empty(t, placed)
 	require.Equal(t, []string{"b"}, outdated)
 
 	b := assigned["b"]
 	b.Stale = true
 	assigned["b"] = b
-	_, outdated = Place(root, pods, assigned)
+	_, outdated = Place(root, 0, pods, assigned)
 	require.Empty(t, outdated, "one is on its way")
 
-	placed, outdated = Place(root, []*corev1.Pod{pods[0], pods[2], pod("d", 1, "x")}, assigned)
+	placed, outdated = Place(root, 0, []*corev1.Pod{pods[0], pods[2], pod("d", 1, "x")}, assigned)
 	require.Equal(t, map[string]string{"d": "op-3-normal"}, placed)
 	require.Empty(t, outdated)
 
-	_, outdated = Place(deployment(auto(1)), pods, members(shardOf))
+	_, outdated = Place(deployment(auto(1)), 0, pods, members(shardOf))
 	require.Equal(t, []string{"c"}, outdated, "its shard is no more")
 }
 
@@ -182,10 +182,10 @@ func TestPodsAreFreedForShardsThatLackSome(t *testing.T) {
 	root := deployment(auto(2))
 	root.Auto.EveryShardReplicas = 2
 	pods := []*corev1.Pod{pod("a", 9, "x"), pod("b", 8, "x"), pod("c", 7, "x"), pod("d", 6, "x")}
-	_, outdated := Place(root, pods, members(map[string]string{"a": "op-1-normal", "b": "op-1-normal", "c": "op-1-normal", "d": "op-2-normal"}))
+	_, outdated := Place(root, 0, pods, members(map[string]string{"a": "op-1-normal", "b": "op-1-normal", "c": "op-1-normal", "d": "op-2-normal"}))
 	require.Equal(t, []string{"c"}, outdated)
 
-	_, outdated = Place(root, pods[:3], members(map[string]string{"a": "op-1-normal", "b": "op-1-normal", "c": "op-2-normal"}))
+	_, outdated = Place(root, 0, pods[:3], members(map[string]string{"a": "op-1-normal", "b": "op-1-normal", "c": "op-2-normal"}))
 	require.Empty(t, outdated, "nobody has one too many")
 }
 
@@ -226,4 +226,11 @@ func everyBucket() (out []int) {
 		out = append(out, b)
 	}
 	return out
+}
+
+// A StatefulSet may count from another ordinal than 0 (spec.ordinals.start).
+func TestPlaceBeginsAtTheFirstOrdinal(t *testing.T) {
+	placed, outdated := Place(auto(2), 5, []*corev1.Pod{pod("op-4", 1, ""), pod("op-5", 1, ""), pod("op-6", 2, ""), pod("op-7", 2, "")}, nil)
+	require.Equal(t, map[string]string{"op-5": "op-1-normal", "op-6": "op-2-normal"}, placed)
+	require.Empty(t, outdated)
 }

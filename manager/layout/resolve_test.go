@@ -122,10 +122,10 @@ func TestPlaceByLabels(t *testing.T) {
 		require.True(t, Selects(subsets(), p))
 		pods = append(pods, p)
 	}
-	placed, outdated := Place(subsets(), pods, nil)
+	placed, outdated := Place(subsets(), 0, pods, nil)
 	require.Empty(t, outdated)
 	require.Equal(t, map[string]string{"a": "op-default", "b": "op-v2", "c": "op-v3", "d": "op-v2"}, placed)
-	placed, outdated = Place(subsets(), pods, members(map[string]string{"a": "op-v2", "b": "op-v2"}))
+	placed, outdated = Place(subsets(), 0, pods, members(map[string]string{"a": "op-v2", "b": "op-v2"}))
 	require.Equal(t, []string{"a"}, outdated, "its label changed")
 	require.Equal(t, map[string]string{"c": "op-v3", "d": "op-v2"}, placed)
 	other := pod("e", 1, "")
@@ -182,6 +182,6 @@ func TestRootWithoutSubsetsIsOneShard(t *testing.T) {
 	first := First(resolved(t, root, nil), nil)
 	require.True(t, first["op-default"].Everything())
 	require.Len(t, first, 1)
-	placed, _ := Place(root, []*corev1.Pod{pod("a", 1, "")}, nil)
+	placed, _ := Place(root, 0, []*corev1.Pod{pod("a", 1, "")}, nil)
 	require.Equal(t, map[string]string{"a": "op-default"}, placed)
 }

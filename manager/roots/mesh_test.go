@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -63,6 +64,7 @@ type mesh struct {
 	removed     []push.Removed
 	labels      map[string]labels.Set // of namespaces
 	unknown     resources.Unknown     // what the root names
+	reads       error                 // of StatefulSets
 	unconnected []string              // nodes
 }
 
@@ -82,6 +84,12 @@ func newMesh(t *testing.T) *mesh {
 	// Nothing is applied, so the fields' managers need not be tracked, which costs most of the time.
 	tracker := clienttesting.NewObjectTracker(scheme, serializer.NewCodecFactory(scheme).UniversalDecoder())
 	m.Client = fake.NewClientBuilder().WithScheme(scheme).WithObjectTracker(tracker).WithStatusSubresource(append(serve.Objects(), &v1alpha1.ShardingConfig{})...).WithInterceptorFuncs(interceptor.Funcs{
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+			if _, ok := o.(*appsv1.StatefulSet); ok && m.reads != nil {
+				return m.reads
+			}
+			return c.Get(ctx, key, o, opts...)
+		},
 		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
 			if f := m.funcs.SubResourceUpdate; f != nil {
 				return f(ctx, c, sub, o, opts...)

@@ -30,6 +30,7 @@ type root struct {
 	record
 	plan
 	gate
+	workload
 	evictions
 	leading
 	reporter
@@ -60,7 +61,7 @@ type record struct {
 
 // round runs a round of one root. config may be outdated: state is read from the object
 // that was last read or written here.
-func (rt *root) round(ctx context.Context, config *v1alpha1.ShardingConfig, w World) error {
+func (rt *root) round(ctx context.Context, config *v1alpha1.ShardingConfig, w World) (err error) {
 	if rt.object == nil || rt.broken != nil {
 		if err := rt.read(ctx, config); err != nil || rt.object == nil {
 			return err
@@ -81,6 +82,9 @@ func (rt *root) round(ctx context.Context, config *v1alpha1.ShardingConfig, w Wo
 
 	now := rt.Now()
 	v := rt.look(config, w)
+	if v.first, err = rt.ordinals(ctx, config, now); err != nil {
+		return err
+	}
 	rt.survey(ctx, v, now)
 	state, effects := rt.step(v, now)
 	rt.lead(ctx, v, state, now)
@@ -131,7 +135,7 @@ func (rt *root) take(object *v1alpha1.ShardingConfig) {
 
 // public returns the state that the rest of the manager uses from now on.
 func (rt *root) public(locks []v1alpha1.LockStatus) compile.Root {
-	rt.published = compile.Root{State: rt.state, Locks: locks, Acting: rt.acting, Lost: rt.lost.members(), Forgotten: maps.Clone(rt.forgotten)}
+	rt.published = compile.Root{State: rt.state, Locks: locks, Acting: rt.acting, FirstOrdinal: rt.first, Lost: rt.lost.members(), Forgotten: maps.Clone(rt.forgotten)}
 	return rt.published
 }
 
@@ -232,7 +236,7 @@ func (rt *root) write(ctx context.Context, state handover.State, next v1alpha1.S
 // samePolicies reports whether the same policies follow from a and b.
 func samePolicies(a, b compile.Root) bool {
 	return reflect.DeepEqual(withoutEvidence(a.State), withoutEvidence(b.State)) && equality.Semantic.DeepEqual(a.Locks, b.Locks) &&
-		equality.Semantic.DeepEqual(a.Acting, b.Acting) &&
+		equality.Semantic.DeepEqual(a.Acting, b.Acting) && a.FirstOrdinal == b.FirstOrdinal &&
 		slices.Equal(a.Lost, b.Lost) && maps.Equal(a.Forgotten, b.Forgotten)
 }
 

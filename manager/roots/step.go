@@ -122,7 +122,7 @@ func (s *stepping) assignPods() {
 		spec = spec.DeepCopy()
 		spec.Disable = new(true)
 	}
-	placed, outdated := layout.Place(spec, s.v.pods, s.next.Members)
+	placed, outdated := layout.Place(spec, s.v.first, s.v.pods, s.next.Members)
 	if join := s.v.joining(placed); len(join) > 0 {
 		s.do(handover.Join{Members: join})
 	}

@@ -36,6 +36,8 @@ type view struct {
 	change *acting.Change
 	// unknown is what the spec names and the apiserver does not serve.
 	unknown resources.Unknown
+	// first is the first ordinal of the pods of a StatefulSet.
+	first int
 	// problem is why the plan must not change; nil if it may.
 	problem   error
 	conflicts []compile.Conflict
@@ -204,7 +206,7 @@ func (v view) joining(placed map[string]string) (out []handover.Member) {
 
 // uncovered returns the shards without a ready pod that could take their keys.
 func (v view) uncovered(members map[string]handover.Member) []string {
-	placed, _ := layout.Place(v.config.Spec.Root, v.pods, members)
+	placed, _ := layout.Place(v.config.Spec.Root, v.first, v.pods, members)
 	covered := map[string]bool{}
 	for _, p := range v.pods {
 		if uid := string(p.UID); v.refuses(p) && v.admitted(p) && status.PodReady(p) && v.observed(p).Capture != "" {
