@@ -302,8 +302,16 @@ func (rt *root) obstacle(v view, state handover.State, now time.Time) *locks.Obs
 		return rt.closed
 	case !state.Verified() && now.Sub(rt.readAt) >= status.Grace:
 		return rt.unverified(v, state)
-	case v.world.ForbiddenLocks[v.config.UID] != "":
-		return &locks.Obstacle{Reason: v1alpha1.ReasonLockForbidden, Message: v.world.ForbiddenLocks[v.config.UID]}
+	}
+	return rt.lockObstacle(v)
+}
+
+// lockObstacle returns why shards that own keys may lack a leader; nil if there is no reason.
+func (rt *root) lockObstacle(v view) *locks.Obstacle {
+	forbidden := v.world.ForbiddenLocks[v.config.UID]
+	switch {
+	case forbidden != "":
+		return &locks.Obstacle{Reason: v1alpha1.ReasonLockForbidden, Message: forbidden}
 	case rt.undiscovered != nil:
 		return rt.undiscovered
 	case len(rt.locks) == 0:

@@ -89,13 +89,7 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 		statuses[current.UID] = last
 		current = last.object
 		shard.Config = current
-		known, obstacle := r.surveyHandWritten(shard, c.Configs)
-		if u := c.Unknown[current.UID]; u.Message != "" && !u.Undetermined {
-			obstacle = &locks.Obstacle{Reason: v1alpha1.ReasonUnknownResource, Message: u.Message + "; members are in standby until the apiserver serves it"}
-		}
-		if forbidden := r.State.ForbiddenLocks.Load(); obstacle == nil && forbidden != nil && (*forbidden)[current.UID] != "" {
-			obstacle = &locks.Obstacle{Reason: v1alpha1.ReasonLockForbidden, Message: (*forbidden)[current.UID]}
-		}
+		known, obstacle := r.surveyHandWritten(shard, c)
 		next := status.Of(status.Input{Shard: shard, Leader: leaders[shard.String()], Common: status.Common{
 			Locks: known, Obstacle: obstacle, Stamping: r.Sweeper.Status(current),
 			Wanted: wanted, Observe: r.Push.Observe, Now: time.Now(), Since: r.since,
@@ -189,15 +183,21 @@ func (r *Controller) countPolicies(c *controllers.Compiled) {
 }
 
 // surveyHandWritten finds out which locks the members of a hand-written shard have, and
-// what keeps them from leading.
-func (r *Controller) surveyHandWritten(shard compile.Shard, configs []*v1alpha1.ShardingConfig) ([]v1alpha1.LockStatus, *locks.Obstacle) {
+// what keeps them from acting.
+func (r *Controller) surveyHandWritten(shard compile.Shard, c *controllers.Compiled) ([]v1alpha1.LockStatus, *locks.Obstacle) {
 	if shard.Root != nil || !compile.HandWritten(shard.Config) || shard.Problem != nil {
 		return nil, nil
 	}
 	sightings := locks.Sightings(shard.Members, r.Push.Observe)
-	known, obstacle := locks.Survey(shard.Config, shard.Config.Status.Locks, sightings, configs, r.Keeper.State)
+	known, obstacle := locks.Survey(shard.Config, shard.Config.Status.Locks, sightings, c.Configs, r.Keeper.State)
+	if u := c.Unknown[shard.Config.UID]; u.Message != "" && !u.Undetermined {
+		return known, &locks.Obstacle{Reason: v1alpha1.ReasonUnknownResource, Message: u.Message + "; members are in standby until the apiserver serves it"}
+	}
 	if obstacle == nil && len(shard.Members) > 0 {
 		obstacle = locks.Unheld(known, r.Keeper.State, func(identity string) string { return fmt.Sprintf("%q", identity) })
+	}
+	if forbidden := r.State.ForbiddenLocks.Load(); obstacle == nil && forbidden != nil && (*forbidden)[shard.Config.UID] != "" {
+		obstacle = &locks.Obstacle{Reason: v1alpha1.ReasonLockForbidden, Message: (*forbidden)[shard.Config.UID]}
 	}
 	return known, obstacle
 }
