@@ -149,9 +149,8 @@ func (s *protocolTest) webSockets(t *testing.T) {
 	require.NoError(t, kept.echoes())
 	require.NoError(t, cut.echoes())
 	breaker(t, s.ns, "blacklist", strings.Replace(blacklist, "[evil", "[hooks.example.com, evil", 1)+"}", 2)
-	for _, s := range []socket{kept, cut} {
-		require.NoError(t, s.SetDeadline(time.Now().Add(patience)))
-	}
+	require.NoError(t, kept.SetDeadline(time.Now().Add(patience)))
+	_ = cut.SetDeadline(time.Now().Add(patience)) // it may be cut already
 	var timeout net.Error
 	_, err := cut.Read(make([]byte, 1))
 	require.Error(t, err)
