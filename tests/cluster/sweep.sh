@@ -52,7 +52,7 @@ done
 
 # Mounts below temporary folders of tests, unless tests run.
 for p in /proc/[0-9]*; do ! is_test "${p##*/}" || exit 0; done
-awk '{print $5}' /proc/self/mountinfo | grep -E "^${TMPDIR:-/tmp}/Test[^/]*[0-9]+/" | tac | while read -r mount; do
+awk '{print $5}' /proc/self/mountinfo | { grep -E "^${TMPDIR:-/tmp}/Test[^/]*[0-9]+/" || true; } | tac | while read -r mount; do
   echo "unmounting $mount"
   umount -l "$mount" || true
 done
