@@ -4,7 +4,7 @@ set -euo pipefail
 # shellcheck source=../hack/progress.sh
 . "$(dirname "$0")/../hack/progress.sh"
 case ${1:-} in
-test) packages=(gcc libc6-dev iproute2 iptables nftables haproxy openssl) ;;
+test) packages=(gcc libc6-dev iproute2 iptables nftables haproxy openssl curl nodejs python3) ;;
 images) packages=(iptables ca-certificates) ;;
 clients) packages=(ca-certificates curl openssl nodejs) ;;
 generate) packages=(clang llvm protobuf-compiler) ;;
