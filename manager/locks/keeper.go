@@ -11,6 +11,7 @@
 package locks
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -53,21 +54,40 @@ type Keeper struct {
 	Now func() time.Time
 
 	locks    map[types.NamespacedName]*lock
+	configs  map[types.NamespacedName][]types.NamespacedName // that demand a lock
 	searched time.Time
 	// marked are the locks with the mesh's label, and the configurations that they
 	// were acquired for, by the last search.
 	marked map[types.NamespacedName]types.NamespacedName
 
-	mu     sync.Mutex
-	states map[types.NamespacedName]State
+	mu      sync.Mutex
+	states  map[types.NamespacedName]State
+	refused map[claim]string // why
 }
 
-// State is what is known of a lock; not ok before the first round with it.
-func (k *Keeper) State(lock types.NamespacedName) (s State, ok bool) {
+// claim is the demand of a configuration for a lock.
+type claim struct{ config, lock types.NamespacedName }
+
+// States returns a function that returns what is known of a lock for a configuration; not ok
+// before the first round with it. The mesh holds no lock for a configuration that may not have
+// it.
+func (k *Keeper) States(config types.NamespacedName) func(lock types.NamespacedName) (State, bool) {
+	return func(lock types.NamespacedName) (s State, ok bool) {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		s, ok = k.states[lock]
+		if why, refused := k.refused[claim{config, lock}]; refused {
+			s.Held, s.Acquired, s.Problem = false, false, cmp.Or(why, s.Problem)
+		}
+		return s, ok
+	}
+}
+
+// Refuses reports whether a configuration was found not to be permitted a lock.
+func (k *Keeper) Refuses(config, lock types.NamespacedName) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	s, ok = k.states[lock]
-	return s, ok
+	return k.refused[claim{config, lock}] != ""
 }
 
 // Round does what can be done now. Demands must be those of all configurations. A lock
@@ -79,22 +99,26 @@ func (k *Keeper) Round(ctx context.Context, demands []Demand, orphan func(config
 	demands, err = k.withOrphans(ctx, demands, orphan, now)
 	k.follow(demands)
 	resources := map[types.NamespacedName][]string{}
-	asking := map[types.NamespacedName]Demand{}
+	asking := map[types.NamespacedName][]Demand{}
 	for _, d := range demands {
 		for _, l := range d.Locks {
 			resources[l.NamespacedName] = append(resources[l.NamespacedName], l.Resources...)
-			if was, ok := asking[l.NamespacedName]; !ok || d.Mode > was.Mode {
-				asking[l.NamespacedName] = d
-			}
+			asking[l.NamespacedName] = append(asking[l.NamespacedName], d)
 		}
 	}
 	k.each(func(l *lock) {
 		one, cancel := context.WithTimeout(ctx, perLock)
 		defer cancel()
 		l.look(one, k.Client, resources[l.NamespacedName], now)
-		l.authorize(one, k.May, asking[l.NamespacedName], now)
+		for _, d := range asking[l.NamespacedName] {
+			l.authorize(one, k.May, d, now)
+		}
 	})
-	wanted := wishes(demands, func(name types.NamespacedName) State { return k.locks[name].state(now) })
+	refused := func(config, lock types.NamespacedName) bool {
+		_, refused := k.locks[lock].refused(config)
+		return refused
+	}
+	wanted := wishes(permitted(demands, refused), func(name types.NamespacedName) State { return k.locks[name].state(now) })
 	k.each(func(l *lock) {
 		one, cancel := context.WithTimeout(ctx, perLock)
 		defer cancel()
@@ -108,11 +132,13 @@ func (k *Keeper) Round(ctx context.Context, demands []Demand, orphan func(config
 // follow makes the keeper's locks those of the demands.
 func (k *Keeper) follow(demands []Demand) {
 	next := map[types.NamespacedName]*lock{}
+	k.configs = map[types.NamespacedName][]types.NamespacedName{}
 	for _, d := range demands {
 		for _, l := range d.Locks {
 			if next[l.NamespacedName] = k.locks[l.NamespacedName]; next[l.NamespacedName] == nil {
 				next[l.NamespacedName] = newLock(l.NamespacedName)
 			}
+			k.configs[l.NamespacedName] = append(k.configs[l.NamespacedName], d.Config)
 		}
 	}
 	k.locks = next
@@ -196,12 +222,18 @@ func (k *Keeper) search(ctx context.Context) (map[types.NamespacedName]types.Nam
 // publish lets State know of a round.
 func (k *Keeper) publish(now time.Time) (changed bool) {
 	states := make(map[types.NamespacedName]State, len(k.locks))
+	refused := map[claim]string{}
 	for name, l := range k.locks {
 		states[name] = l.state(now)
+		for _, config := range k.configs[name] {
+			if why, is := l.refused(config); is {
+				refused[claim{config, name}] = why
+			}
+		}
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	changed = !maps.EqualFunc(k.states, states, State.equal)
-	k.states = states
+	changed = !maps.EqualFunc(k.states, states, State.equal) || !maps.Equal(k.refused, refused)
+	k.states, k.refused = states, refused
 	return changed
 }

@@ -71,7 +71,7 @@ func (c *cluster) round(demands ...Demand) State {
 	c.now = c.now.Add(Every)
 	_, err := c.Round(c.Context(), demands, func(types.NamespacedName) bool { return c.orphans })
 	require.NoError(c, err)
-	s, _ := c.State(leader)
+	s, _ := c.States(config)(leader)
 	return s
 }
 
@@ -168,14 +168,14 @@ func TestLocksAreAcquiredTogetherOrNotAtAll(t *testing.T) {
 	*l.Spec.HolderIdentity = ""
 	require.NoError(t, c.Update(t.Context(), l))
 	require.True(t, c.round(demand(Acquire, leader, webhook)).Held)
-	both, _ := c.State(webhook)
+	both, _ := c.States(config)(webhook)
 	require.True(t, both.Held)
 }
 
 func TestLockIsAcquiredByItselfWhileShardsAct(t *testing.T) {
 	c := newCluster(t, lease(webhook, "outside_1", 15))
 	require.True(t, c.round(demand(Keep, leader, webhook)).Held)
-	other, _ := c.State(webhook)
+	other, _ := c.States(config)(webhook)
 	require.Equal(t, "outside_1", other.Holder)
 }
 
@@ -251,7 +251,7 @@ func TestLockThatWasRenewedRecentlyIsAcquiredAtOnce(t *testing.T) {
 			for range 2 {
 				c.round(demand(Acquire, leader))
 			}
-			s, _ := c.State(leader)
+			s, _ := c.States(config)(leader)
 			require.True(t, s.Acquired)
 		})
 	}
@@ -367,15 +367,75 @@ func TestLockOfAnotherNamespaceNeedsRightsOfThePods(t *testing.T) {
 	}
 	d := demand(Acquire, webhook)
 	c.round(d)
-	s, _ := c.State(webhook)
+	s, _ := c.States(config)(webhook)
 	require.Contains(t, s.Problem, "no pod of ShardingConfig ns/op may update Lease kube-system/webhook")
 	d.Accounts = []string{"other"}
 	c.round(d)
-	s, _ = c.State(webhook)
+	s, _ = c.States(config)(webhook)
 	require.False(t, s.Held)
 	d.Accounts = append(d.Accounts, "allowed")
 	c.now = c.now.Add(authorizedFor)
 	c.round(d)
-	s, _ = c.State(webhook)
+	s, _ = c.States(config)(webhook)
+	require.True(t, s.Held)
+}
+
+// operator may update its lock in kube-system; tenant names the lock, and may not.
+var (
+	operator = types.NamespacedName{Namespace: "op-system", Name: "op"}
+	tenant   = types.NamespacedName{Namespace: "aaa-tenant", Name: "x"}
+)
+
+func ofOperator(c *cluster) func(config types.NamespacedName, mode Mode) Demand {
+	c.May = func(_ context.Context, account, _ types.NamespacedName) (bool, error) {
+		return account.Namespace == operator.Namespace, nil
+	}
+	return func(config types.NamespacedName, mode Mode) Demand {
+		return Demand{Config: config, Mode: mode, Locks: []Lock{{NamespacedName: webhook}}, Accounts: []string{"sa"}}
+	}
+}
+
+func TestLockIsAcquiredBesideADemandWithoutPermission(t *testing.T) {
+	c := newCluster(t)
+	of := ofOperator(c)
+	for _, mode := range []Mode{Release, Watch, Acquire, Keep} {
+		c.round(of(tenant, mode), of(operator, Acquire))
+		s, _ := c.States(operator)(webhook)
+		require.True(t, s.Held, mode)
+		s, _ = c.States(tenant)(webhook)
+		require.False(t, s.Held || s.Acquired, mode)
+	}
+	require.True(t, c.Refuses(tenant, webhook))
+	require.False(t, c.Refuses(operator, webhook))
+}
+
+func TestLockIsReleasedBesideADemandWithoutPermission(t *testing.T) {
+	c := newCluster(t)
+	of := ofOperator(c)
+	c.round(of(operator, Keep))
+	for range 20 {
+		c.round(of(operator, Keep), of(tenant, Acquire))
+	}
+	require.Equal(t, "ctrlmesh:op-system/op", *c.lease(webhook).Spec.HolderIdentity)
+	for _, mode := range []Mode{Keep, Watch, Acquire} {
+		for range 40 {
+			c.round(of(operator, Release), of(tenant, mode))
+		}
+		require.Empty(t, *c.lease(webhook).Spec.HolderIdentity, mode)
+	}
+}
+
+// Shards that act keep their lock whatever becomes of the permission of their pods.
+func TestKeptLockNeedsNoPermission(t *testing.T) {
+	c := newCluster(t)
+	of := ofOperator(c)
+	other := types.NamespacedName{Namespace: operator.Namespace, Name: "other"} // shares the lock
+	c.round(of(operator, Keep), of(other, Keep))
+	c.May = func(context.Context, types.NamespacedName, types.NamespacedName) (bool, error) { return false, nil }
+	c.now = c.now.Add(2 * authorizedFor)
+	c.round(of(operator, Release), of(other, Keep))
+	require.NotEmpty(t, *c.lease(webhook).Spec.HolderIdentity)
+	c.round(of(other, Keep))
+	s, _ := c.States(other)(webhook)
 	require.True(t, s.Held)
 }

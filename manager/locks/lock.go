@@ -1,7 +1,6 @@
 package locks
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,9 +29,6 @@ var kinds = map[string]schema.GroupVersionKind{
 	Endpoints:  corev1.SchemeGroupVersion.WithKind("Endpoints"),
 }
 
-// authorizedFor is how long the permission of pods to update a lock is cached.
-const authorizedFor = time.Minute
-
 // contestedFor is how long a lock is not released after another client wrote it. That may have
 // been another manager: then this one no longer leads, and is about to exit.
 const contestedFor = 30 * time.Second
@@ -58,9 +54,8 @@ type lock struct {
 	wanted []string
 	// problem is why the lock could not be read in this round; nil if it was.
 	problem error
-	// denied is why the mesh may not acquire the lock, and asked is when that was checked.
-	denied error
-	asked  time.Time
+	// permissions are those of configurations in other namespaces.
+	permissions map[types.NamespacedName]*permission
 	// contested is when a write of the mesh last conflicted with another one.
 	contested time.Time
 }
@@ -80,7 +75,7 @@ type object struct {
 }
 
 func newLock(name types.NamespacedName) *lock {
-	l := &lock{NamespacedName: name, objects: map[string]*object{}}
+	l := &lock{NamespacedName: name, objects: map[string]*object{}, permissions: map[types.NamespacedName]*permission{}}
 	for _, resource := range resources {
 		l.objects[resource] = &object{stale: true}
 	}
@@ -148,33 +143,6 @@ func empty(resource string, name types.NamespacedName) client.Object {
 	return m
 }
 
-// authorize checks whether the mesh may acquire a lock for a configuration. Otherwise a user
-// could take any operator's lock in another namespace by naming it.
-func (l *lock) authorize(ctx context.Context, may func(ctx context.Context, account, lock types.NamespacedName) (bool, error), d Demand, now time.Time) {
-	switch {
-	case d.Mode < Acquire || l.Namespace == d.Config.Namespace || may == nil || l.held():
-		l.denied = nil
-		return
-	case now.Sub(l.asked) < authorizedFor:
-		return
-	}
-	l.denied = fmt.Errorf("no pod of ShardingConfig %s may update Lease %s, so the mesh does not acquire it: check the RBAC of their ServiceAccounts", d.Config, l)
-	for _, account := range d.Accounts {
-		allowed, err := may(ctx, types.NamespacedName{Namespace: d.Config.Namespace, Name: account}, l.NamespacedName)
-		if err != nil {
-			l.denied = err
-			return
-		}
-		if allowed {
-			l.denied, l.asked = nil, now
-			return
-		}
-	}
-	if len(d.Accounts) > 0 {
-		l.asked = now
-	}
-}
-
 // held reports whether the mesh holds all objects of the lock.
 func (l *lock) held() bool {
 	return !collect.Any(l.objects, func(resource string, o *object) bool { return (resource == Leases || o.isLock) && !o.ours() })
@@ -229,8 +197,8 @@ func (l *lock) state(now time.Time) State {
 		}
 	}
 	slices.Sort(s.Resources)
-	if err := cmp.Or(l.problem, l.denied); err != nil && !s.Held {
-		s.Problem = err.Error()
+	if l.problem != nil && !s.Held {
+		s.Problem = l.problem.Error()
 	}
 	return s
 }
@@ -277,8 +245,6 @@ var done = map[action]string{
 // may reports whether an action may be carried out now.
 func (l *lock) may(what action, resource string, now time.Time) bool {
 	switch what {
-	case acquire:
-		return l.denied == nil
 	case renew:
 		return now.Sub(l.objects[resource].wrote) >= renewEvery
 	case release:

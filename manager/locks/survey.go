@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -73,19 +74,28 @@ func (s Sighting) name() types.NamespacedName {
 	return types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
 }
 
+// Known is what is known of locks. It is a [Keeper].
+type Known interface {
+	// States returns a function that returns what is known of a lock for a configuration.
+	States(config types.NamespacedName) func(lock types.NamespacedName) (State, bool)
+	// Refuses reports whether a configuration was found not to be permitted a lock.
+	Refuses(config, lock types.NamespacedName) bool
+}
+
 // Survey returns the locks of a configuration's operator and their holders. before is
 // status.locks. A lock that is not named is discovered if a sighting proves that it is the
 // operator's, unless another configuration has it, or too many were discovered: then
 // undiscovered says so.
 func Survey(config *v1alpha1.ShardingConfig, before []v1alpha1.LockStatus, sightings []Sighting,
-	others []*v1alpha1.ShardingConfig, state func(types.NamespacedName) (State, bool)) (out []v1alpha1.LockStatus, undiscovered *Obstacle) {
+	others []*v1alpha1.ShardingConfig, keeper Known) (out []v1alpha1.LockStatus, undiscovered *Obstacle) {
+	state := keeper.States(client.ObjectKeyFromObject(config))
 	known := slices.Clone(before)
 	for _, s := range sightings {
 		if !s.proves() {
 			continue
 		}
 		var obstacle *Obstacle
-		if known, obstacle = discover(config, known, s, others); obstacle != nil {
+		if known, obstacle = discover(config, known, s, others, keeper); obstacle != nil {
 			undiscovered = obstacle
 		}
 	}
@@ -112,7 +122,7 @@ func is(name types.NamespacedName) func(v1alpha1.LockStatus) bool {
 }
 
 // discover adds a lock of the operator.
-func discover(config *v1alpha1.ShardingConfig, known []v1alpha1.LockStatus, s Sighting, others []*v1alpha1.ShardingConfig) ([]v1alpha1.LockStatus, *Obstacle) {
+func discover(config *v1alpha1.ShardingConfig, known []v1alpha1.LockStatus, s Sighting, others []*v1alpha1.ShardingConfig, keeper Known) ([]v1alpha1.LockStatus, *Obstacle) {
 	if s.Namespace == corev1.NamespaceNodeLease {
 		return known, nil // heartbeats of nodes
 	}
@@ -127,7 +137,7 @@ func discover(config *v1alpha1.ShardingConfig, known []v1alpha1.LockStatus, s Si
 	if slices.Contains(named, s.name()) {
 		return append(known, l), nil
 	}
-	if other := Claimed(config, s.name(), others); other != "" {
+	if other := Claimed(config, s.name(), others, keeper); other != "" {
 		return known, &Obstacle{v1alpha1.ReasonUnknownLock,
 			fmt.Sprintf("pod %s contends for lock %s, which ShardingConfig %s has as well: if the operators share it, name it in spec.controller.locks of both", s.Pod.Name, s.name(), other)}
 	}
@@ -141,10 +151,11 @@ func discover(config *v1alpha1.ShardingConfig, known []v1alpha1.LockStatus, s Si
 }
 
 // Claimed returns another configuration that has a lock; empty if none has. Hand-written shards
-// of one namespace commonly belong to one operator, so they share discovered locks.
-func Claimed(config *v1alpha1.ShardingConfig, name types.NamespacedName, others []*v1alpha1.ShardingConfig) string {
+// of one namespace commonly belong to one operator, so they share discovered locks. One that
+// names a lock without permission does not have it.
+func Claimed(config *v1alpha1.ShardingConfig, name types.NamespacedName, others []*v1alpha1.ShardingConfig, keeper Known) string {
 	for _, o := range others {
-		if o.UID == config.UID || compile.Derived(o) || !slices.Contains(compile.OperatorLocks(o, o.Status.Locks), name) {
+		if o.UID == config.UID || compile.Derived(o) || keeper.Refuses(client.ObjectKeyFromObject(o), name) || !slices.Contains(compile.OperatorLocks(o, o.Status.Locks), name) {
 			continue
 		}
 		if o.Namespace != config.Namespace || o.Spec.Root != nil || config.Spec.Root != nil {

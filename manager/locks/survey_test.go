@@ -6,7 +6,6 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
@@ -45,8 +44,7 @@ func TestDiscoverLockFromReads(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			config := &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "op"}}
 			seen := Sighting{Pod: c.pod, ObservedLock: push.ObservedLock{Namespace: "kube-system", Name: "lock", Resource: Leases, Holder: c.holder}}
-			unknown := func(types.NamespacedName) (State, bool) { return State{}, false }
-			known, obstacle := Survey(config, nil, []Sighting{seen}, nil, unknown)
+			known, obstacle := Survey(config, nil, []Sighting{seen}, nil, &Keeper{})
 			require.Nil(t, obstacle)
 			require.Equal(t, c.discovered, len(known) == 1)
 		})

@@ -95,7 +95,7 @@ func (rt *root) survey(ctx context.Context, v view, now time.Time) {
 	rt.locks, rt.undiscovered = locks.Survey(v.config, before, locks.Sightings(v.pods, v.observe), v.world.Configs, rt.Locks)
 	discovered := func(l v1alpha1.LockStatus) bool { return l.Discovered }
 	named := slices.DeleteFunc(slices.Clone(rt.locks), discovered)
-	if unheld := locks.Unheld(named, rt.Locks, v.holder); unheld != nil && len(before) == 0 && rt.state.Holds() {
+	if unheld := locks.Unheld(named, rt.lockState, v.holder); unheld != nil && len(before) == 0 && rt.state.Holds() {
 		// An earlier version left members with locks that the mesh did not hold: they
 		// keep them until it does.
 		rt.locks = nil
@@ -140,6 +140,11 @@ func (rt *root) unadmitted(config *v1alpha1.ShardingConfig) *locks.Obstacle {
 	return rt.outsideActs("")
 }
 
+// lockState returns what is known of a lock of the root.
+func (rt *root) lockState(lock types.NamespacedName) (locks.State, bool) {
+	return rt.Locks.States(client.ObjectKeyFromObject(rt.object))(lock)
+}
+
 // held reports whether the mesh holds all locks.
 func (g *gate) held() bool {
 	return !slices.ContainsFunc(g.locks, func(l v1alpha1.LockStatus) bool { return !l.HeldByMesh })
@@ -158,7 +163,7 @@ func (rt *root) locksHeld(v view) bool {
 func (rt *root) unacquired() *locks.Obstacle {
 	for _, l := range rt.locks {
 		name := types.NamespacedName{Namespace: l.Namespace, Name: l.Name}
-		if s, _ := rt.Locks(name); !s.Acquired || s.Renewed.Before(rt.readAt) {
+		if s, _ := rt.lockState(name); !s.Acquired || s.Renewed.Before(rt.readAt) {
 			return &locks.Obstacle{Reason: v1alpha1.ReasonWaiting, Message: fmt.Sprintf("lock %s is in the mesh's name, but this manager has not acquired it: a pod outside the mesh may still lead if etcd was restored", name)}
 		}
 	}
@@ -187,7 +192,7 @@ func (rt *root) mayGrant(v view) bool {
 		}
 		return rt.closed == nil
 	}
-	rt.closed = locks.Unheld(rt.locks, rt.Locks, v.holder)
+	rt.closed = locks.Unheld(rt.locks, rt.lockState, v.holder)
 	rt.closed.Message += "; members are in standby until the mesh holds it"
 	// While some shard would have no working pod, one outside the mesh may lead again.
 	if uncovered := v.uncovered(rt.state.Members); len(uncovered) > 0 {
@@ -317,7 +322,7 @@ func (rt *root) lockObstacle(v view) *locks.Obstacle {
 	case len(rt.locks) == 0:
 		return rt.outsideActs("")
 	}
-	if unheld := locks.Unheld(rt.locks, rt.Locks, v.holder); unheld != nil || !rt.bySelector {
+	if unheld := locks.Unheld(rt.locks, rt.lockState, v.holder); unheld != nil || !rt.bySelector {
 		return unheld
 	}
 	return rt.outsideActs("")

@@ -71,8 +71,8 @@ type Roots struct {
 	Client client.Client
 	// Observe returns what the agent of a node reported about a pod.
 	Observe func(node, uid string) push.Observation
-	// Locks returns what is known of an operator's lock.
-	Locks func(types.NamespacedName) (locks.State, bool)
+	// Locks is what is known of operators' locks.
+	Locks locks.Known
 	// Stamping returns the progress of the labels of a configuration's objects.
 	Stamping func(*v1alpha1.ShardingConfig) *v1alpha1.StampingStatus
 	// Admitted returns since when new pods of a VirtualApp are put on the mesh; the zero time if

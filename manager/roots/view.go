@@ -50,12 +50,13 @@ type view struct {
 	all map[string]*corev1.Pod
 	// observe returns what the agent of a node reported about a pod.
 	observe func(node, uid string) push.Observation
+	locks   locks.Known
 	since   time.Time // when this manager became the leader
 	young   bool      // agents may not have connected since
 }
 
 func (r *Roots) look(config *v1alpha1.ShardingConfig, w World) view {
-	v := view{world: w, config: config, all: map[string]*corev1.Pod{}, observe: r.Observe, since: r.since, young: r.Young()}
+	v := view{world: w, config: config, all: map[string]*corev1.Pod{}, observe: r.Observe, locks: r.Locks, since: r.since, young: r.Young()}
 	v.asked, v.change = w.Enacted.Asked[config.UID], w.Enacted.Changes[config.UID]
 	v.unknown = w.Unknown[config.UID]
 	if v.problem = compile.Invalid(config); v.problem == nil {
@@ -344,6 +345,6 @@ func (v view) holder(identity string) string {
 // pod can lead that runs unsharded.
 func (v view) unreleased(known []v1alpha1.LockStatus) bool {
 	return slices.ContainsFunc(known, func(l v1alpha1.LockStatus) bool {
-		return l.HeldByMesh && locks.Claimed(v.config, types.NamespacedName{Namespace: l.Namespace, Name: l.Name}, v.world.Configs) == ""
+		return l.HeldByMesh && locks.Claimed(v.config, types.NamespacedName{Namespace: l.Namespace, Name: l.Name}, v.world.Configs, v.locks) == ""
 	})
 }

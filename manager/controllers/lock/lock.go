@@ -16,6 +16,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
@@ -114,7 +115,7 @@ func (r *Controller) handWrittenDemands(l *controllers.Listed, now time.Time) (o
 // holdsSome reports whether the mesh holds a lock that a configuration names.
 func (r *Controller) holdsSome(c *v1alpha1.ShardingConfig) bool {
 	return slices.ContainsFunc(compile.NamedLocks(c), func(name types.NamespacedName) bool {
-		s, _ := r.Keeper.State(name)
+		s, _ := r.Keeper.States(client.ObjectKeyFromObject(c))(name)
 		return s.Held
 	})
 }

@@ -144,9 +144,9 @@ func (r *Controller) addHandWritten(known map[origin.Name]compile.Root, l *contr
 			return false
 		}
 		one := compile.Root{Standby: unknown.Message, Undivided: unknown.Message != ""}
-		one.Locks, _ = locks.Survey(c, c.Status.Locks, nil, nil, r.Keeper.State)
+		one.Locks, _ = locks.Survey(c, c.Status.Locks, nil, nil, r.Keeper)
 		for _, name := range compile.NamedLocks(c) {
-			if s, _ := r.Keeper.State(name); !s.Held {
+			if s, _ := r.Keeper.States(client.ObjectKeyFromObject(c))(name); !s.Held {
 				one.Standby = fmt.Sprintf("the mesh does not hold lock %s, so a pod outside the mesh may lead", name)
 				break
 			}

@@ -189,12 +189,12 @@ func (r *Controller) surveyHandWritten(shard compile.Shard, c *controllers.Compi
 		return nil, nil
 	}
 	sightings := locks.Sightings(shard.Members, r.Push.Observe)
-	known, obstacle := locks.Survey(shard.Config, shard.Config.Status.Locks, sightings, c.Configs, r.Keeper.State)
+	known, obstacle := locks.Survey(shard.Config, shard.Config.Status.Locks, sightings, c.Configs, r.Keeper)
 	if u := c.Unknown[shard.Config.UID]; u.Message != "" && !u.Undetermined {
 		return known, &locks.Obstacle{Reason: v1alpha1.ReasonUnknownResource, Message: u.Message + "; members are in standby until the apiserver serves it"}
 	}
 	if obstacle == nil && len(shard.Members) > 0 {
-		obstacle = locks.Unheld(known, r.Keeper.State, func(identity string) string { return fmt.Sprintf("%q", identity) })
+		obstacle = locks.Unheld(known, r.Keeper.States(shard.NamespacedName), func(identity string) string { return fmt.Sprintf("%q", identity) })
 	}
 	if forbidden := r.State.ForbiddenLocks.Load(); obstacle == nil && forbidden != nil && (*forbidden)[shard.Config.UID] != "" {
 		obstacle = &locks.Obstacle{Reason: v1alpha1.ReasonLockForbidden, Message: (*forbidden)[shard.Config.UID]}
