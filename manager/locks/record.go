@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"strings"
 	"time"
 
@@ -79,7 +80,8 @@ func recordOf(resource string, o client.Object) (r record, ok bool, err error) {
 	} else {
 		text, has := o.GetAnnotations()[resourcelock.LeaderElectionRecordAnnotationKey]
 		if !has {
-			return record{}, false, nil
+			r, ok := forLife(o)
+			return r, ok, nil
 		}
 		content = []byte(text)
 	}
@@ -101,6 +103,17 @@ func recordOf(resource string, o client.Object) (r record, ok bool, err error) {
 		r.duration = defaultDuration
 	}
 	return r, true, nil
+}
+
+// forLife returns the record of a leader for life: a ConfigMap without a record that a pod owns.
+// It is deleted with that pod, and until then no other leads.
+func forLife(o client.Object) (r record, ok bool) {
+	for _, owner := range o.GetOwnerReferences() {
+		if owner.APIVersion == "v1" && owner.Kind == "Pod" {
+			return record{holder: owner.Name, duration: math.MaxInt64, content: string(owner.UID)}, true
+		}
+	}
+	return record{}, false
 }
 
 // action is a change of a record.

@@ -246,6 +246,26 @@ func TestLockDiscoveredLateKeepsOwners(t *testing.T) {
 	require.Equal(t, metav1.ConditionTrue, m.ready().Status, m.ready().Message)
 }
 
+// A leader for life owns its lock, a ConfigMap without a record, as long as its pod exists.
+func TestNothingIsGrantedBesideALeaderForLife(t *testing.T) {
+	m := newMesh(t)
+	m.root(2, 1)
+	old := m.outside(2)
+	lock := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "lock",
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: old.Name, UID: old.UID}}}}
+	require.NoError(t, m.Create(t.Context(), lock))
+	m.pod(0)
+	m.pod(1)
+	m.goOn(5*time.Minute, nil)
+	m.shardsOwnNothing()
+	require.EqualValues(t, v1alpha1.ReasonHeldOutside, m.ready().Reason)
+	require.Contains(t, m.ready().Message, old.Name)
+	require.NoError(t, m.Delete(t.Context(), old))
+	require.NoError(t, m.Delete(t.Context(), lock))
+	m.goOn(time.Minute, nil)
+	require.Len(t, m.held(), 2)
+}
+
 func TestNoMoreLocksAreDiscoveredThanTheBound(t *testing.T) {
 	m := newMesh(t)
 	m.root(1, 1)
