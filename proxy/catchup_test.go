@@ -116,6 +116,7 @@ const (
 )
 
 func TestWritesOfGainedObjectsAwaitCaches(t *testing.T) {
+	t.Parallel()
 	g := newGaining(t, dividing("a"))
 	g.watch(allPods + fromFive)
 	g.watch(allServices + fromFive)
@@ -149,6 +150,7 @@ func TestWritesOfGainedObjectsAwaitCaches(t *testing.T) {
 }
 
 func TestCatchUpEndsWithoutWatchesThatNobodyOpensAgain(t *testing.T) {
+	t.Parallel()
 	g := newGaining(t, dividing("a"))
 	g.watch(allPods + fromFive)
 	g.change(dividing("a", "b"))
@@ -160,12 +162,14 @@ func TestCatchUpEndsWithoutWatchesThatNobodyOpensAgain(t *testing.T) {
 }
 
 func TestProgramWithoutCachesWritesAtOnce(t *testing.T) {
+	t.Parallel()
 	g := newGaining(t, dividing("a"))
 	g.change(dividing("a", "b"))
 	g.requireCode(200, "PUT", gained)
 }
 
 func TestOnlyShardingRedivides(t *testing.T) {
+	t.Parallel()
 	g := newGaining(t, dividing("a"))
 	before := g.pod.env.Policy.Load()
 	g.set(&meshv1.PodPolicy{Uid: "uid-1", Workload: "operator", Version: "v", Sharding: dividing("a"), Traffic: decided{limits: limitsOf("pods")}.traffic()})
@@ -177,6 +181,7 @@ func TestOnlyShardingRedivides(t *testing.T) {
 }
 
 func TestWaitForOneObjectDelaysNoWrite(t *testing.T) {
+	t.Parallel()
 	g := newGaining(t, dividing("a"))
 	g.watch(allPods + fromFive + "&fieldSelector=metadata.name%3Dx")
 	g.change(dividing("a", "b"))
@@ -184,6 +189,7 @@ func TestWaitForOneObjectDelaysNoWrite(t *testing.T) {
 }
 
 func TestLossOfKeysDelaysNoWrite(t *testing.T) {
+	t.Parallel()
 	g := newGaining(t, dividing("a", "b"))
 	g.watch(allPods + fromFive)
 	g.change(dividing("a"))
@@ -193,6 +199,7 @@ func TestLossOfKeysDelaysNoWrite(t *testing.T) {
 
 // A cache whose watch an earlier change ended may not have listed yet.
 func TestCacheBetweenTwoChangesIsAwaited(t *testing.T) {
+	t.Parallel()
 	for name, listed := range map[string]bool{"listed between": true, "listed neither time": false} {
 		t.Run(name, func(t *testing.T) {
 			g := newGaining(t, dividing("a", "c"))
@@ -213,6 +220,7 @@ func TestCacheBetweenTwoChangesIsAwaited(t *testing.T) {
 
 // A cache that had no watch open, because its client was waiting to list, say.
 func TestCacheWithoutWatchIsAwaitedWhenItComes(t *testing.T) {
+	t.Parallel()
 	g := newGaining(t, dividing("a"))
 	g.change(dividing("a", "b"))
 	g.requireCode(410, "GET", allPods+fromFive)
@@ -223,6 +231,7 @@ func TestCacheWithoutWatchIsAwaitedWhenItComes(t *testing.T) {
 }
 
 func TestCacheIsAwaitedUntilInitialEventsEnd(t *testing.T) {
+	t.Parallel()
 	g := newGaining(t, dividing("a"))
 	g.watch(allPods + fromFive)
 	g.change(dividing("a", "b"))
@@ -237,6 +246,7 @@ func TestCacheIsAwaitedUntilInitialEventsEnd(t *testing.T) {
 }
 
 func TestFirstKeysAfterStandbyAwaitCaches(t *testing.T) {
+	t.Parallel()
 	s := dividing()
 	s.Standby = true
 	g := newGaining(t, s)
@@ -252,6 +262,7 @@ func TestFirstKeysAfterStandbyAwaitCaches(t *testing.T) {
 }
 
 func TestGainedUIDsAwaitCaches(t *testing.T) {
+	t.Parallel()
 	byUID := func(uids ...string) *meshv1.Sharding {
 		s := dividing(uids...)
 		s.Key = meshv1.Key_KEY_OBJECT
@@ -282,6 +293,7 @@ func TestGainedUIDsAwaitCaches(t *testing.T) {
 }
 
 func TestAwaitedViewsAreBounded(t *testing.T) {
+	t.Parallel()
 	g := newGaining(t, dividing("a"))
 	g.pod.env.Ledger.Bounds.Awaited = 1
 	g.watch(allPods + fromFive)
@@ -296,6 +308,7 @@ func TestAwaitedViewsAreBounded(t *testing.T) {
 
 // It is unknown which caches were filled before the earlier proxy ended.
 func TestCachesOfEarlierProxyAreAwaited(t *testing.T) {
+	t.Parallel()
 	m := newGaining(t, dividing("a"))
 	m.requireCode(200, "PUT", ownedAll)
 

@@ -19,6 +19,7 @@ import (
 )
 
 func TestClientCertificateIsRefusedWithExplanation(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	notified := make(chan string, 10)
@@ -78,6 +79,7 @@ func authenticating(t *testing.T) (*mesh, *recorder) {
 }
 
 func TestPassthrough(t *testing.T) {
+	t.Parallel()
 	m, api := authenticating(t)
 	m.api.TLS.ClientAuth = tls.RequestClientCert
 	require.Equal(t, 503, m.do("GET", "/version", "").StatusCode, "nothing passes before a policy came")
@@ -117,6 +119,7 @@ func TestPassthrough(t *testing.T) {
 }
 
 func TestConnectionOlderThanPassthroughIsRefused(t *testing.T) {
+	t.Parallel()
 	m, _ := authenticating(t)
 	m.policy(nil)
 	plain := m.client(true)
@@ -131,6 +134,7 @@ func TestConnectionOlderThanPassthroughIsRefused(t *testing.T) {
 }
 
 func TestPassthroughOfShardedPodIsInvalid(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	for _, p := range []*meshv1.PodPolicy{
 		{Passthrough: true, Sharding: limitTo("a=b")},
@@ -143,6 +147,7 @@ func TestPassthroughOfShardedPodIsInvalid(t *testing.T) {
 }
 
 func TestTunnelsAreCutWithThePod(t *testing.T) {
+	t.Parallel()
 	m, _ := authenticating(t)
 	m.passthrough(true)
 	resp, err := m.client(true).Get("https://kubernetes.default.svc/api/v1/pods?watch=1")
@@ -170,6 +175,7 @@ func pair(t *testing.T) (a, b net.Conn) {
 }
 
 func TestRelay(t *testing.T) {
+	t.Parallel()
 	client, down := pair(t)
 	up, server := pair(t)
 	type sums struct{ sent, received int64 }

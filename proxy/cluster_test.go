@@ -19,6 +19,7 @@ func withoutCluster(resources ...string) *meshv1.Sharding {
 }
 
 func TestOneShardWritesClusterScopedObjects(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	c := m.client(true)
@@ -67,6 +68,7 @@ func TestOneShardWritesClusterScopedObjects(t *testing.T) {
 }
 
 func TestIsolationAppliesToClusterScopedObjects(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	for isolation, observed := range map[meshv1.Isolation]float64{meshv1.Isolation_ISOLATION_OBSERVE: 1, meshv1.Isolation_ISOLATION_OFF: 0} {
 		s := withoutCluster("pods")
@@ -84,6 +86,7 @@ func TestIsolationAppliesToClusterScopedObjects(t *testing.T) {
 }
 
 func TestEveryShardWritesSharedClusterScopedObjects(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	s := withoutCluster("pods")
 	s.Shared = []*meshv1.SharedObjects{
@@ -114,6 +117,7 @@ func TestEveryShardWritesSharedClusterScopedObjects(t *testing.T) {
 }
 
 func TestStandbyWritesNoClusterScopedObjects(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	s := standby(meshv1.Method_METHOD_AUTO)
 	s.Limits[0].Resources[0].ApiGroups = []string{"", "authorization.k8s.io"}

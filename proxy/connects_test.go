@@ -51,6 +51,7 @@ func sharded(version string, keys ...string) *meshv1.PodPolicy {
 }
 
 func TestUpgradesCountWhileOpen(t *testing.T) {
+	t.Parallel()
 	api := far{make(chan net.Conn, 1)}
 	m := newMesh(t, api)
 	var journal recorded
@@ -75,6 +76,7 @@ func TestUpgradesCountWhileOpen(t *testing.T) {
 }
 
 func TestUpgradeThatTheClientEnds(t *testing.T) {
+	t.Parallel()
 	api := far{make(chan net.Conn, 1)}
 	m := newMesh(t, api)
 	m.set(sharded("1", "a"))
@@ -88,6 +90,7 @@ func TestUpgradeThatTheClientEnds(t *testing.T) {
 }
 
 func TestUpgradeThatBreaks(t *testing.T) {
+	t.Parallel()
 	api := far{make(chan net.Conn, 1)}
 	m := newMesh(t, api)
 	var journal recorded
@@ -102,6 +105,7 @@ func TestUpgradeThatBreaks(t *testing.T) {
 }
 
 func TestProxiedWritesCountUntilTheyAreAnswered(t *testing.T) {
+	t.Parallel()
 	api := held{make(chan struct{}), make(chan struct{})}
 	m := newMesh(t, api)
 	m.set(sharded("1", "a"))
@@ -117,6 +121,7 @@ func TestProxiedWritesCountUntilTheyAreAnswered(t *testing.T) {
 
 // Who made the answer of a proxied request is not known.
 func TestProxiedWriteThatFails(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", jsonType)
 		w.WriteHeader(http.StatusServiceUnavailable)

@@ -20,6 +20,7 @@ func denying(agents ...string) *meshv1.Sharding {
 }
 
 func TestDeniedUserAgentsFindNothing(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, newFakeAPI(true, twenty()...))
 	c := m.client(true)
 	const client = "Go-http-client/2.0"
@@ -36,6 +37,7 @@ func TestDeniedUserAgentsFindNothing(t *testing.T) {
 }
 
 func TestDeniedUserAgentsAreRefused(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	s := denying("statistics/*")
 	s.Locks = locked("s1").Locks
@@ -59,6 +61,7 @@ func TestDeniedUserAgentsAreRefused(t *testing.T) {
 }
 
 func TestDeniedUserAgentsKeepTheirLocks(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &leases{t: t})
 	s := locked("s1")
 	s.DeniedUserAgents = []string{"statistics/*"}
@@ -69,6 +72,7 @@ func TestDeniedUserAgentsKeepTheirLocks(t *testing.T) {
 }
 
 func TestRelistAfterUserAgentsAreDenied(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, newFakeAPI(true, twenty()...))
 	m.policy(denying("other"))
 	before := m.pod.env.Policy.Load()

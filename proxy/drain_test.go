@@ -204,6 +204,7 @@ func TestWatchesEndCleanlyWhileDraining(t *testing.T) {
 }
 
 func TestInitialEventsAreFollowedToTheirEnd(t *testing.T) {
+	t.Parallel()
 	end := string(pipeline.EndOfInitial)
 	for _, pieces := range [][]string{
 		{"x" + end + "y"},
@@ -221,6 +222,7 @@ func TestInitialEventsAreFollowedToTheirEnd(t *testing.T) {
 }
 
 func TestUpgradesOutliveDrainingUntilTheyAreCut(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{then: echo})
 	m.policy(nil)
 	u := m.upgrade("/api/v1/namespaces/a/pods/b/exec", "websocket", "")

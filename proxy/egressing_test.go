@@ -19,6 +19,7 @@ import (
 )
 
 func TestPodServesEgressWithItsPolicy(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Host) }))
 	defer other.Close()

@@ -26,6 +26,7 @@ const (
 )
 
 func TestRecordsOfUnknownLocksAreRefused(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	small, large := fmt.Sprintf(annotated, "b"), fmt.Sprintf(annotated, strings.Repeat("b", 1<<17))
@@ -84,6 +85,7 @@ func TestRecordsOfUnknownLocksAreRefused(t *testing.T) {
 }
 
 func TestPolledLocksAreObserved(t *testing.T) {
+	t.Parallel()
 	answer := recordJSON
 	api := &recorder{then: func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -116,6 +118,7 @@ func TestPolledLocksAreObserved(t *testing.T) {
 // TestDiscoveredLockIsAcquired checks an elector of client-go whose lock no policy names:
 // it acquires its shard's lock soon after the policy names it.
 func TestDiscoveredLockIsAcquired(t *testing.T) {
+	t.Parallel()
 	for _, contentType := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {
 		api := &leases{t: t, objs: map[string]*coordinationv1.Lease{}}
 		api.then = api.serve

@@ -75,6 +75,7 @@ func asking(t testing.TB, ctx context.Context, method, target string) *http.Requ
 const deployment = "/apis/apps/v1/namespaces/ns/deployments/d"
 
 func TestAbortEqualsApiserverError(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	for _, c := range []struct {
@@ -120,6 +121,7 @@ func TestAbortEqualsApiserverError(t *testing.T) {
 }
 
 func TestAbortWithoutErrorIsPlainResponse(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	for _, status := range []uint32{200, 204, 302} {
 		m.faults(&meshv1.FaultRule{Abort: &meshv1.Abort{Status: status, Percent: 100}})
@@ -130,6 +132,7 @@ func TestAbortWithoutErrorIsPlainResponse(t *testing.T) {
 }
 
 func TestEveryFaultIsCountedAndInTheAccessLine(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	m.faults(
 		&meshv1.FaultRule{Delay: &meshv1.Delay{FixedNs: 1, Percent: 100}},
@@ -152,6 +155,7 @@ ctrlmesh_faults_injected_total{faultinjection="chaos",kind="delay",namespace="ns
 }
 
 func TestFaultsRepeatWithTheirSeed(t *testing.T) {
+	t.Parallel()
 	run := func() (codes []int) {
 		m := newMesh(t, &recorder{})
 		m.faults(&meshv1.FaultRule{Seed: new(int64(42)), Abort: &meshv1.Abort{Status: 500, Percent: 40}})
@@ -168,6 +172,7 @@ func TestFaultsRepeatWithTheirSeed(t *testing.T) {
 }
 
 func TestFaultsOfDiscovery(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	m.faults(&meshv1.FaultRule{
 		Paths: []*meshv1.PathMatch{{Paths: []string{"/apis*"}, Verbs: []string{"get"}}},
@@ -179,6 +184,7 @@ func TestFaultsOfDiscovery(t *testing.T) {
 }
 
 func TestFaultsSkipLocksThatTheyDoNotName(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	const lease = "/apis/coordination.k8s.io/v1/namespaces/ns/leases/"
 	m.faults(&meshv1.FaultRule{Abort: &meshv1.Abort{Status: 500, Percent: 100}})
@@ -193,6 +199,7 @@ func TestFaultsSkipLocksThatTheyDoNotName(t *testing.T) {
 }
 
 func TestDelayEndsWithItsRule(t *testing.T) {
+	t.Parallel()
 	held := func(m *mesh) int64 { return m.pod.budgets.Held.Taken() }
 	protocols(t, func(t *testing.T, http2 bool) {
 		for _, c := range []struct {
@@ -234,6 +241,7 @@ func TestDelayEndsWithItsRule(t *testing.T) {
 }
 
 func TestResetBreaksOneRequest(t *testing.T) {
+	t.Parallel()
 	protocols(t, func(t *testing.T, http2 bool) {
 		for _, after := range []bool{false, true} {
 			more := make(chan struct{})
@@ -298,6 +306,7 @@ func (m *mesh) hang(c *http.Client) (read func() error) {
 }
 
 func TestTruncatedResponseNeverEndsCleanly(t *testing.T) {
+	t.Parallel()
 	body := strings.Repeat("x", 100<<10)
 	for what, answer := range map[string]http.HandlerFunc{
 		"with a length": func(w http.ResponseWriter, _ *http.Request) {
@@ -337,6 +346,7 @@ func TestTruncatedResponseNeverEndsCleanly(t *testing.T) {
 }
 
 func TestTruncatedHTTP10ResponseNeverEndsCleanly(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.(http.Flusher).Flush()
 		_, _ = io.WriteString(w, "twelve bytes")
@@ -352,6 +362,7 @@ func TestTruncatedHTTP10ResponseNeverEndsCleanly(t *testing.T) {
 }
 
 func TestSlowBodyIsSentAtItsRate(t *testing.T) {
+	t.Parallel()
 	body := strings.Repeat("x", 1000)
 	protocols(t, func(t *testing.T, http2 bool) {
 		m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, body) }))
@@ -365,6 +376,7 @@ func TestSlowBodyIsSentAtItsRate(t *testing.T) {
 }
 
 func TestSlowBodyEndsWithClientOrRule(t *testing.T) {
+	t.Parallel()
 	protocols(t, func(t *testing.T, http2 bool) {
 		for what, target := range map[string]string{"a get": deployment, "a watch": "/api/v1/pods?watch=1"} {
 			t.Run(what, func(t *testing.T) {
@@ -395,6 +407,7 @@ func TestSlowBodyEndsWithClientOrRule(t *testing.T) {
 // What a rule that is gone would have done to the rest of a long answer is not done, and
 // what another does goes on.
 func TestFaultsOfLongResponsesEndWithTheirRules(t *testing.T) {
+	t.Parallel()
 	protocols(t, func(t *testing.T, http2 bool) {
 		for what, gone := range map[string]*meshv1.FaultRule{
 			"truncated":            {Truncate: &meshv1.Truncate{AfterBytes: 10, Percent: 100}},
@@ -434,6 +447,7 @@ func TestFaultsOfLongResponsesEndWithTheirRules(t *testing.T) {
 
 // What did not happen is not reported, and leaves the rule's count as it was.
 func TestExpiredSlowBodyDoesNotSlowTheResponse(t *testing.T) {
+	t.Parallel()
 	more, asked := make(chan struct{}), make(chan struct{})
 	m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		close(asked)
@@ -457,6 +471,7 @@ func TestExpiredSlowBodyDoesNotSlowTheResponse(t *testing.T) {
 
 // Of a delay by two rules, what one of them adds is over with it.
 func TestDelayOfOneOfTwoRulesEnds(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	delay := func(d time.Duration) *meshv1.FaultRule {
 		return &meshv1.FaultRule{Delay: &meshv1.Delay{FixedNs: int64(d), Percent: 100}}
@@ -472,6 +487,7 @@ func TestDelayOfOneOfTwoRulesEnds(t *testing.T) {
 
 // A count that the next proxy goes on with is not spent twice.
 func TestDrainingProxyInjectsNoFaults(t *testing.T) {
+	t.Parallel()
 	more := make(chan struct{})
 	m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if w.(http.Flusher).Flush(); strings.HasSuffix(r.URL.Path, "/log") {
@@ -497,6 +513,7 @@ func TestDrainingProxyInjectsNoFaults(t *testing.T) {
 }
 
 func TestClientGoRetriesInjectedConflicts(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{then: func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", jsonType)
 		_, _ = io.WriteString(w, `{"kind":"ConfigMap","apiVersion":"v1","metadata":{"name":"a"}}`)

@@ -40,6 +40,7 @@ func byObject(resources ...string) *meshv1.Sharding {
 }
 
 func TestFence(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	c := m.client(true)
@@ -98,6 +99,7 @@ func TestFence(t *testing.T) {
 // A deletecollection in a namespace of another shard finds nothing, whatever the
 // isolation, as a list would.
 func TestDeleteCollectionInForeignNamespaceDeletesNothing(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	nothing := isolation.Nothing.String()
@@ -129,6 +131,7 @@ func TestDeleteCollectionInForeignNamespaceDeletesNothing(t *testing.T) {
 }
 
 func TestFenceByObject(t *testing.T) {
+	t.Parallel()
 	api := &recorder{then: func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		name := strings.Split(r.URL.Path, "/")[4]
@@ -168,6 +171,7 @@ func TestFenceByObject(t *testing.T) {
 
 // Under observe nothing is refused or altered, also what cannot be distinguished.
 func TestObserveByObjectPassesUndecidedRequests(t *testing.T) {
+	t.Parallel()
 	api := &recorder{then: func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		if r.Header.Get("Accept") == metadataOnly { // who may patch need not be one who may get
@@ -199,6 +203,7 @@ func TestObserveByObjectPassesUndecidedRequests(t *testing.T) {
 }
 
 func TestTableHasTheKeyOfItsRow(t *testing.T) {
+	t.Parallel()
 	api := &recorder{then: func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		uid := r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
@@ -216,6 +221,7 @@ func TestTableHasTheKeyOfItsRow(t *testing.T) {
 }
 
 func TestForeignObjectIsNotProxiedToByPort(t *testing.T) {
+	t.Parallel()
 	api := &recorder{then: func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		switch r.URL.Path {
@@ -236,6 +242,7 @@ func TestForeignObjectIsNotProxiedToByPort(t *testing.T) {
 }
 
 func TestBindingsAreRefusedIfPodsAreDividedByObject(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	m.policy(byObject("pods"))
@@ -257,6 +264,7 @@ func (h held) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func TestPolicySettlesAfterEarlierWritesEnd(t *testing.T) {
+	t.Parallel()
 	for _, left := range []bool{false, true} {
 		t.Run(fmt.Sprintf("client left %t", left), func(t *testing.T) {
 			api := held{make(chan struct{}), make(chan struct{})}
@@ -304,6 +312,7 @@ func TestPolicySettlesAfterEarlierWritesEnd(t *testing.T) {
 }
 
 func TestProxySubresourceOfOtherGroupIsOrdinary(t *testing.T) {
+	t.Parallel()
 	api := held{make(chan struct{}), make(chan struct{})}
 	m := newMesh(t, api)
 	m.policy(owning("a"))
@@ -323,6 +332,7 @@ func TestProxySubresourceOfOtherGroupIsOrdinary(t *testing.T) {
 // Whatever writes while policies change: once one settled, nothing of what it took
 // away reaches the apiserver.
 func TestLostNamespaceIsNotWrittenAfterSettling(t *testing.T) {
+	t.Parallel()
 	var mu sync.Mutex
 	lost := ""
 	var wrong []string
@@ -380,6 +390,7 @@ func TestLostNamespaceIsNotWrittenAfterSettling(t *testing.T) {
 }
 
 func TestKeptCachesResumeAfterPolicyChange(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, watches())
 	c := m.client(true)
 	filtered := func(keep bool, keys ...string) *meshv1.Sharding {

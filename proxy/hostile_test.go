@@ -434,6 +434,7 @@ func TestHostileWindows(t *testing.T) {
 // What is being answered when a stream's window does not open is reset, be it
 // short or a watch; a quiet watch is not.
 func TestHostileStalledStreams(t *testing.T) {
+	t.Parallel()
 	event := bytes.Repeat([]byte("x"), 1<<10)
 	quiet := make(chan struct{})
 	speak := sync.OnceFunc(func() { close(quiet) })
@@ -511,6 +512,7 @@ func TestHostileTargetsThatGrow(t *testing.T) {
 // Whatever else this pod and others take, the lock is renewed; and watches leave
 // short requests what they need.
 func TestHostileNeighboursOfALock(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	m.policy(locked("s1"))
 	c := m.client(true)
@@ -765,6 +767,7 @@ func TestHostileSlowBodies(t *testing.T) {
 // A body that hardly comes has no place at the apiserver before it is there, small
 // as it is; one that is larger than a buffer goes up as it comes.
 func TestBodiesAreAwaited(t *testing.T) {
+	t.Parallel()
 	var posts atomic.Int32 // whose heads have come
 	bodies := make(chan string, 1)
 	m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

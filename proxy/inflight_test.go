@@ -25,6 +25,7 @@ import (
 )
 
 func TestCompletionOfWriteByItsEnd(t *testing.T) {
+	t.Parallel()
 	broken := func(errno syscall.Errno) error {
 		return fmt.Errorf("handled: %w", &net.OpError{Op: "read", Err: os.NewSyscallError("read", errno)})
 	}
@@ -92,6 +93,7 @@ func TestCompletionOfWriteByItsEnd(t *testing.T) {
 }
 
 func TestLostWriteCountsUntilTheRequestTimeoutOfThePolicy(t *testing.T) {
+	t.Parallel()
 	sharding := func(seconds uint32) *meshv1.PodPolicy {
 		return &meshv1.PodPolicy{Sharding: &meshv1.Sharding{RequestTimeoutSeconds: seconds}}
 	}
@@ -121,6 +123,7 @@ func TestLostWriteCountsUntilTheRequestTimeoutOfThePolicy(t *testing.T) {
 
 // Nobody sees what goes through a tunnel, so its writes are waited for unseen.
 func TestTunnelledWritesDelaySettling(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := &Pod{}
 		p.tunnels.last = time.Now()
@@ -144,6 +147,7 @@ func TestTunnelledWritesDelaySettling(t *testing.T) {
 }
 
 func TestPolicySettlesAtOnceWithoutTunnels(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var tunnels tunnels
 		require.Zero(t, tunnels.remain(time.Minute), "never one")
@@ -160,6 +164,7 @@ func TestPolicySettlesAtOnceWithoutTunnels(t *testing.T) {
 
 // The pod's end does not break what only its response can settle.
 func TestWriteOutlivesItsPod(t *testing.T) {
+	t.Parallel()
 	api := held{make(chan struct{}), make(chan struct{})}
 	m := newMesh(t, api)
 	m.policy(owning("a"))
@@ -190,6 +195,7 @@ func TestWriteOutlivesItsPod(t *testing.T) {
 
 // No response arrives over a network that is gone.
 func TestWriteOfPodWithoutNetwork(t *testing.T) {
+	t.Parallel()
 	api := held{make(chan struct{}), make(chan struct{})}
 	defer close(api.answer)
 	m := newMesh(t, api)
@@ -218,6 +224,7 @@ func (r *recorded) Lose(d time.Duration)   { r.lost.Store(int64(d)); r.End() }
 func (r *recorded) Unseen(d time.Duration) { r.unseen.Store(int64(d)) }
 
 func TestJournalHasWritesWhileTheyAreInFlight(t *testing.T) {
+	t.Parallel()
 	api := held{make(chan struct{}), make(chan struct{})}
 	m := newMesh(t, api)
 	var journal recorded

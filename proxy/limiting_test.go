@@ -88,6 +88,7 @@ func (m *mesh) tally(name string, labels ...string) (sum float64, series int) {
 }
 
 func TestLimitedRequestGetsRetryAfter(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	m.limits(&meshv1.LimitRule{Bucket: &meshv1.Bucket{Burst: 2, Limit: 1, IntervalNs: int64(90 * time.Second)}, Trigger: onlyLimits()})
@@ -116,6 +117,7 @@ func TestLimitedRequestGetsRetryAfter(t *testing.T) {
 }
 
 func TestRefusalExplainsLimitThatNeverFills(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	for trigger, says := range map[meshv1.Trigger]string{
 		onlyLimits():                  "raise bucket.limit",
@@ -136,6 +138,7 @@ func TestRefusalExplainsLimitThatNeverFills(t *testing.T) {
 }
 
 func TestOpenBreakerRefusesUntilProbeSucceeds(t *testing.T) {
+	t.Parallel()
 	var code atomic.Int32
 	code.Store(500)
 	api := &recorder{then: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(int(code.Load())) }}
@@ -189,6 +192,7 @@ func (m *mesh) abandon(c *http.Client, path string, arrived func() bool) {
 
 // What says nothing of the apiserver's health opens nothing.
 func TestRefusalsAndAbandonedRequestsAreNoFailures(t *testing.T) {
+	t.Parallel()
 	hang := make(chan struct{})
 	defer close(hang)
 	api := &recorder{then: func(w http.ResponseWriter, r *http.Request) {
@@ -237,6 +241,7 @@ func TestRefusalsAndAbandonedRequestsAreNoFailures(t *testing.T) {
 }
 
 func TestClientThatLeavesADelayedRequestIsNoFailure(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	m.traffic(&meshv1.Traffic{
 		Breakers: []*meshv1.Breaker{{Name: "cap", Rules: named([]*meshv1.LimitRule{{
@@ -251,6 +256,7 @@ func TestClientThatLeavesADelayedRequestIsNoFailure(t *testing.T) {
 }
 
 func TestSlowResponsesOpenBreaker(t *testing.T) {
+	t.Parallel()
 	api := &recorder{then: func(w http.ResponseWriter, _ *http.Request) { time.Sleep(5 * time.Millisecond) }}
 	m := newMesh(t, api)
 	m.limits(&meshv1.LimitRule{Trip: &meshv1.Trip{WindowNs: int64(time.Minute), MinRequests: 2, SlowPercent: 50, SlowNs: int64(time.Millisecond)}})
@@ -262,6 +268,7 @@ func TestSlowResponsesOpenBreaker(t *testing.T) {
 // The head of a followed log comes with its first line, and what is proxied to is not
 // the apiserver.
 func TestWatchesAreNeverSlow(t *testing.T) {
+	t.Parallel()
 	for _, path := range []string{
 		"/api/v1/namespaces/ns/pods?watch=true",
 		"/api/v1/namespaces/ns/pods/x/log?follow=true",
@@ -279,6 +286,7 @@ func TestWatchesAreNeverSlow(t *testing.T) {
 }
 
 func TestMissingApiserverAndFaultsCountAsFailures(t *testing.T) {
+	t.Parallel()
 	for name, fault := range map[string]*meshv1.FaultRule{
 		"gone":  nil,
 		"abort": {Name: "f", Key: "f", Abort: &meshv1.Abort{Status: 500, Percent: 100}},
@@ -310,6 +318,7 @@ func TestMissingApiserverAndFaultsCountAsFailures(t *testing.T) {
 }
 
 func TestRequestsInFlight(t *testing.T) {
+	t.Parallel()
 	hang := make(chan struct{})
 	api := &recorder{then: func(w http.ResponseWriter, r *http.Request) { <-hang }}
 	m := newMesh(t, api)
@@ -337,6 +346,7 @@ func TestRequestsInFlight(t *testing.T) {
 
 // What lasts after its answer began is in flight until it ends.
 func TestStreamsInFlight(t *testing.T) {
+	t.Parallel()
 	api := &recorder{then: func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasSuffix(r.URL.Path, "/exec") {
 			echo(w, r)
@@ -378,6 +388,7 @@ func TestStreamsInFlight(t *testing.T) {
 }
 
 func TestHangingApiserverOpensBreaker(t *testing.T) {
+	t.Parallel()
 	api := &recorder{then: func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }}
 	m := newMesh(t, api)
 	m.limits(&meshv1.LimitRule{Trip: &meshv1.Trip{WindowNs: int64(time.Minute), MinRequests: 1, SlowPercent: 100, SlowNs: int64(20 * time.Millisecond)}})
@@ -400,6 +411,7 @@ func TestHangingApiserverOpensBreaker(t *testing.T) {
 }
 
 func TestBackoffAfterConsecutiveFailures(t *testing.T) {
+	t.Parallel()
 	api := &recorder{then: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }}
 	m := newMesh(t, api)
 	m.limits(&meshv1.LimitRule{Backoff: &meshv1.Backoff{Failures: 2, BaseNs: int64(time.Hour), MaxNs: int64(time.Hour)}})
@@ -409,6 +421,7 @@ func TestBackoffAfterConsecutiveFailures(t *testing.T) {
 }
 
 func TestForced(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	m.limits(&meshv1.LimitRule{Trigger: meshv1.Trigger_TRIGGER_FORCE_OPENED})
 	a := m.do("GET", deployment, "")
@@ -422,6 +435,7 @@ func TestForced(t *testing.T) {
 }
 
 func TestLockIsExemptFromLimitsUnlessNamed(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	const leases = "/apis/coordination.k8s.io/v1/namespaces/ns/leases"
 	closedTo := func(names ...string) []*meshv1.LimitRule {
@@ -447,6 +461,7 @@ func TestLockIsExemptFromLimitsUnlessNamed(t *testing.T) {
 }
 
 func TestLimitsOfNonResourcePaths(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	m.limits(&meshv1.LimitRule{Bucket: bucket(1), Trigger: onlyLimits(), Paths: []*meshv1.PathMatch{{Paths: []string{"/openapi*"}, Verbs: []string{"get"}}}})
 	require.Equal(t, 200, m.do("GET", "/openapi/v3", "").StatusCode)
@@ -456,6 +471,7 @@ func TestLimitsOfNonResourcePaths(t *testing.T) {
 }
 
 func TestUserAgents(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	m.limits(&meshv1.LimitRule{Trigger: meshv1.Trigger_TRIGGER_FORCE_OPENED, UserAgents: []string{"wild/*"}})
 	require.Equal(t, 503, m.do("GET", deployment, "", "User-Agent", "wild/1").StatusCode)
@@ -463,6 +479,7 @@ func TestUserAgents(t *testing.T) {
 }
 
 func TestEarlierRefusalTakesNoToken(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	rules := named([]*meshv1.LimitRule{{Key: "kept", Bucket: bucket(1), Trigger: onlyLimits()}})
 	of := &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "cap", Rules: rules}}}
@@ -474,6 +491,7 @@ func TestEarlierRefusalTakesNoToken(t *testing.T) {
 }
 
 func TestCountsOfRulesMoveToAnotherProxy(t *testing.T) {
+	t.Parallel()
 	rules := func() []*meshv1.LimitRule { return []*meshv1.LimitRule{{Bucket: bucket(2), Trigger: onlyLimits()}} }
 	old, next := newMesh(t, &recorder{}), newMesh(t, &recorder{})
 	old.limits(rules()...)
@@ -491,6 +509,7 @@ func TestCountsOfRulesMoveToAnotherProxy(t *testing.T) {
 }
 
 func TestMetricsOfRulesEndWithTheirPod(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	m.limits(&meshv1.LimitRule{Trigger: meshv1.Trigger_TRIGGER_FORCE_OPENED})
 	require.Equal(t, 503, m.do("GET", deployment, "").StatusCode)

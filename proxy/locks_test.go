@@ -13,6 +13,7 @@ import (
 
 // TestEachLockIsRenamed checks several locks of one pod, two of them in one namespace.
 func TestEachLockIsRenamed(t *testing.T) {
+	t.Parallel()
 	api := &leases{t: t, objs: map[string]*coordinationv1.Lease{}}
 	api.then = api.serve
 	m := newMesh(t, &api.recorder)

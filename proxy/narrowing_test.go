@@ -62,6 +62,7 @@ var forms = map[string][2]string{
 // Whatever the method, the apiserver and the encoding, a list and a watch have the
 // shard's objects and everybody's.
 func TestListsAndWatchesHaveOnlyOwnedObjects(t *testing.T) {
+	t.Parallel()
 	const path = "/api/v1/configmaps"
 	scopes := map[string]sharding.Scope{
 		"ranges":  sharding.Of(sharding.Range{First: 0, Last: sharding.Whole.Last / 2}),
@@ -99,6 +100,7 @@ func TestListsAndWatchesHaveOnlyOwnedObjects(t *testing.T) {
 
 // Two shards have everything between them, and nothing in common.
 func TestShardsByUID(t *testing.T) {
+	t.Parallel()
 	objects := twenty()
 	for _, sharded := range []bool{true, false} {
 		m := newMesh(t, newFakeAPI(sharded, objects...))
@@ -120,6 +122,7 @@ func TestShardsByUID(t *testing.T) {
 }
 
 func TestNamespacesGoByTheirOwnName(t *testing.T) {
+	t.Parallel()
 	objects := []metav1.PartialObjectMetadata{object("", "a"), object("", "b"), object("", "c")}
 	api := newFakeAPI(true, objects...)
 	m := newMesh(t, api)
@@ -136,6 +139,7 @@ func TestNamespacesGoByTheirOwnName(t *testing.T) {
 // A namespace in the path is the key: an own one is passed as it is, a foreign one
 // is empty and quiet.
 func TestOneNamespace(t *testing.T) {
+	t.Parallel()
 	api := newFakeAPI(true, twenty()...)
 	m := newMesh(t, api)
 	c := m.client(true)
@@ -155,6 +159,7 @@ func TestOneNamespace(t *testing.T) {
 }
 
 func TestNarrowedListSendsShardSelector(t *testing.T) {
+	t.Parallel()
 	api := newFakeAPI(true, twenty()...)
 	m := newMesh(t, api)
 	half := sharding.Of(sharding.Range{First: 0, Last: sharding.Whole.Last / 2})
@@ -193,6 +198,7 @@ func TestNarrowedListSendsShardSelector(t *testing.T) {
 
 // What is reported is what was done, and only of what is divided still.
 func TestMethods(t *testing.T) {
+	t.Parallel()
 	part := sharding.Keys("ns-1", "ns-2")
 	const list, initial = "/apis/apps/v1/deployments", "/api/v1/pods?watch=1&sendInitialEvents=true"
 	for _, row := range []struct {
@@ -229,6 +235,7 @@ func TestMethods(t *testing.T) {
 }
 
 func TestMethodsAreBounded(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, newFakeAPI(true))
 	m.policy(divided(sharding.Keys("a"), meshv1.Method_METHOD_AUTO))
 	c := m.client(true)
@@ -240,6 +247,7 @@ func TestMethodsAreBounded(t *testing.T) {
 
 // What cannot be filtered is never passed on.
 func TestUnfilterableResponsesAreRefused(t *testing.T) {
+	t.Parallel()
 	var contentType, encoding, body string
 	var code int
 	api := &recorder{then: func(w http.ResponseWriter, _ *http.Request) {
@@ -288,6 +296,7 @@ func TestUnfilterableResponsesAreRefused(t *testing.T) {
 
 // A client never takes half an answer for a whole one.
 func TestBrokenFilteredResponseNeverEndsCleanly(t *testing.T) {
+	t.Parallel()
 	const head = `{"kind":"ConfigMapList","apiVersion":"v1","metadata":{},"items":[{"metadata":{"name":"a","namespace":"own"}},`
 	for name, rest := range map[string]string{"ends early": "", "is malformed": "]}"} {
 		api := &recorder{then: func(w http.ResponseWriter, _ *http.Request) {
@@ -311,6 +320,7 @@ func TestBrokenFilteredResponseNeverEndsCleanly(t *testing.T) {
 
 // What filters keep is within the pod's bound.
 func TestMemoryOfFiltersIsBounded(t *testing.T) {
+	t.Parallel()
 	api := newFakeAPI(false)
 	for i := range 1000 {
 		o := object("own", fmt.Sprintf("o-%d", i))

@@ -24,6 +24,7 @@ func mine() *recorder {
 }
 
 func TestWriteNamesUidOfItsObject(t *testing.T) {
+	t.Parallel()
 	api := mine()
 	m := newMesh(t, api)
 	m.policy(byObject("nodes"))
@@ -57,6 +58,7 @@ func TestWriteNamesUidOfItsObject(t *testing.T) {
 }
 
 func TestProtobufWriteNamesUidOfItsObject(t *testing.T) {
+	t.Parallel()
 	api := mine()
 	m := newMesh(t, api)
 	m.policy(byObject("nodes"))
@@ -87,6 +89,7 @@ func TestProtobufWriteNamesUidOfItsObject(t *testing.T) {
 
 // Who lets the body wait does not choose the moment between the look and the write.
 func TestUidIsReadAfterTheBody(t *testing.T) {
+	t.Parallel()
 	looked := make(chan struct{}, 2)
 	m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		looked <- struct{}{}

@@ -43,6 +43,7 @@ func (m *mesh) delayed(s *meshv1.Sharding, r *http.Request) (code <-chan int) {
 }
 
 func TestDelayedRequestIsRefusedByLaterPolicy(t *testing.T) {
+	t.Parallel()
 	for _, target := range []string{deployment, "/api/v1/pods?watch=1", "/version"} {
 		api := &recorder{}
 		m := newMesh(t, api)
@@ -54,6 +55,7 @@ func TestDelayedRequestIsRefusedByLaterPolicy(t *testing.T) {
 }
 
 func TestDelayedRenewalUsesLockOfNewShard(t *testing.T) {
+	t.Parallel()
 	of := func(shard string) *meshv1.Sharding {
 		return &meshv1.Sharding{Shard: shard, Locks: []*meshv1.Lock{{Namespace: "ns", Name: "leader", UpstreamName: "leader---" + shard}}}
 	}
@@ -74,6 +76,7 @@ func TestDelayedRenewalUsesLockOfNewShard(t *testing.T) {
 }
 
 func TestDelayedWatchIsNarrowedByNewPolicy(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -87,6 +90,7 @@ func TestDelayedWatchIsNarrowedByNewPolicy(t *testing.T) {
 
 // An injection that expires, or whose time of day is over, ends what it has under way.
 func TestFaultsEndWhenTheirInjectionExpires(t *testing.T) {
+	t.Parallel()
 	body := strings.Repeat("x", 1000)
 	for what, rule := range map[string]*meshv1.FaultRule{
 		"delay":     {Delay: &meshv1.Delay{FixedNs: int64(time.Hour), Percent: 100}},
@@ -111,6 +115,7 @@ func TestFaultsEndWhenTheirInjectionExpires(t *testing.T) {
 
 // What a rule has in store beside a delay still comes under a policy that has the rule.
 func TestFaultsAfterDelaySurvivePolicyChange(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	rule := func() *meshv1.Traffic {
 		return &meshv1.Traffic{Injections: []*meshv1.Injection{{Name: "chaos", Rules: []*meshv1.FaultRule{{
@@ -129,6 +134,7 @@ func TestFaultsAfterDelaySurvivePolicyChange(t *testing.T) {
 }
 
 func TestDelayedUpgradeSurvivesPolicyChange(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{then: echo})
 	m.faults(&meshv1.FaultRule{Delay: &meshv1.Delay{FixedNs: int64(time.Hour), Percent: 100}})
 	go func() {
@@ -142,6 +148,7 @@ func TestDelayedUpgradeSurvivesPolicyChange(t *testing.T) {
 }
 
 func TestRestartedRequestIsSentAsItCame(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	r := asking(t, t.Context(), "GET", "/api/v1/pods?limit=5")
@@ -157,6 +164,7 @@ func TestRestartedRequestIsSentAsItCame(t *testing.T) {
 }
 
 func TestRestartedRequestIsCountedOnce(t *testing.T) {
+	t.Parallel()
 	observe := owning("mine")
 	observe.Isolation = meshv1.Isolation_ISOLATION_OBSERVE
 	dry := owning("mine")

@@ -24,6 +24,7 @@ func namesOf(s pipeline.Stages) string {
 }
 
 func TestPlanHasOnlyStagesWithSomethingToDo(t *testing.T) {
+	t.Parallel()
 	own := divided(sharding.Keys("ns"), meshv1.Method_METHOD_SERVER_SIDE)
 	for _, c := range []struct {
 		name, verb, resource, subresource string
@@ -83,6 +84,7 @@ func (m *mesh) answered() map[string]int {
 }
 
 func TestRequestsCountRefusalsOfGate(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		policy         *meshv1.PodPolicy
 		method, target string
@@ -108,6 +110,7 @@ func TestRequestsCountRefusalsOfGate(t *testing.T) {
 }
 
 func TestRequestsCountConnectionsClosedWithoutResponse(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	m.faults(&meshv1.FaultRule{Reset_: &meshv1.Reset{Percent: 100}})
 	_, err := m.client(true).Do(asking(t, t.Context(), "GET", deployment))

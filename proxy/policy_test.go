@@ -59,6 +59,7 @@ func (m *mesh) series() map[string]int {
 
 // Jobs and bare pods have ever new names.
 func TestSeriesEndWithLastPodOfWorkload(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, jobAPI)
 	before := m.series()
 	gone, cancel := context.WithCancel(t.Context())

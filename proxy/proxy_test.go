@@ -224,6 +224,7 @@ func (s *recorder) last(t testing.TB) seen {
 }
 
 func TestSmoke(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	require.Equal(t, 503, m.do("GET", "/api/v1/pods", "").StatusCode)

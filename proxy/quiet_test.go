@@ -13,6 +13,7 @@ import (
 
 // A process that dies may leave a write upstream. It is over when it is answered.
 func TestQuietWaitsForWritesOfExitedProcesses(t *testing.T) {
+	t.Parallel()
 	for name, http2 := range map[string]bool{"http2": true, "http1": false} {
 		t.Run(name, func(t *testing.T) {
 			arrived, answer := make(chan struct{}), make(chan struct{})
@@ -60,6 +61,7 @@ func TestQuietWaitsForWritesOfExitedProcesses(t *testing.T) {
 }
 
 func TestQuietReturnsAtOnceWithoutConnections(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	require.Error(t, m.pod.Quiet(t.Context()), "nothing is known before there is a policy")
 	m.policy(limitTo("shard=a"))

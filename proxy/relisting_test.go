@@ -47,6 +47,7 @@ func (m *mesh) resume(c *http.Client, path, version string, header ...string) in
 
 // Caches outlive the agent: what it did not see them filled with counts.
 func TestCachesOfEarlierProxyAreJudgedByItsPolicy(t *testing.T) {
+	t.Parallel()
 	const pods, services, leases = "/api/v1/pods", "/api/v1/services", "/apis/coordination.k8s.io/v1/leases"
 	only := func(selector string) *meshv1.Sharding {
 		return &meshv1.Sharding{Shard: "s", Limits: []*meshv1.Limit{{
@@ -120,6 +121,7 @@ func TestCachesOfEarlierProxyAreJudgedByItsPolicy(t *testing.T) {
 
 // Who learned a version by a get or a create has no cache to fill anew.
 func TestVersionLearnedAfterChangeResumes(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	m.policy(limitTo("a=1"))
 	c := m.client(true)
@@ -139,6 +141,7 @@ func TestVersionLearnedAfterChangeResumes(t *testing.T) {
 
 // Each cache whose watch was ended lists again, however many ask in the same words.
 func TestTwoCachesOfOneViewListTwice(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, watches())
 	m.restore(limitTo("a=1"), time.Time{})
 	c := m.client(true)
@@ -171,6 +174,7 @@ func TestTwoCachesOfOneViewListTwice(t *testing.T) {
 // A pod with more views than are remembered lists more often than needed, and
 // not for ever.
 func TestForgottenViewsMustListAgain(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	m.policy(limitTo("a=1"))
 	m.pod.env.Ledger.Bounds.Views = 0
@@ -276,6 +280,7 @@ func pod(name, version, shard string) *corev1.Pod {
 // An informer comes to hold what the new policy gives, by a list or by a watch
 // that begins with one; that its watch was ended amid an event is nothing to it.
 func TestInformerHasObjectsOfPolicyInForce(t *testing.T) {
+	t.Parallel()
 	for _, streams := range []bool{true, false} {
 		t.Run(fmt.Sprintf("streams=%t", streams), func(t *testing.T) {
 			t.Parallel()

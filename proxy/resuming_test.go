@@ -119,6 +119,7 @@ func (m *mesh) later(s *meshv1.Sharding) {
 }
 
 func TestDeniedClientSeesNothingAfterAMove(t *testing.T) {
+	t.Parallel()
 	_, m := newPods(t, nil)
 	denied := func(s *meshv1.Sharding) *meshv1.Sharding {
 		s.DeniedUserAgents = []string{"Go-http*"}
@@ -161,6 +162,7 @@ func (s *versioned) rewrite(w http.ResponseWriter, r *http.Request, edit func(*c
 }
 
 func TestLimitOfAWatchDoesNotLimitTheSupplement(t *testing.T) {
+	t.Parallel()
 	_, m := newPods(t, func(v *versioned) http.Handler { return limiting{v} })
 	m.restore(dividing("a"), time.Time{})
 	f := newFollower(m, "4", bookmarks+"&limit=1", "a/pod-a")
@@ -172,6 +174,7 @@ func TestLimitOfAWatchDoesNotLimitTheSupplement(t *testing.T) {
 }
 
 func TestSupplementThatWasNotReadComesAgain(t *testing.T) {
+	t.Parallel()
 	_, m := newPods(t, nil)
 	m.restore(dividing("a"), time.Time{})
 	f := newFollower(m, "4", bookmarks, "a/pod-a")
@@ -188,6 +191,7 @@ func TestSupplementThatWasNotReadComesAgain(t *testing.T) {
 
 // Without bookmarks its version would go back to that of an old object.
 func TestClientWithoutBookmarksLists(t *testing.T) {
+	t.Parallel()
 	_, m := newPods(t, nil)
 	m.restore(dividing("a", "c"), time.Time{})
 	f := newFollower(m, "4", "", "a/pod-a", "c/pod-c")
@@ -220,6 +224,7 @@ func (l sorted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func TestClientThatWatchedFromNoVersionLists(t *testing.T) {
+	t.Parallel()
 	api, m := newPods(t, func(v *versioned) http.Handler { return sorted{v} })
 	api.put(apiwatch.Added, "a", "late")
 	m.restore(dividing("a", "c"), time.Time{})
@@ -233,6 +238,7 @@ func TestClientThatWatchedFromNoVersionLists(t *testing.T) {
 }
 
 func TestFaultsHoldBackNoSupplement(t *testing.T) {
+	t.Parallel()
 	for name, f := range map[string]*meshv1.WatchFault{
 		"delay": {Delay: &meshv1.WatchFault_Late{Percent: 100, ByNs: never}},
 		"drop":  {Drop: &meshv1.WatchFault_Drop{Percent: 100, MadeUpAfterNs: int64(time.Minute)}},
@@ -254,6 +260,7 @@ func TestFaultsHoldBackNoSupplement(t *testing.T) {
 
 // Events that are made up for come late, so that the cache is ahead of its version.
 func TestClientWhoseEventsWereMadeUpLists(t *testing.T) {
+	t.Parallel()
 	api, m := newPods(t, nil)
 	rule := ofWatches(&meshv1.WatchFault{Drop: &meshv1.WatchFault_Drop{Percent: 100, MadeUpAfterNs: int64(200 * time.Millisecond)}})
 	rule.Resources[0].Resources = []string{"pods"}
@@ -271,6 +278,7 @@ func TestClientWhoseEventsWereMadeUpLists(t *testing.T) {
 }
 
 func TestClientThatReadThroughATunnelLists(t *testing.T) {
+	t.Parallel()
 	api, m := newPods(t, nil)
 	m.restore(dividing("a"), time.Time{})
 	f := newFollower(m, "4", bookmarks, "a/pod-a")
@@ -288,6 +296,7 @@ func TestClientThatReadThroughATunnelLists(t *testing.T) {
 }
 
 func TestSupplementHoldsNoMemoryAfterItsEnd(t *testing.T) {
+	t.Parallel()
 	_, m := newPods(t, func(v *versioned) http.Handler { return fat{v} })
 	m.restore(dividing("a"), time.Time{})
 	f := newFollower(m, "4", bookmarks, "a/pod-a")
@@ -302,6 +311,7 @@ func TestSupplementHoldsNoMemoryAfterItsEnd(t *testing.T) {
 }
 
 func TestAbandonedSupplementHoldsNoMemory(t *testing.T) {
+	t.Parallel()
 	_, m := newPods(t, func(v *versioned) http.Handler { return fat{v} })
 	m.restore(dividing("a"), time.Time{})
 	f := newFollower(m, "4", bookmarks, "a/pod-a")
@@ -327,6 +337,7 @@ func (l fat) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // A deprecated path means a watch, whatever the query says.
 func TestDeprecatedWatchPathsList(t *testing.T) {
+	t.Parallel()
 	_, m := newPods(t, nil)
 	m.restore(dividing("a"), time.Time{})
 	f := newFollower(m, "4", bookmarks, "a/pod-a")

@@ -21,6 +21,7 @@ import (
 // kube-controller-manager as a member finds the mesh's CA in its own volumes and
 // publishes it to every namespace.
 func TestMeshCAIsNotPublished(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	block, _ := pem.Decode(m.ca.PEM())
 	served, err := m.server.config.Leaf()

@@ -29,6 +29,7 @@ func core(resources ...string) []*meshv1.ResourceGroup {
 }
 
 func TestObjectsOfOtherShardsAreReadable(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	for _, byObject := range []bool{false, true} {
@@ -64,6 +65,7 @@ func TestObjectsOfOtherShardsAreReadable(t *testing.T) {
 
 // TestListOfOneNameIsNarrowedAcrossNamespaces checks that it is not taken for one object.
 func TestListOfOneNameIsNarrowedAcrossNamespaces(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, newFakeAPI(true, object("mine", "a"), object("theirs", "a"), object("", "a")))
 	s := divided(sharding.Keys("mine"), meshv1.Method_METHOD_AUTO)
 	s.ReadAll = true
@@ -79,6 +81,7 @@ func TestListOfOneNameIsNarrowedAcrossNamespaces(t *testing.T) {
 }
 
 func TestSharedObjectsAreRead(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	named := &meshv1.SharedObjects{Resources: core("configmaps"), Namespaces: []string{"theirs"}, Names: []string{"a"}}
@@ -117,6 +120,7 @@ func TestSharedObjectsAreRead(t *testing.T) {
 }
 
 func TestSharedObjectsAreWritten(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	s := sharing(meshv1.Method_METHOD_AUTO,
@@ -159,6 +163,7 @@ func TestSharedObjectsAreWritten(t *testing.T) {
 // TestListsKeepSharedObjects checks lists and watches of several objects of which some
 // are shared, whatever the apiserver narrows itself.
 func TestListsKeepSharedObjects(t *testing.T) {
+	t.Parallel()
 	objects := append(twenty(), object("kube-system", "ca"), object("kube-system", "other"), object("home", "config"))
 	mine := sharding.Keys("ns-1")
 	of := []*meshv1.SharedObjects{
@@ -201,6 +206,7 @@ func TestListsKeepSharedObjects(t *testing.T) {
 }
 
 func TestRefusalNamesTheOwner(t *testing.T) {
+	t.Parallel()
 	api := &recorder{then: func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		fmt.Fprintf(w, `{"metadata":{"name":"x","uid":%q}}`, r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:])
@@ -234,6 +240,7 @@ func TestRefusalNamesTheOwner(t *testing.T) {
 }
 
 func TestDryRunChangesNothing(t *testing.T) {
+	t.Parallel()
 	api := &recorder{then: func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		fmt.Fprint(w, `{"metadata":{"name":"x","uid":"theirs"}}`)
@@ -298,6 +305,7 @@ func TestDryRunChangesNothing(t *testing.T) {
 }
 
 func TestDryRunOfStandbyIsInvalid(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	s := standby(meshv1.Method_METHOD_AUTO)
 	s.DryRun = true
@@ -306,6 +314,7 @@ func TestDryRunOfStandbyIsInvalid(t *testing.T) {
 }
 
 func TestSharingRelists(t *testing.T) {
+	t.Parallel()
 	for name, change := range map[string]func(*meshv1.Sharding){
 		"reads":   func(s *meshv1.Sharding) { s.ReadAll = true },
 		"shared":  func(s *meshv1.Sharding) { s.Shared = nil },

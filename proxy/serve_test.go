@@ -43,6 +43,7 @@ func statusOf(t testing.TB, a answer) metav1.Status {
 }
 
 func TestNothingPassesWithoutAPolicy(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	a := m.do("GET", "/api/v1/pods", "")
@@ -59,6 +60,7 @@ func TestNothingPassesWithoutAPolicy(t *testing.T) {
 }
 
 func TestInvalidPolicyKeepsLastValidOne(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	require.Empty(t, m.pod.Version())
 	m.policy(limitTo("a=b"))
@@ -73,6 +75,7 @@ func TestInvalidPolicyKeepsLastValidOne(t *testing.T) {
 }
 
 func TestCallerAndHeadersReachTheApiserver(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	m.policy(nil)
@@ -122,6 +125,7 @@ func (m *mesh) raw(request string) answer {
 }
 
 func TestOnlyTheApiserverIsDialled(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	m.policy(nil)
@@ -150,6 +154,7 @@ func TestOnlyTheApiserverIsDialled(t *testing.T) {
 }
 
 func TestEndpointsWhenTheServiceDoesNotAnswer(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	m.policy(nil)
 	dead, err := net.Listen("tcp", "127.0.0.1:0")
@@ -163,6 +168,7 @@ func TestEndpointsWhenTheServiceDoesNotAnswer(t *testing.T) {
 }
 
 func TestSetClusterTakesLiteralAddressesAndACA(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	m.policy(nil)
 	for _, c := range []*meshv1.Cluster{
@@ -177,6 +183,7 @@ func TestSetClusterTakesLiteralAddressesAndACA(t *testing.T) {
 }
 
 func TestUnverifiedApiserverGetsNoRequest(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	m.policy(nil)
@@ -192,6 +199,7 @@ func TestUnverifiedApiserverGetsNoRequest(t *testing.T) {
 }
 
 func TestUpstreamErrorsInTheNegotiatedType(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	m.policy(nil)
 	m.api.Close()
@@ -212,6 +220,7 @@ func TestUpstreamErrorsInTheNegotiatedType(t *testing.T) {
 }
 
 func TestAmbiguousPathsAreRefused(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	m.policy(limitTo("shard=1"))
@@ -258,6 +267,7 @@ func TestAmbiguousPathsAreRefused(t *testing.T) {
 }
 
 func TestMalformedQueriesAreRefusedWhereTheyCount(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	m.policy(&meshv1.Sharding{Shard: "s", Limits: []*meshv1.Limit{{
@@ -274,6 +284,7 @@ func TestMalformedQueriesAreRefusedWhereTheyCount(t *testing.T) {
 }
 
 func TestSelectorsNarrowListsAndWatches(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	m.policy(limitTo("s=1"))
@@ -303,6 +314,7 @@ func TestSelectorsNarrowListsAndWatches(t *testing.T) {
 }
 
 func TestBodiesPassUntouched(t *testing.T) {
+	t.Parallel()
 	var zipped bytes.Buffer
 	z := gzip.NewWriter(&zipped)
 	_, _ = io.WriteString(z, strings.Repeat("list ", 100000))
@@ -356,6 +368,7 @@ func TestBodiesPassUntouched(t *testing.T) {
 }
 
 func TestTruncatedResponseIsVisibleToClient(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"items":[`)
 		w.(http.Flusher).Flush()
@@ -375,6 +388,7 @@ func TestTruncatedResponseIsVisibleToClient(t *testing.T) {
 }
 
 func TestStreamsAreFlushedAndCancelled(t *testing.T) {
+	t.Parallel()
 	next, gone := make(chan string), make(chan struct{}, 1)
 	m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(200)
@@ -418,6 +432,7 @@ func TestStreamsAreFlushedAndCancelled(t *testing.T) {
 }
 
 func TestCancelledRequestEndsUpstream(t *testing.T) {
+	t.Parallel()
 	started, gone := make(chan struct{}), make(chan struct{})
 	m := newMesh(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		close(started)
@@ -439,6 +454,7 @@ func TestCancelledRequestEndsUpstream(t *testing.T) {
 }
 
 func TestWriteIsNeverSentTwice(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	api.then = func(w http.ResponseWriter, r *http.Request) {
@@ -458,6 +474,7 @@ func TestWriteIsNeverSentTwice(t *testing.T) {
 }
 
 func TestIdleUpstreamConnectionsMayClose(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	m.policy(nil)
@@ -472,6 +489,7 @@ func TestIdleUpstreamConnectionsMayClose(t *testing.T) {
 }
 
 func TestConnectionsAreKept(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	m.policy(nil)
 	c := m.client(true)
@@ -483,6 +501,7 @@ func TestConnectionsAreKept(t *testing.T) {
 }
 
 func TestManyStreamsShareAConnection(t *testing.T) {
+	t.Parallel()
 	release := make(chan struct{})
 	m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(200)
@@ -505,6 +524,7 @@ func TestManyStreamsShareAConnection(t *testing.T) {
 }
 
 func TestRequestIsLoggedAndCounted(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	m.policy(limitTo("a=b"))
@@ -536,6 +556,7 @@ ctrlmesh_requests_total{code="200",namespace="ns",resource="pods",shard="s1",ver
 
 // An agent that is killed must not take the only trace of a stream along.
 func TestStreamIsLoggedBeforeItIsSent(t *testing.T) {
+	t.Parallel()
 	var m *mesh
 	logged := make(chan string, 1)
 	m = newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -569,6 +590,7 @@ func TestStreamIsLoggedBeforeItIsSent(t *testing.T) {
 }
 
 func TestExpectContinueIsHonoured(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	m.policy(nil)
@@ -594,6 +616,7 @@ func TestExpectContinueIsHonoured(t *testing.T) {
 }
 
 func TestOddPathsMakeNoSeries(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	m.policy(nil)
 	c := m.client(true)
@@ -609,6 +632,7 @@ func TestOddPathsMakeNoSeries(t *testing.T) {
 }
 
 func TestWatchesAreCountedWhileOpen(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(200)
 		w.(http.Flusher).Flush()
@@ -625,6 +649,7 @@ func TestWatchesAreCountedWhileOpen(t *testing.T) {
 }
 
 func TestPanicIsAnswered500(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	m.policy(nil)
 	m.pod.env.Policy.Load().Cached.Store(match.Kind{Verb: "get"}, (*pipeline.Plan)(nil))
@@ -636,6 +661,7 @@ func TestPanicIsAnswered500(t *testing.T) {
 }
 
 func TestShutdownEndsAll(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(200)
 		w.(http.Flusher).Flush()
@@ -654,6 +680,7 @@ func TestShutdownEndsAll(t *testing.T) {
 }
 
 func TestClientGoUnderstandsRefusals(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	m.policy(limitTo("a=b"))
 	err := m.rest("v1").Get().Resource("pods").Param("labelSelector", "a in").Do(t.Context()).Error()
@@ -686,6 +713,7 @@ func (m *mesh) config(version string) *rest.Config {
 }
 
 func TestUnreadableBodyIsBadRequest(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	m.policy(nil)
 	for _, path := range []string{

@@ -93,6 +93,7 @@ func (s *leases) serve(w http.ResponseWriter, r *http.Request) {
 }
 
 func TestClientGoUsesShardLock(t *testing.T) {
+	t.Parallel()
 	for _, contentType := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {
 		t.Run(contentType, func(t *testing.T) {
 			api := &leases{t: t, objs: map[string]*coordinationv1.Lease{}}
@@ -163,6 +164,7 @@ func TestClientGoUsesShardLock(t *testing.T) {
 
 // A write that the lock's version does not order could take effect after its writer has exited.
 func TestUnorderedWritesOfTheLockCount(t *testing.T) {
+	t.Parallel()
 	const path = "/apis/coordination.k8s.io/v1/namespaces/leases/leases/leases"
 	for name, c := range map[string]struct {
 		method, contentType, body string
@@ -212,6 +214,7 @@ func TestUnorderedWritesOfTheLockCount(t *testing.T) {
 }
 
 func TestWhatIsTheLock(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	m.policy(locked("s1"))
@@ -237,6 +240,7 @@ func TestWhatIsTheLock(t *testing.T) {
 }
 
 func TestLockBodiesThatCannotBeRead(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	m.policy(locked("s1"))
@@ -263,6 +267,7 @@ func TestLockBodiesThatCannotBeRead(t *testing.T) {
 }
 
 func TestLockTrafficHasItsOwnConnection(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	m.policy(locked("s1"))
@@ -275,6 +280,7 @@ func TestLockTrafficHasItsOwnConnection(t *testing.T) {
 }
 
 func TestLockWatchIsRenamed(t *testing.T) {
+	t.Parallel()
 	api := &recorder{then: func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json;stream=watch")
 		_, _ = io.WriteString(w, `{"type":"ADDED","object":{"kind":"Lease","metadata":{"name":"leases---s1"}}}`+"\n")
@@ -317,6 +323,7 @@ func (m *mesh) open(c *http.Client, target string) <-chan error {
 }
 
 func TestRelistAfterPolicyChange(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, watches())
 	pods := func(selector string) *meshv1.Sharding {
 		return &meshv1.Sharding{Shard: "s", Limits: []*meshv1.Limit{{
@@ -368,6 +375,7 @@ func TestRelistAfterPolicyChange(t *testing.T) {
 }
 
 func TestRelistIsRequestedOnce(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, watches())
 	m.policy(limitTo("a=1"))
 	c := m.client(true)
@@ -384,6 +392,7 @@ func TestRelistIsRequestedOnce(t *testing.T) {
 
 // A list that was answered under the old policy does not count for the new one.
 func TestListUnderOldPolicyDoesNotCount(t *testing.T) {
+	t.Parallel()
 	arrived, release := make(chan struct{}), make(chan struct{})
 	api := watches()
 	plain := api.then
@@ -413,6 +422,7 @@ func TestListUnderOldPolicyDoesNotCount(t *testing.T) {
 }
 
 func TestPoliciesChangeUnderTraffic(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, watches())
 	m.policy(limitTo("a=0"))
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)

@@ -86,6 +86,7 @@ func staleLists(age time.Duration) *meshv1.FaultRule {
 }
 
 func TestStaleListHasEarlierVersion(t *testing.T) {
+	t.Parallel()
 	for _, media := range []string{jsonType, protoType} {
 		t.Run(media, func(t *testing.T) {
 			api := newPast(11)
@@ -125,6 +126,7 @@ func TestStaleListHasEarlierVersion(t *testing.T) {
 }
 
 func TestVersionsAreLearnedFromWatchEvents(t *testing.T) {
+	t.Parallel()
 	for _, media := range []string{jsonType, protoType} {
 		t.Run(media, func(t *testing.T) {
 			api := newPast(1)
@@ -156,6 +158,7 @@ func TestVersionsAreLearnedFromWatchEvents(t *testing.T) {
 
 // What is there when a watch begins has versions of long ago.
 func TestInitialEventsShowNoVersion(t *testing.T) {
+	t.Parallel()
 	events := func(kinds ...apiwatch.EventType) (out []byte) {
 		for i, kind := range kinds {
 			o := configMap(int64(i + 1))
@@ -179,6 +182,7 @@ func TestInitialEventsShowNoVersion(t *testing.T) {
 }
 
 func TestStaleListIsNarrowedLikeOthers(t *testing.T) {
+	t.Parallel()
 	api := newPast(11)
 	m := newMesh(t, api)
 	rule := staleLists(time.Hour)
@@ -194,6 +198,7 @@ func TestStaleListIsNarrowedLikeOthers(t *testing.T) {
 
 // An informer lists with a watch first, and is refused that.
 func TestInformerConvergesAfterStaleList(t *testing.T) {
+	t.Parallel()
 	api := newPast(11)
 	m := newMesh(t, api)
 	m.faults(staleLists(time.Hour))

@@ -31,6 +31,7 @@ func standby(method meshv1.Method) *meshv1.Sharding {
 }
 
 func TestStandbyRefusesWritesOfDividedResources(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	c := m.client(true)
@@ -81,6 +82,7 @@ func TestStandbyRefusesWritesOfDividedResources(t *testing.T) {
 }
 
 func TestStandbyFencesNamespaces(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	s := standby(meshv1.Method_METHOD_AUTO)
 	s.FenceNamespaces = true
@@ -90,6 +92,7 @@ func TestStandbyFencesNamespaces(t *testing.T) {
 }
 
 func TestStandbyFindsNothing(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, newFakeAPI(true, twenty()...))
 	c := m.client(true)
 	for _, method := range []meshv1.Method{meshv1.Method_METHOD_AUTO, meshv1.Method_METHOD_LABELS, meshv1.Method_METHOD_FILTER} {
@@ -107,6 +110,7 @@ func TestStandbyFindsNothing(t *testing.T) {
 }
 
 func TestStandbyKeepsTheNamesOfLocks(t *testing.T) {
+	t.Parallel()
 	api := &leases{t: t}
 	api.then = api.serve
 	m := newMesh(t, &api.recorder)
@@ -125,6 +129,7 @@ func TestStandbyKeepsTheNamesOfLocks(t *testing.T) {
 // TestStandbySettlesAfterEarlierWrites checks that a policy of standby is acknowledged
 // only when no write that the policy before let through can take effect any more.
 func TestStandbySettlesAfterEarlierWrites(t *testing.T) {
+	t.Parallel()
 	arrived, answer := make(chan struct{}), make(chan struct{})
 	api := &recorder{then: func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodPut {
@@ -157,6 +162,7 @@ func TestStandbySettlesAfterEarlierWrites(t *testing.T) {
 }
 
 func TestLeavingStandbyRelists(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, watches())
 	m.restore(standby(meshv1.Method_METHOD_AUTO), time.Time{})
 	c := m.client(true)
@@ -175,6 +181,7 @@ func TestLeavingStandbyRelists(t *testing.T) {
 }
 
 func TestStandbyCutsConnectionsIntoPods(t *testing.T) {
+	t.Parallel()
 	free := standby(meshv1.Method_METHOD_AUTO)
 	free.Standby, free.Limits[0].Scope = false, sharding.All().Proto()
 	m := newMesh(t, &recorder{})

@@ -218,6 +218,7 @@ func sharingIn(s *meshv1.Sharding, namespaces ...string) *meshv1.Sharding {
 }
 
 func TestWatchResumesWithObjectsGainedAndLost(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name          string
 		namespace     string // of the informer
@@ -271,6 +272,7 @@ func TestWatchResumesWithObjectsGainedAndLost(t *testing.T) {
 
 // A pod that got its first keys while it ran has listed nothing since.
 func TestSupplementShowsTheMethod(t *testing.T) {
+	t.Parallel()
 	for method, selects := range map[string][]string{"ServerSide": {"a", "c"}, "Filter": nil} {
 		t.Run(method, func(t *testing.T) {
 			t.Parallel()
@@ -288,6 +290,7 @@ func TestSupplementShowsTheMethod(t *testing.T) {
 }
 
 func TestWritesAwaitTheSupplement(t *testing.T) {
+	t.Parallel()
 	i := newInformed(t, dividing("a"), "", jsonType)
 	release := make(chan struct{})
 	i.api.mu.Lock()
@@ -308,6 +311,7 @@ func TestWritesAwaitTheSupplement(t *testing.T) {
 
 // If the difference cannot be had, the client lists.
 func TestClientListsWithoutSupplement(t *testing.T) {
+	t.Parallel()
 	label := func(s string) *meshv1.Sharding {
 		return &meshv1.Sharding{Shard: "s", Limits: []*meshv1.Limit{{Selector: s, Resources: []*meshv1.ResourceGroup{{ApiGroups: []string{""}, Resources: []string{"pods"}}}}}}
 	}
@@ -349,6 +353,7 @@ func TestClientListsWithoutSupplement(t *testing.T) {
 // Whatever moves while objects change, an informer ends with what the last policy shows,
 // and has listed once.
 func TestInformerFollowsKeysThatMoveToAndFro(t *testing.T) {
+	t.Parallel()
 	for _, media := range []string{jsonType, protoType} {
 		t.Run(media, func(t *testing.T) {
 			t.Parallel()

@@ -31,6 +31,7 @@ func encoded(payload string) string {
 }
 
 func TestTokens(t *testing.T) {
+	t.Parallel()
 	mine, others, unbound := jwt("uid-1"), jwt("uid-2"), jwt("")
 	websocket := func(token string) []string {
 		return []string{
@@ -107,6 +108,7 @@ func TestTokens(t *testing.T) {
 }
 
 func TestImpersonationPassesToTheApiserver(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	m.policy(nil)
@@ -117,6 +119,7 @@ func TestImpersonationPassesToTheApiserver(t *testing.T) {
 
 // A refused client learns which configuration to look at.
 func TestTokenRefusalNamesTheConfiguration(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	for want, sharding := range map[string]*meshv1.Sharding{
 		"spec.tokenBinding of ShardingConfig ns/s1 is Enforce":                        {Shard: "s1"},
@@ -128,6 +131,7 @@ func TestTokenRefusalNamesTheConfiguration(t *testing.T) {
 }
 
 func TestTokenRefusalIsReportedOncePerMinute(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	notified := make(chan string, 10)
 	m.server.config.Notify = func(pod PodInfo, reason, message string) { notified <- pod.UID + " " + reason + " " + message }

@@ -19,6 +19,7 @@ import (
 
 // A policy whose rules cannot be is in force all the same, with the last good rules.
 func TestInvalidRulesKeepLastValidOnes(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	bad := &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "bad", Rules: []*meshv1.LimitRule{{Name: "r", Key: "k", Bucket: &meshv1.Bucket{}}}}}}
@@ -50,6 +51,7 @@ func TestInvalidRulesKeepLastValidOnes(t *testing.T) {
 // When the first rules cannot be, nobody knows which held before: what they are about of
 // other hosts is refused.
 func TestWithoutValidRulesEgressIsRefused(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	breakers := []*meshv1.Breaker{{Name: "bad", Rules: []*meshv1.LimitRule{{Name: "r", Key: "k", Bucket: &meshv1.Bucket{}}}}}
 	bad := func(ports ...uint32) *meshv1.Traffic {
@@ -118,6 +120,7 @@ func TestWithoutValidRulesEgressIsRefused(t *testing.T) {
 // What held under an earlier proxy of the pod holds until valid rules are pushed.
 // Where none are known, a refusal without any does not say that there are none.
 func TestRulesOfEarlierProxyStayInForce(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	rules := func(name string, bucket *meshv1.Bucket) *meshv1.Traffic {
 		return &meshv1.Traffic{
@@ -166,6 +169,7 @@ func TestRulesOfEarlierProxyStayInForce(t *testing.T) {
 
 // No request is decided about by rules that have not yet imported what another proxy exported.
 func TestImportedCountsApplyBeforeRequests(t *testing.T) {
+	t.Parallel()
 	rules := func() *meshv1.Traffic {
 		return &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "cap", Rules: named([]*meshv1.LimitRule{{Bucket: bucket(1)}})}}}
 	}

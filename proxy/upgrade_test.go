@@ -58,6 +58,7 @@ func (m *mesh) upgrade(path, protocol, more string) upgraded {
 }
 
 func TestUpgrades(t *testing.T) {
+	t.Parallel()
 	api := &recorder{then: echo}
 	m := newMesh(t, api)
 	m.policy(limitTo("a=b"))
@@ -90,6 +91,7 @@ func TestUpgrades(t *testing.T) {
 }
 
 func TestOtherUpgradesAreRefused(t *testing.T) {
+	t.Parallel()
 	api := &recorder{then: echo}
 	m := newMesh(t, api)
 	m.policy(nil)
@@ -108,6 +110,7 @@ func TestOtherUpgradesAreRefused(t *testing.T) {
 }
 
 func TestUpgradeRefusedByApiserverIsPassed(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{then: echo})
 	m.policy(nil)
 	const path = "/api/v1/namespaces/a/pods/b/exec?answer="
@@ -121,6 +124,7 @@ func TestUpgradeRefusedByApiserverIsPassed(t *testing.T) {
 }
 
 func TestShutdownEndsUpgrades(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{then: echo})
 	m.policy(nil)
 	u := m.upgrade("/api/v1/namespaces/a/pods/b/exec", "SPDY/3.1", "")

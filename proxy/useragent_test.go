@@ -11,6 +11,7 @@ import (
 )
 
 func TestUserAgentIsReplacedOrPrefixed(t *testing.T) {
+	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
 	for _, q := range []struct {
@@ -32,6 +33,7 @@ func TestUserAgentIsReplacedOrPrefixed(t *testing.T) {
 }
 
 func TestRulesMatchTheUserAgentOfTheClient(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{})
 	m.set(&meshv1.PodPolicy{
 		Version: "1", Sharding: &meshv1.Sharding{Shard: "s1", UserAgent: "canary"},
@@ -44,6 +46,7 @@ func TestRulesMatchTheUserAgentOfTheClient(t *testing.T) {
 }
 
 func TestOwnerIsLookedUpWithTheUserAgent(t *testing.T) {
+	t.Parallel()
 	api := &recorder{then: func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		fmt.Fprint(w, `{"metadata":{"name":"a","uid":"theirs"}}`)

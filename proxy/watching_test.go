@@ -196,6 +196,7 @@ func (m *mesh) withholds() {
 }
 
 func TestClientWithGapMustList(t *testing.T) {
+	t.Parallel()
 	protocols(t, func(t *testing.T, http2 bool) {
 		api := newChronicle()
 		m := newMesh(t, api)
@@ -229,6 +230,7 @@ func TestClientWithGapMustList(t *testing.T) {
 
 // Nobody knows what the proxy before kept from its clients when it ended.
 func TestCachesDoubtfulAfterTakeoverMustList(t *testing.T) {
+	t.Parallel()
 	for _, keep := range []bool{false, true} {
 		for name, c := range map[string]struct {
 			traffic *meshv1.Traffic
@@ -257,6 +259,7 @@ func TestCachesDoubtfulAfterTakeoverMustList(t *testing.T) {
 
 // What was held back under a policy is not sent under another that divides otherwise.
 func TestDelayedEventsAreDroppedAfterScopeChange(t *testing.T) {
+	t.Parallel()
 	late := func() *meshv1.Traffic {
 		return injecting(ofWatches(&meshv1.WatchFault{Delay: &meshv1.WatchFault_Late{Percent: 100, ByNs: never}}))
 	}
@@ -307,6 +310,7 @@ func TestDelayedEventsAreDroppedAfterScopeChange(t *testing.T) {
 
 // Faults are let at what filtering leaves of a watch.
 func TestFaultsOfFilteredWatches(t *testing.T) {
+	t.Parallel()
 	api := newChronicle()
 	m := newMesh(t, api)
 	m.sharded(divided(sharding.Keys("own-0", "free"), meshv1.Method_METHOD_FILTER),
@@ -324,6 +328,7 @@ func TestFaultsOfFilteredWatches(t *testing.T) {
 
 // The watch of the lock has faults by rules that name it only.
 func TestFaultsOfLockWatchNeedItsName(t *testing.T) {
+	t.Parallel()
 	for want, names := range map[int][]string{1: nil, 2: {"leases"}} {
 		m := newMesh(t, &recorder{then: func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "application/json;stream=watch")
@@ -340,6 +345,7 @@ func TestFaultsOfLockWatchNeedItsName(t *testing.T) {
 }
 
 func TestFaultsOfOpenWatchesExpire(t *testing.T) {
+	t.Parallel()
 	api := newChronicle()
 	api.silent = true
 	m := newMesh(t, api)
@@ -359,6 +365,7 @@ func TestFaultsOfOpenWatchesExpire(t *testing.T) {
 
 // What a policy without the rule flushes, and what a policy with it leaves alone.
 func TestPolicyChangeEndsFaultsOfWatches(t *testing.T) {
+	t.Parallel()
 	api := newChronicle()
 	m := newMesh(t, api)
 	rule := func() *meshv1.FaultRule {
@@ -381,6 +388,7 @@ func TestPolicyChangeEndsFaultsOfWatches(t *testing.T) {
 
 // When two injections inject faults into a watch, each ends by itself.
 func TestOneOfTwoInjectionsEnds(t *testing.T) {
+	t.Parallel()
 	rule := func(name string, f *meshv1.WatchFault) *meshv1.Injection {
 		r := ofWatches(f)
 		r.Name, r.Key = name, name
@@ -450,6 +458,7 @@ func TestOneOfTwoInjectionsEnds(t *testing.T) {
 
 // A namespace that forbids faults is left alone from then on.
 func TestForbiddingFaultsEndsThemInOpenWatches(t *testing.T) {
+	t.Parallel()
 	api := newChronicle()
 	api.silent = true
 	m := newMesh(t, api)
@@ -467,6 +476,7 @@ func TestForbiddingFaultsEndsThemInOpenWatches(t *testing.T) {
 }
 
 func TestDrainingFlushesDelayedEvents(t *testing.T) {
+	t.Parallel()
 	for name, f := range map[string]*meshv1.WatchFault{
 		"delayed": {Delay: &meshv1.WatchFault_Late{Percent: 100, ByNs: never}},
 		"dropped": {Drop: &meshv1.WatchFault_Drop{Percent: 100, MadeUpAfterNs: never}},
@@ -503,6 +513,7 @@ func TestDrainingFlushesDelayedEvents(t *testing.T) {
 }
 
 func TestCutWatchHasNoCleanEnd(t *testing.T) {
+	t.Parallel()
 	protocols(t, func(t *testing.T, http2 bool) {
 		m := newMesh(t, newChronicle())
 		m.faults(ofWatches(&meshv1.WatchFault{Cut: &meshv1.WatchFault_Cut{Percent: 100, AfterNs: int64(10 * time.Millisecond)}}))
@@ -513,6 +524,7 @@ func TestCutWatchHasNoCleanEnd(t *testing.T) {
 }
 
 func TestUnreadableWatchPassesUnchanged(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t, &recorder{then: func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/cbor-seq")
 		_, _ = io.WriteString(w, "whatever")
@@ -528,6 +540,7 @@ func TestUnreadableWatchPassesUnchanged(t *testing.T) {
 
 // An informer comes to the truth whatever is done to its watches, once it is over.
 func TestInformersRecover(t *testing.T) {
+	t.Parallel()
 	const ms = int64(time.Millisecond)
 	for name, f := range map[string]*meshv1.WatchFault{
 		"gone":      {Gone: &meshv1.WatchFault_Gone{Percent: 50, AfterNs: 300 * ms}},
@@ -622,6 +635,7 @@ func (m *mesh) gaps() int {
 
 // A fault of a watch is counted when it is done, and is not spent before.
 func TestUnusedWatchFaultsAreNotCounted(t *testing.T) {
+	t.Parallel()
 	const ms = int64(time.Millisecond)
 	cut := func(after int64) *meshv1.FaultRule {
 		r := ofWatches(&meshv1.WatchFault{Cut: &meshv1.WatchFault_Cut{Percent: 100, AfterNs: after}})
@@ -668,6 +682,7 @@ func TestUnusedWatchFaultsAreNotCounted(t *testing.T) {
 }
 
 func TestMethodsOfFaultyWatchesAreReported(t *testing.T) {
+	t.Parallel()
 	for sharded, want := range map[bool]string{true: "ServerSide", false: "Filter"} {
 		m := newMesh(t, newFakeAPI(sharded, twenty()...))
 		m.sharded(divided(sharding.Keys("ns-1", "ns-2"), meshv1.Method_METHOD_AUTO),

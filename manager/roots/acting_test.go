@@ -57,6 +57,7 @@ func (m *mesh) oneSpec() {
 
 // A change of what decides who may act: one agent hears of everything later than the other.
 func TestSpecChangesWhileNoShardOwnsAnything(t *testing.T) {
+	t.Parallel()
 	for name, tt := range map[string]struct {
 		change func(*v1alpha1.ShardingConfig)
 		field  string
@@ -113,6 +114,7 @@ func TestSpecChangesWhileNoShardOwnsAnything(t *testing.T) {
 }
 
 func TestDryRunOfActingShardsBeginsWhenNoneOwnsAnything(t *testing.T) {
+	t.Parallel()
 	m, pods := sharded(t, 2)
 	late := string(pods[1].UID)
 	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.DryRun, c.Spec.Root.OnChange = true, v1alpha1.OnChangeRelist })
@@ -130,6 +132,7 @@ func TestDryRunOfActingShardsBeginsWhenNoneOwnsAnything(t *testing.T) {
 
 // Under onChange Restart the members are replaced, because their caches have what they released.
 func TestSpecChangeRestartsMembers(t *testing.T) {
+	t.Parallel()
 	m, pods := sharded(t, 2)
 	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Controller.LeaderElectionName = "other" })
 	for range 20 {
@@ -145,6 +148,7 @@ func TestSpecChangeRestartsMembers(t *testing.T) {
 }
 
 func TestSpecOfADeletedRootDoesNotChange(t *testing.T) {
+	t.Parallel()
 	m, pods := sharded(t, 2)
 	require.NoError(t, m.Delete(t.Context(), m.get()))
 	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Key = v1alpha1.KeyObject })
@@ -154,6 +158,7 @@ func TestSpecOfADeletedRootDoesNotChange(t *testing.T) {
 
 // To name a lock that was discovered, or to reorder the resources, is no change.
 func TestEqualSpecsAreNoChange(t *testing.T) {
+	t.Parallel()
 	m, _ := sharded(t, 2)
 	m.change(func(c *v1alpha1.ShardingConfig) {
 		c.Spec.Controller = &v1alpha1.ControllerConfig{Locks: []v1alpha1.LockReference{{Namespace: "ns", Name: "lock"}}}
@@ -174,6 +179,7 @@ func TestEqualSpecsAreNoChange(t *testing.T) {
 
 // A new manager continues a change that the one before it began.
 func TestSpecChangeSurvivesALeader(t *testing.T) {
+	t.Parallel()
 	m, pods := sharded(t, 2)
 	late := string(pods[1].UID)
 	m.change(func(c *v1alpha1.ShardingConfig) {
@@ -193,6 +199,7 @@ func TestSpecChangeSurvivesALeader(t *testing.T) {
 
 // A misspelt resource divides nothing, so each shard would act on all objects that were meant.
 func TestUnknownResourcesGrantNothing(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	m.root(2, 1)
 	m.pod(0)
@@ -212,6 +219,7 @@ func TestUnknownResourcesGrantNothing(t *testing.T) {
 }
 
 func TestUnknownResourcesLeaveTheDivision(t *testing.T) {
+	t.Parallel()
 	m, _ := sharded(t, 2)
 	before := m.held()
 	m.change(func(c *v1alpha1.ShardingConfig) {

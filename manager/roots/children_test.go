@@ -18,6 +18,7 @@ import (
 // The API server fills in defaults. If a child lacked a field with one, each round would
 // write it again.
 func TestChildHasAllDefaults(t *testing.T) {
+	t.Parallel()
 	root := withDefaults(t, newMesh(t).root(1, 1))
 	want := child(root, "op-1-normal")
 	require.Equal(t, want.Spec, withDefaults(t, want).Spec)

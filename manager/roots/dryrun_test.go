@@ -12,6 +12,7 @@ import (
 // TestDryRunEndsWithAFirstGrant checks that no shard owns anything while its members act
 // on everything, and that the end of a dry run waits for each of them.
 func TestDryRunEndsWithAFirstGrant(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	m.root(2, 1)
 	dryRun := func(on bool) {

@@ -20,6 +20,7 @@ import (
 
 // A budget keeps a pod from being evicted: that is said, and tried again.
 func TestEvictionsAwaitTheDisruptionBudget(t *testing.T) {
+	t.Parallel()
 	m, pods := sharded(t, 1)
 	a := pods[0]
 	asked := 0
@@ -65,6 +66,7 @@ func stale(t *testing.T) (m *mesh, evicted *[]string) {
 
 // Agents that were not heard of are no reason to evict anybody.
 func TestLeaderWithoutReportsEvictsNoPod(t *testing.T) {
+	t.Parallel()
 	m, evicted := stale(t)
 	m.lead()
 	for i := range 4 {
@@ -83,6 +85,7 @@ func (m *mesh) workload(replicas int32) {
 
 // Nobody waits for the successor of a pod that was evicted just before its workload was scaled down.
 func TestScaledDownWorkloadNeedsNoSuccessor(t *testing.T) {
+	t.Parallel()
 	m, evicted := stale(t)
 	m.workload(3)
 	m.later(100 * time.Second)
@@ -91,6 +94,7 @@ func TestScaledDownWorkloadNeedsNoSuccessor(t *testing.T) {
 
 // Successors are waited for, however long it takes, and until they are members.
 func TestNextEvictionWaitsForTheSuccessor(t *testing.T) {
+	t.Parallel()
 	m, evicted := stale(t)
 	m.workload(4)
 	m.later(10 * time.Minute)
@@ -110,6 +114,7 @@ func TestNextEvictionWaitsForTheSuccessor(t *testing.T) {
 
 // Nor are agents that have yet to confirm the last change.
 func TestUnreadyMemberBlocksEvictions(t *testing.T) {
+	t.Parallel()
 	m, evicted := stale(t)
 	p := &corev1.Pod{}
 	require.NoError(t, m.Get(t.Context(), client.ObjectKey{Namespace: "ns", Name: "op-2"}, p))

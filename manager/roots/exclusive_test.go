@@ -14,6 +14,7 @@ import (
 
 // Members that trust the cluster's CA could go around the mesh.
 func TestMembersThatTrustBothAreReplacedUnderClosed(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	m.root(1, 1)
 	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.FailurePolicy = v1alpha1.FailOpen })
@@ -29,6 +30,7 @@ func TestMembersThatTrustBothAreReplacedUnderClosed(t *testing.T) {
 
 // An annotation can be changed after admission, the volumes of a pod cannot.
 func TestPodThatMountsTheClustersCADoesNotJoin(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	m.root(1, 1)
 	m.refuseEvictions()

@@ -15,6 +15,7 @@ import (
 
 // A pod whose object is gone may run still.
 func TestDeletedMemberIsKeptUntilProvenExited(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		what string
 		do   func(m *mesh, p *corev1.Pod)
@@ -60,6 +61,7 @@ func TestDeletedMemberIsKeptUntilProvenExited(t *testing.T) {
 
 // A pod may be marked as failed before its containers have ended, as PodGC does.
 func TestFailedMemberIsKeptUntilProvenExited(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		what string
 		do   func(m *mesh, p *corev1.Pod)
@@ -92,6 +94,7 @@ func TestFailedMemberIsKeptUntilProvenExited(t *testing.T) {
 // The end of a pod is proven a request timeout after both its agent fell silent and its
 // end was seen: the agent may be alive, and have let a request through until then.
 func TestMemberWithoutAgentExitsARequestTimeoutLater(t *testing.T) {
+	t.Parallel()
 	end := map[string]func(m *mesh, p *corev1.Pod){
 		"failed": func(m *mesh, p *corev1.Pod) {
 			p = get(m, p)

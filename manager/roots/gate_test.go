@@ -79,6 +79,7 @@ func (m *mesh) shardsOwnNothing() {
 // tally-1 is replaced by a labelled pod while tally-0 leads outside the mesh: a rolling
 // update that is left half way.
 func TestNothingIsGrantedWhileTheLockIsHeldOutside(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	m.root(2, 1)
 	old := m.outside(0)
@@ -117,6 +118,7 @@ func TestNothingIsGrantedWhileTheLockIsHeldOutside(t *testing.T) {
 // The label first, the root afterwards: pods were admitted to trust both CAs, and one
 // of them leads unsharded.
 func TestPodsLabelledBeforeTheRootAreReplaced(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	for n := range 2 {
 		p := m.pod(n)
@@ -140,6 +142,7 @@ func TestPodsLabelledBeforeTheRootAreReplaced(t *testing.T) {
 
 // An operator without locks acts wherever it runs.
 func TestNothingIsGrantedBesidePodsOutsideWithoutLocks(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	m.root(2, 1)
 	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Controller = nil })
@@ -165,6 +168,7 @@ func TestNothingIsGrantedBesidePodsOutsideWithoutLocks(t *testing.T) {
 // Behind Kridge's proxy, pods lead under the locks of their shards, so that the operator's lock
 // is free.
 func TestNothingIsGrantedBesidePodsBehindKridge(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	m.Client = serve.Client{Client: m.Client}
 	m.lead()
@@ -200,6 +204,7 @@ func TestNothingIsGrantedBesidePodsBehindKridge(t *testing.T) {
 
 // A lock in another namespace is not named: pods show it when they contend for it.
 func TestDiscoveredLockKeepsTheGateClosed(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	m.root(1, 1)
 	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Controller = nil })
@@ -229,6 +234,7 @@ func TestDiscoveredLockKeepsTheGateClosed(t *testing.T) {
 // A lock that shows later may be held outside: members do not lead under it before the
 // mesh holds it, and keep what they own.
 func TestLockDiscoveredLateKeepsOwners(t *testing.T) {
+	t.Parallel()
 	m, pods := sharded(t, 1)
 	p := pods[0]
 	m.held()
@@ -248,6 +254,7 @@ func TestLockDiscoveredLateKeepsOwners(t *testing.T) {
 
 // A leader for life owns its lock, a ConfigMap without a record, as long as its pod exists.
 func TestNothingIsGrantedBesideALeaderForLife(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	m.root(2, 1)
 	old := m.outside(2)
@@ -267,6 +274,7 @@ func TestNothingIsGrantedBesideALeaderForLife(t *testing.T) {
 }
 
 func TestNoMoreLocksAreDiscoveredThanTheBound(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	m.root(1, 1)
 	p := m.pod(0)
@@ -282,6 +290,7 @@ func TestNoMoreLocksAreDiscoveredThanTheBound(t *testing.T) {
 // Under disable the lock is released once no member acts, and acquired again before
 // anything is granted anew.
 func TestLockIsReleasedUnderDisable(t *testing.T) {
+	t.Parallel()
 	m, pods := sharded(t, 2)
 	a := pods[0]
 	require.Equal(t, "ctrlmesh:ns/op", m.holder("lock"))
@@ -310,6 +319,7 @@ func TestLockIsReleasedUnderDisable(t *testing.T) {
 
 // An earlier version granted shards without holding the lock: members keep theirs.
 func TestUpgradeKeepsLocksOfMembers(t *testing.T) {
+	t.Parallel()
 	m, pods := sharded(t, 1)
 	p := pods[0]
 	c := m.get()
@@ -328,6 +338,7 @@ func TestUpgradeKeepsLocksOfMembers(t *testing.T) {
 
 // A shard whose pods are ready and do not lead does nothing. That is said within a minute.
 func TestShardWithoutLeaderIsReported(t *testing.T) {
+	t.Parallel()
 	m, pods := sharded(t, 2)
 	a, b := pods[0], pods[1]
 	m.goOn(time.Minute, nil)
@@ -393,6 +404,7 @@ func (m *mesh) leasedFor(identity, name string, seconds int32) {
 // An operator with a lease of 137 s, renewed every 26 s and not released on exit: members
 // only read the lock until that lease ends.
 func TestLockWithLongLeaseIsDiscoveredFromReads(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	m.root(1, 1)
 	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Controller = nil })
@@ -430,6 +442,7 @@ func TestLockWithLongLeaseIsDiscoveredFromReads(t *testing.T) {
 
 // Others' locks are commonly read as well.
 func TestReadLockOfAnotherWorkloadIsNotDiscovered(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	m.root(1, 1)
 	p := m.pod(0)
@@ -443,6 +456,7 @@ func TestReadLockOfAnotherWorkloadIsNotDiscovered(t *testing.T) {
 
 // The first lock of an operator may show after its shards were given their keys.
 func TestFirstLockDiscoveredLateKeepsOwners(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	m.root(1, 1)
 	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Controller = nil })
@@ -462,6 +476,7 @@ func TestFirstLockDiscoveredLateKeepsOwners(t *testing.T) {
 
 // An agent that does not know standby is sent no policy with it. The status names its node.
 func TestNothingIsGrantedUnderAnOlderAgent(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	m.root(1, 1)
 	p := m.pod(0)

@@ -17,6 +17,7 @@ import (
 // A pod that ran unsharded is deleted by force: its processes act on everything until its
 // agent refuses them.
 func TestFirstGrantWaitsForPodsDeletedByForce(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		policy      v1alpha1.FailurePolicy
 		silent, end func(m *mesh, p *corev1.Pod)
@@ -74,6 +75,7 @@ func TestFirstGrantWaitsForPodsDeletedByForce(t *testing.T) {
 
 // A refusal bars what the pod was sent before, so the pod is served under a later serial.
 func TestMemberIsServedAgainAfterARefusal(t *testing.T) {
+	t.Parallel()
 	for name, old := range map[string]bool{"agents": false, "agents that do not say that they bar a serial": true} {
 		t.Run(name, func(t *testing.T) { servedAgainAfterARefusal(t, old) })
 	}
@@ -101,6 +103,7 @@ func servedAgainAfterARefusal(t *testing.T, oldAgents bool) {
 // A pod that loses the label of the mesh is refused and leaves its shard. It is no sign of a
 // restore that it has had later policies than other pods without a shard.
 func TestPodThatLostItsLabelJoinsAgain(t *testing.T) {
+	t.Parallel()
 	m, pods := sharded(t, 2)
 	p, other := pods[0], pods[1]
 	p = get(m, p)
@@ -128,6 +131,7 @@ func (m *mesh) notRolledBack() {
 
 // The pod was a member of another root, whose serials are other ones.
 func TestPodOfAnotherRootJoins(t *testing.T) {
+	t.Parallel()
 	for name, barred := range map[string]bool{"it was refused since": true, "it was not refused": false} {
 		t.Run(name, func(t *testing.T) {
 			m := newMesh(t)
@@ -149,6 +153,7 @@ func TestPodOfAnotherRootJoins(t *testing.T) {
 // No key moves while a pod may act that has had a serial of which the status says nothing:
 // it may have joined a shard after a backup was made.
 func TestNothingMovesBesideAPodWithAnUnknownSerial(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	m.root(2, 1)
 	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.OnChange = v1alpha1.OnChangeRelist })
@@ -171,6 +176,7 @@ func TestNothingMovesBesideAPodWithAnUnknownSerial(t *testing.T) {
 
 // A refused member acts on nothing, so that the keys of its shard may move, but takes none.
 func TestKeysLeaveAShardWithARefusedMember(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	m.root(2, 1)
 	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.OnChange = v1alpha1.OnChangeRelist })
@@ -191,6 +197,7 @@ func TestKeysLeaveAShardWithARefusedMember(t *testing.T) {
 // A node is partitioned while another manager becomes the leader: only handovers from and to
 // its shard wait.
 func TestHandoversGoOnBesideAPartitionedNode(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	m.root(3, 1)
 	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.OnChange = v1alpha1.OnChangeRelist })

@@ -13,6 +13,7 @@ import (
 )
 
 func TestPodsArePlacedFromTheFirstOrdinal(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	m.root(2, 1)
 	set := &appsv1.StatefulSet{
@@ -29,6 +30,7 @@ func TestPodsArePlacedFromTheFirstOrdinal(t *testing.T) {
 
 // Pods are not placed by a guess.
 func TestNoPodIsPlacedBeforeTheFirstOrdinalIsKnown(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	m.root(1, 1)
 	p := m.pod(0)

@@ -37,6 +37,7 @@ func surplus(t *testing.T, change func(*mesh, *corev1.Pod)) (*mesh, *corev1.Pod)
 // Between the list of pods and the policies that follow from it, a pod that is gone is in
 // neither.
 func TestPodThatHasJustExitedMayAct(t *testing.T) {
+	t.Parallel()
 	m, p := surplus(t, func(*mesh, *corev1.Pod) {})
 	p.Status.Phase = corev1.PodFailed
 	require.NoError(t, m.Status().Update(t.Context(), p))
@@ -45,6 +46,7 @@ func TestPodThatHasJustExitedMayAct(t *testing.T) {
 }
 
 func TestPodThatNoAgentRefusedMayAct(t *testing.T) {
+	t.Parallel()
 	m, p := surplus(t, func(m *mesh, p *corev1.Pod) { m.conflict(p) })
 	require.NotEmpty(t, m.policies[p.UID].Refuse)
 	require.NoError(t, m.Delete(t.Context(), p))
@@ -65,6 +67,7 @@ func (m *mesh) conflict(p *corev1.Pod) (other *v1alpha1.ShardingConfig) {
 
 // Another manager serves a member under a policy that requires nothing once it has confirmed.
 func TestConfirmedMemberIsNotForgotten(t *testing.T) {
+	t.Parallel()
 	m, pods := sharded(t, 1)
 	p := pods[0]
 	m.lead()
@@ -78,6 +81,7 @@ func TestConfirmedMemberIsNotForgotten(t *testing.T) {
 
 // The agent of a node may have pods that the apiserver does not know.
 func TestNoKeyMovesBeforeAgentsConnect(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	m.root(3, 1)
 	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.OnChange = v1alpha1.OnChangeRelist })
@@ -101,6 +105,7 @@ func TestNoKeyMovesBeforeAgentsConnect(t *testing.T) {
 
 // What holds back a withdrawal is in the status.
 func TestWithdrawalSaysWhatItWaitsFor(t *testing.T) {
+	t.Parallel()
 	m, _ := surplus(t, func(*mesh, *corev1.Pod) {})
 	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Disable = new(true) })
 	m.later(time.Minute)
@@ -109,6 +114,7 @@ func TestWithdrawalSaysWhatItWaitsFor(t *testing.T) {
 }
 
 func TestDryRunReleasesBesideSurplusPods(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	m.root(2, 1)
 	m.pod(0)
@@ -130,6 +136,7 @@ func TestDryRunReleasesBesideSurplusPods(t *testing.T) {
 
 // A member that its agent forgot is dropped once that is written, and not before.
 func TestForgottenMemberIsRefusedUntilItsEndIsWritten(t *testing.T) {
+	t.Parallel()
 	m, pods, backup := moved(t)
 	former := pods[2]
 	require.NoError(t, m.Delete(t.Context(), former))

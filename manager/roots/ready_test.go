@@ -14,6 +14,7 @@ import (
 
 // A member in standby has applied the policy that it was sent, and owns nothing.
 func TestReadyOnlyOncePoliciesAreApplied(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	m.root(2, 1)
 	pods := []types.UID{m.pod(0).UID, m.pod(1).UID}
@@ -36,6 +37,7 @@ func TestReadyOnlyOncePoliciesAreApplied(t *testing.T) {
 
 // A manager that has not heard of all members yet plans nothing, and does not say that it did.
 func TestGenerationIsObservedOncePlanned(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	m.root(2, 1)
 	m.pod(0)

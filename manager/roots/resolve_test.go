@@ -40,6 +40,7 @@ func (m *mesh) version(ordinal int, version string) *corev1.Pod {
 }
 
 func TestRelabelledNamespaceIsHandedOver(t *testing.T) {
+	t.Parallel()
 	m := subsets(t)
 	m.version(0, "v1")
 	m.version(1, "v2")
@@ -57,6 +58,7 @@ func TestRelabelledNamespaceIsHandedOver(t *testing.T) {
 }
 
 func TestSubsetWithoutPodsIsReported(t *testing.T) {
+	t.Parallel()
 	m := subsets(t)
 	m.version(0, "v1")
 	m.settle()
@@ -65,6 +67,7 @@ func TestSubsetWithoutPodsIsReported(t *testing.T) {
 }
 
 func TestNamespaceWaitsForAPodOfItsSubset(t *testing.T) {
+	t.Parallel()
 	m := subsets(t)
 	m.labels["blue"] = nil
 	m.version(0, "v1")
@@ -78,6 +81,7 @@ func TestNamespaceWaitsForAPodOfItsSubset(t *testing.T) {
 }
 
 func TestPodWithAnotherVersionLabelIsReplaced(t *testing.T) {
+	t.Parallel()
 	m := subsets(t)
 	m.version(0, "v1")
 	m.version(1, "v2")
@@ -91,6 +95,7 @@ func TestPodWithAnotherVersionLabelIsReplaced(t *testing.T) {
 }
 
 func TestTooManyMatchingNamespacesChangeNothing(t *testing.T) {
+	t.Parallel()
 	m := subsets(t)
 	m.version(0, "v1")
 	m.version(1, "v2")

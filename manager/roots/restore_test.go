@@ -39,6 +39,7 @@ const locksProven = 130 * time.Second
 // The Lease of a restored backup bears the mesh's name, while a pod outside the mesh may lead
 // that acquired it since. No first key is granted by that name.
 func TestRestoredLockGrantsNothing(t *testing.T) {
+	t.Parallel()
 	m, _ := sharded(t, 1)
 	c := m.get()
 	c.Status.Root = nil // as in a backup from before the first grant
@@ -76,6 +77,7 @@ func (m *mesh) size(shards int32) {
 // Keys moved after a backup of etcd was made. By the restored status their former shard
 // owns them, so its pods act on them again, or hand them over to another.
 func TestRestoredBackupGivesNoKeyASecondOwner(t *testing.T) {
+	t.Parallel()
 	for name, silent := range map[string]int{"no agent is silent": 3, "a present owner is silent": 0, "the former owner is silent": 2} {
 		t.Run(name, func(t *testing.T) {
 			m, pods, backup := moved(t)
@@ -120,6 +122,7 @@ func (m *mesh) recreate(p *corev1.Pod) {
 // A member that was deleted after the backup exists again, and its kubelet starts it. Its
 // agent has forgotten which policies the pod had.
 func TestRestoredMemberThatItsAgentForgot(t *testing.T) {
+	t.Parallel()
 	for name, away := range map[string]bool{"the present owners are connected": false, "they are not": true} {
 		t.Run(name, func(t *testing.T) {
 			m, pods, backup := moved(t)
@@ -150,6 +153,7 @@ func TestRestoredMemberThatItsAgentForgot(t *testing.T) {
 // A pod that was made after the backup has no object any more, and its process runs on. Its
 // agent reports to the manager that it is there.
 func TestRestoredRootWaitsForPodsWithoutObject(t *testing.T) {
+	t.Parallel()
 	for name, grant := range map[string]bool{"before a first grant": true, "before a member joins again": false} {
 		t.Run(name, func(t *testing.T) {
 			m, pods, backup := moved(t)
@@ -187,6 +191,7 @@ func TestRestoredRootWaitsForPodsWithoutObject(t *testing.T) {
 // The agent of a member that joined just before another manager led may not have got its
 // policy. The pod joins again, and nothing is rolled back.
 func TestMemberWithoutPolicyJoinsAgain(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	m.root(2, 1)
 	a := m.pod(0)
@@ -211,6 +216,7 @@ func TestMemberWithoutPolicyJoinsAgain(t *testing.T) {
 
 // Members are in standby until all have confirmed that they act on nothing.
 func TestRestoredRootWaitsForAllMembers(t *testing.T) {
+	t.Parallel()
 	m, pods, backup := moved(t)
 	a, b := pods[0], pods[1]
 	m.restore(backup)
@@ -234,6 +240,7 @@ func TestRestoredRootWaitsForAllMembers(t *testing.T) {
 // An acknowledgement counts for the policy that was sent alone, not for another of the same
 // serial.
 func TestAckOfAnotherPolicyDoesNotCount(t *testing.T) {
+	t.Parallel()
 	m, pods := sharded(t, 1)
 	a := pods[0]
 	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Auto.ShardingSize = 2 })
@@ -256,6 +263,7 @@ func TestAckOfAnotherPolicyDoesNotCount(t *testing.T) {
 
 // A member that is refused acts on nothing: the root does not wait for it to be served again.
 func TestRestoredRootDoesNotWaitForRefusedMembers(t *testing.T) {
+	t.Parallel()
 	m, pods, backup := moved(t)
 	p := pods[0]
 	other := m.conflict(p)
@@ -279,6 +287,7 @@ func TestRestoredRootDoesNotWaitForRefusedMembers(t *testing.T) {
 // The watch of a manager may show a spec for a while that a restore undid. The status does
 // not say that the restored spec was observed, whose generation is an earlier one.
 func TestGenerationOfARestoredSpecIsNotObserved(t *testing.T) {
+	t.Parallel()
 	m, _ := sharded(t, 2)
 	before := m.get()
 	m.change(func(c *v1alpha1.ShardingConfig) {

@@ -14,6 +14,7 @@ import (
 )
 
 func TestRootDerivesShardsAndRevertsEdits(t *testing.T) {
+	t.Parallel()
 	m, pods := sharded(t, 2)
 	a, b := pods[0], pods[1]
 	require.Len(t, m.held(), 2)
@@ -45,6 +46,7 @@ func TestRootDerivesShardsAndRevertsEdits(t *testing.T) {
 
 // The next leader continues after one that exited before or after a write.
 func TestNextLeaderContinuesAfterFailedWrites(t *testing.T) {
+	t.Parallel()
 	m, _ := sharded(t, 1)
 	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Auto.ShardingSize = 3 })
 	m.pod(1)
@@ -81,6 +83,7 @@ func TestNextLeaderContinuesAfterFailedWrites(t *testing.T) {
 
 // The state of the new leader applies: the former leader publishes nothing.
 func TestFormerLeaderWritesNothing(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	m.root(1, 1)
 	p := m.pod(0)
@@ -110,6 +113,7 @@ func TestFormerLeaderWritesNothing(t *testing.T) {
 
 // A new leader publishes nothing before it has read the recorded state.
 func TestNewLeaderReadsBeforeItPublishes(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	root := m.root(1, 1)
 	p := m.pod(0)

@@ -16,6 +16,7 @@ import (
 
 // A pod is in no shard before its agent has said that it acts on nothing.
 func TestPodJoinsOnceItIsRefused(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	m.root(1, 1)
 	p := m.pod(0)
@@ -45,6 +46,7 @@ func releasing(t *testing.T) (m *mesh, a, b *corev1.Pod) {
 
 // A new shard owns its keys only after the former owner has released them.
 func TestHandoverReleasesBeforeItGrants(t *testing.T) {
+	t.Parallel()
 	m, a, b := releasing(t)
 	require.Equal(t, "op-2-normal", m.shardOf(b))
 	require.True(t, m.held()["op-2-normal"].Empty(), "a has not let go")
@@ -68,6 +70,7 @@ func TestHandoverReleasesBeforeItGrants(t *testing.T) {
 // A new leader goes on with the plan, though one of its shards waits for a pod that
 // is ready: what others hold by now does not move again.
 func TestPlanSurvivesItsLeader(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	m.root(2, 1)
 	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.OnChange = v1alpha1.OnChangeRelist })
@@ -100,6 +103,7 @@ func TestPlanSurvivesItsLeader(t *testing.T) {
 // What was begun is not taken back because agents are away for a moment: they come
 // to a new leader one by one, and are replaced.
 func TestDisconnectedAgentsRevertNothing(t *testing.T) {
+	t.Parallel()
 	m, a, b := releasing(t)
 	before := m.get().Status.Root
 	require.Len(t, before.Handovers, 1)
@@ -123,6 +127,7 @@ func TestDisconnectedAgentsRevertNothing(t *testing.T) {
 }
 
 func TestShardWithoutAgentReturnsItsKeys(t *testing.T) {
+	t.Parallel()
 	m, _, b := releasing(t)
 	require.Len(t, m.get().Status.Root.Handovers, 1)
 	m.away[b.Spec.NodeName] = true
@@ -134,6 +139,7 @@ func TestShardWithoutAgentReturnsItsKeys(t *testing.T) {
 
 // In a rollout shards lack pods for a moment: nobody is restarted for that.
 func TestPodOutOfPlaceBrieflyIsKept(t *testing.T) {
+	t.Parallel()
 	var p plan
 	start := time.Unix(1000, 0)
 	require.Empty(t, p.lasting([]string{"a", "b"}, start))

@@ -66,6 +66,7 @@ func (m *mesh) appOwnsNothing(app *kruise.VirtualApp) {
 }
 
 func TestVirtualAppNamesOldPodsIfItHasNoOthers(t *testing.T) {
+	t.Parallel()
 	m, app := appMesh(t)
 	m.Admitted = func(*v1alpha1.ShardingConfig) time.Time { return m.now.Add(-time.Hour) }
 	m.selected(m.outside(0), "v1")
@@ -75,6 +76,7 @@ func TestVirtualAppNamesOldPodsIfItHasNoOthers(t *testing.T) {
 }
 
 func TestVirtualAppWaitsForPodsOlderThanItsEntry(t *testing.T) {
+	t.Parallel()
 	m, app := appMesh(t)
 	var since time.Time
 	m.Admitted = func(*v1alpha1.ShardingConfig) time.Time { return since }
@@ -115,6 +117,7 @@ func TestVirtualAppWaitsForPodsOlderThanItsEntry(t *testing.T) {
 
 // The schema of the native kind must accept the objects of its shards.
 func TestShardsOfVirtualAppsFitTheSchema(t *testing.T) {
+	t.Parallel()
 	_, app := appMesh(t)
 	app.Spec.Route.GlobalLimits = []kruise.MatchLimitSelector{{NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}}}
 	config, _, errs := serve.Translate(origin.VirtualApp, app)
@@ -129,6 +132,7 @@ func TestShardsOfVirtualAppsFitTheSchema(t *testing.T) {
 
 // Authors of ShardingConfigs in another namespace must not change this VirtualApp.
 func TestForgedOwnersHaveNoEffect(t *testing.T) {
+	t.Parallel()
 	m, app := appMesh(t)
 	m.Admitted = func(*v1alpha1.ShardingConfig) time.Time { return time.Unix(1, 0) }
 	m.selected(m.pod(1), "v1")

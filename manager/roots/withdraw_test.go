@@ -19,6 +19,7 @@ import (
 // Under disable pods are restarted one by one, within a budget, and run unsharded
 // once nothing is held. They are ready unless they are refused.
 func TestDisableRestartsPodsOneByOne(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	m.funcs.SubResourceCreate = func(ctx context.Context, c client.Client, sub string, o, s client.Object, opts ...client.SubResourceCreateOption) error {
 		var pods corev1.PodList
@@ -66,6 +67,7 @@ func TestDisableRestartsPodsOneByOne(t *testing.T) {
 
 // Shards are given nothing while a pod may run unsharded, though they have members.
 func TestEnableWaitsForUnshardedPods(t *testing.T) {
+	t.Parallel()
 	m, _ := sharded(t, 2)
 	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Disable = new(true) })
 	m.settle()
@@ -95,6 +97,7 @@ func TestEnableWaitsForUnshardedPods(t *testing.T) {
 
 // Under foreground deletion the garbage collector deletes children first.
 func TestDeletedRootCreatesNoChildren(t *testing.T) {
+	t.Parallel()
 	m, pods := sharded(t, 2)
 	a := pods[0]
 	m.deaf[string(a.UID)] = true
@@ -110,6 +113,7 @@ func TestDeletedRootCreatesNoChildren(t *testing.T) {
 // Nobody is given anything while another pod may act on everything: it ran unsharded
 // when it was heard of last, or by a state that was lost.
 func TestFirstGrantWaitsForUnshardedPods(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		what        string
 		first, next func(m *mesh)
@@ -149,6 +153,7 @@ func TestFirstGrantWaitsForUnshardedPods(t *testing.T) {
 
 // A root that is deleted stays until nobody acts on its shards.
 func TestDeletedRootStaysUntilNoPodActs(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	root := m.root(2, 1)
 	p := m.pod(0)
@@ -175,6 +180,7 @@ func TestDeletedRootStaysUntilNoPodActs(t *testing.T) {
 
 // Under Relist a release leaves nothing stale, so members are replaced because they are out of place.
 func TestDeletedRootReplacesMembersUnderRelist(t *testing.T) {
+	t.Parallel()
 	m, _ := sharded(t, 2)
 	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.OnChange = v1alpha1.OnChangeRelist })
 	m.settle()

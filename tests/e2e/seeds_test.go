@@ -80,6 +80,7 @@ func gone(t *testing.T, o client.Object) {
 // TestSeedsOfShardingConfigs applies the manifests word for word. They have one name and one
 // lock, so that they follow each other.
 func TestSeedsOfShardingConfigs(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name, label string
 		status      func(ctx context.Context) (meshv1alpha1.ShardingConfigStatus, error)

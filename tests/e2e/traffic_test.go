@@ -28,6 +28,7 @@ import (
 // CircuitBreakers and FaultInjections apply to pods that no shard selects. Each test has pods
 // of its own. The tests run in parallel because they mostly wait.
 func TestTraffic(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name string
 		run  func(*testing.T)
