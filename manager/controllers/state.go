@@ -15,6 +15,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/dialect/serve"
+	"github.com/ctrlmesh/ctrlmesh/manager/inject"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 	"github.com/ctrlmesh/ctrlmesh/manager/quota"
 	"github.com/ctrlmesh/ctrlmesh/manager/resources"
@@ -33,8 +34,8 @@ type State struct {
 	Compiled Value[Compiled]
 	// MeshBundle and EgressBundle are the CAs that all namespaces have which need them.
 	MeshBundle, EgressBundle Value[[]byte]
-	// Entries are since when the webhook entries of VirtualApps, by uid, are in place.
-	Entries Value[map[types.UID]time.Time]
+	// Entries are the webhook entries of VirtualApps by uid.
+	Entries Value[map[types.UID]inject.EntryState]
 	// ForbiddenLocks are why members of configurations, by uid, may not update the locks of
 	// their shards.
 	ForbiddenLocks Value[map[types.UID]string]
@@ -53,13 +54,12 @@ func (s *State) RequestTimeout() time.Duration {
 	return s.Settings.Load().APIServer.RequestTimeout.Duration
 }
 
-// Admitted returns since when new pods of a VirtualApp are put on the mesh; the zero time if
-// they are not.
-func (s *State) Admitted(app *v1alpha1.ShardingConfig) time.Time {
+// Entry returns the webhook entry of a VirtualApp.
+func (s *State) Entry(app *v1alpha1.ShardingConfig) inject.EntryState {
 	if entries := s.Entries.Load(); entries != nil {
 		return (*entries)[app.UID]
 	}
-	return time.Time{}
+	return inject.EntryState{}
 }
 
 // Signals notify of state that is kept outside State.

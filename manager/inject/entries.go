@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"strings"
+	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -24,13 +25,19 @@ func EntryOf(app *v1alpha1.ShardingConfig) string {
 	return app.Name + "." + app.Namespace + ".virtualapps." + kruise.GroupName
 }
 
+// EntryState is what is known of the webhook of a VirtualApp.
+type EntryState struct {
+	Since time.Time // from when on it was in place; zero if it is not
+	Full  bool      // there is no room for it
+}
+
 // maxEntries is the maximum size of all entries in bytes: the apiserver stores objects of 1.5 MB.
 const maxEntries = 1 << 20
 
 // Entries returns a webhook for each VirtualApp among configurations: for the pods that it
-// selects. service, in the namespace of the mesh, serves them, and ca verifies it. full names the
+// selects. service, in the namespace of the mesh, serves them, and ca verifies it. full are the
 // youngest VirtualApps if there is no room for all.
-func Entries(configs []*v1alpha1.ShardingConfig, service types.NamespacedName, ca []byte) (out []admissionv1.MutatingWebhook, full []string) {
+func Entries(configs []*v1alpha1.ShardingConfig, service types.NamespacedName, ca []byte) (out []admissionv1.MutatingWebhook, full []*v1alpha1.ShardingConfig) {
 	apps := slices.DeleteFunc(slices.Clone(configs), func(c *v1alpha1.ShardingConfig) bool {
 		// One that the apiserver would reject must not keep it from taking the others.
 		valid := selective(c.Spec.Root) && len(EntryOf(c)) <= validation.DNS1123SubdomainMaxLength
@@ -43,7 +50,7 @@ func Entries(configs []*v1alpha1.ShardingConfig, service types.NamespacedName, c
 	for _, app := range apps {
 		e := entry(app, service, ca)
 		if e.Size() > room {
-			full = append(full, app.Namespace+"/"+app.Name)
+			full = append(full, app)
 			continue
 		}
 		room -= e.Size()

@@ -125,7 +125,7 @@ func (rt *root) outsideMatters(v view, now time.Time) (every time.Duration, matt
 // admitted returns from when no pod of a VirtualApp can be created outside the mesh; the zero
 // time if some can.
 func (rt *root) admitted(config *v1alpha1.ShardingConfig) time.Time {
-	if since := rt.Admitted(config); !since.IsZero() {
+	if since := rt.Entry(config).Since; !since.IsZero() {
 		return since.Add(entrySettles)
 	}
 	return time.Time{}
@@ -134,6 +134,9 @@ func (rt *root) admitted(config *v1alpha1.ShardingConfig) time.Time {
 // unadmitted returns the obstacle that pods of a VirtualApp may run outside the mesh: they are
 // older than its webhook entry. nil if there are none.
 func (rt *root) unadmitted(config *v1alpha1.ShardingConfig) *locks.Obstacle {
+	if rt.Entry(config).Full {
+		return &locks.Obstacle{Reason: v1alpha1.ReasonWaiting, Message: "the webhooks of older VirtualApps leave no room for the one that would put its pods on the mesh: delete VirtualApps, or shorten their selectors"}
+	}
 	if admitted := rt.admitted(config); admitted.IsZero() || rt.listed.Before(admitted) {
 		return &locks.Obstacle{Reason: v1alpha1.ReasonWaiting, Message: "the webhook that puts new pods on the mesh is being written"}
 	}

@@ -25,6 +25,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/inject"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/origin"
@@ -75,9 +76,8 @@ type Roots struct {
 	Locks locks.Known
 	// Stamping returns the progress of the labels of a configuration's objects.
 	Stamping func(*v1alpha1.ShardingConfig) *v1alpha1.StampingStatus
-	// Admitted returns since when new pods of a VirtualApp are put on the mesh; the zero time if
-	// they are not.
-	Admitted func(*v1alpha1.ShardingConfig) time.Time
+	// Entry returns what is known of the webhook that puts new pods of a VirtualApp on the mesh.
+	Entry    func(*v1alpha1.ShardingConfig) inject.EntryState
 	Recorder events.EventRecorder
 	Weigher  *weigh.Weigher
 	// Written is called when the result of Known changes, Asked when that of Demands does.

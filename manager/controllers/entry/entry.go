@@ -20,7 +20,6 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
-	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 // resync is how soon the edit of an entry is reverted.
@@ -70,19 +69,16 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 		err = r.Client.Update(ctx, have)
 	}
 	if err == nil {
-		r.publish(l.Configs, there, want)
+		r.publish(l.Configs, full, there, want)
 	} else {
 		r.State.Entries.Store(nil)
-	}
-	if err == nil && len(full) > 0 {
-		err = fmt.Errorf("there is no room for the pods of %d VirtualApps, %s among them: delete some, or shorten their selectors", len(full), full[0])
 	}
 	return failure.Wrap(err, "writing MutatingWebhookConfiguration %s", inject.EntriesConfiguration)
 }
 
-// publish stores since when the entries of VirtualApps are in place. before are those that were
-// there before now.
-func (r *Controller) publish(configs []*v1alpha1.ShardingConfig, before, now []admissionv1.MutatingWebhook) {
+// publish stores since when the entries of VirtualApps are in place, and that there is no room
+// for those of full. before are those that were there before now.
+func (r *Controller) publish(configs, full []*v1alpha1.ShardingConfig, before, now []admissionv1.MutatingWebhook) {
 	known := r.State.Entries.Load()
 	named := func(list []admissionv1.MutatingWebhook, name string) *admissionv1.MutatingWebhook {
 		if i := slices.IndexFunc(list, func(w admissionv1.MutatingWebhook) bool { return w.Name == name }); i >= 0 {
@@ -90,15 +86,18 @@ func (r *Controller) publish(configs []*v1alpha1.ShardingConfig, before, now []a
 		}
 		return nil
 	}
-	next := map[types.UID]time.Time{}
+	next := map[types.UID]inject.EntryState{}
+	for _, c := range full {
+		next[c.UID] = inject.EntryState{Full: true}
+	}
 	for _, c := range configs {
 		is := named(now, inject.EntryOf(c))
 		if is == nil {
 			continue
 		}
-		next[c.UID] = time.Now()
-		if known != nil && equality.Semantic.DeepEqual(is, named(before, is.Name)) {
-			next[c.UID] = collect.Since(*known, c.UID, next[c.UID])
+		next[c.UID] = inject.EntryState{Since: time.Now()}
+		if known != nil && !(*known)[c.UID].Since.IsZero() && equality.Semantic.DeepEqual(is, named(before, is.Name)) {
+			next[c.UID] = (*known)[c.UID]
 		}
 	}
 	if known == nil || !maps.Equal(*known, next) {

@@ -45,7 +45,7 @@ func TestEntries(t *testing.T) {
 		app("ns", "invalid", &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Like"}}}),
 	}}
 	state.Listed.Store(listed)
-	require.Zero(t, state.Admitted(one))
+	require.Zero(t, state.Entry(one).Since)
 	require.NoError(t, r.Reconcile(t.Context()))
 	require.Len(t, written(), 1, "only one of them names pods that are not the mesh's own")
 	w := written()[0]
@@ -53,19 +53,19 @@ func TestEntries(t *testing.T) {
 	require.Equal(t, component, w.ObjectSelector)
 	require.Equal(t, map[string]string{"kubernetes.io/metadata.name": "ns"}, w.NamespaceSelector.MatchLabels)
 	require.Equal(t, admissionv1.Fail, *w.FailurePolicy)
-	since := state.Admitted(one)
+	since := state.Entry(one).Since
 	require.NotZero(t, since)
 
 	time.Sleep(time.Millisecond)
 	require.NoError(t, r.Reconcile(t.Context()))
-	require.Equal(t, since, state.Admitted(one), "the entry stays")
+	require.Equal(t, since, state.Entry(one).Since, "the entry stays")
 
 	edited := testenv.Get(t, env, "", inject.EntriesConfiguration, &admissionv1.MutatingWebhookConfiguration{})
 	edited.Webhooks = nil
 	require.NoError(t, env.Client.Update(t.Context(), edited))
 	require.NoError(t, r.Reconcile(t.Context()))
 	require.Len(t, written(), 1)
-	require.True(t, state.Admitted(one).After(since), "pods may have been created meanwhile")
+	require.True(t, state.Entry(one).Since.After(since), "pods may have been created meanwhile")
 
 	deleted := app("ns", "one", component)
 	deleted.DeletionTimestamp = new(metav1.Now())
@@ -75,7 +75,7 @@ func TestEntries(t *testing.T) {
 	state.Listed.Store(&controllers.Listed{})
 	require.NoError(t, r.Reconcile(t.Context()))
 	require.Empty(t, written())
-	require.Zero(t, state.Admitted(one))
+	require.Zero(t, state.Entry(one).Since)
 }
 
 // One tenant must not keep the entries of the others from being stored.
@@ -96,8 +96,8 @@ func TestEntriesFitOneObject(t *testing.T) {
 	require.Len(t, full, len(configs)-len(entries))
 	stored := &admissionv1.MutatingWebhookConfiguration{Webhooks: entries}
 	require.Less(t, stored.Size(), 1200<<10)
-	require.Contains(t, full, "ns/a0", "the youngest")
-	require.NotContains(t, full, "ns/a999", "the oldest")
+	require.Contains(t, full, configs[0], "the youngest")
+	require.NotContains(t, full, configs[999], "the oldest")
 }
 
 func TestMissingConfigurationIsReported(t *testing.T) {
@@ -108,5 +108,5 @@ func TestMissingConfigurationIsReported(t *testing.T) {
 	one := app("ns", "one", component)
 	state.Listed.Store(&controllers.Listed{Configs: []*v1alpha1.ShardingConfig{one}})
 	require.ErrorContains(t, r.Reconcile(t.Context()), "apply the manifests of the mesh again")
-	require.Zero(t, state.Admitted(one))
+	require.Zero(t, state.Entry(one).Since)
 }
