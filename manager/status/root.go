@@ -86,6 +86,7 @@ func OfRoot(in RootInput) v1alpha1.ShardingConfigStatus {
 		ObservedGeneration: in.Config.Generation,
 		Conditions:         slices.Clone(in.Config.Status.Conditions),
 		Shards:             int32(len(root.Shards)),
+		Selector:           selectorOf(root.ChildShardingConfigs),
 		Members:            int32(len(in.Pods) - w.surplus),
 		Method:             w.method(),
 		Stamping:           in.Stamping,
@@ -98,6 +99,15 @@ func OfRoot(in RootInput) v1alpha1.ShardingConfigStatus {
 	out.Pods = show(w.verdicts)
 	w.conditions(&out)
 	return out
+}
+
+// selectorOf returns a selector of the members of shards. It is empty without shards: an
+// empty selector selects all pods for some readers, and none for an HorizontalPodAutoscaler.
+func selectorOf(shards []string) string {
+	if len(shards) == 0 {
+		return ""
+	}
+	return v1alpha1.ShardLabel + " in (" + strings.Join(shards, ",") + ")"
 }
 
 // handover returns the state of all handovers in one word.

@@ -3,6 +3,7 @@ package status
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -66,6 +67,7 @@ func TestRootSettled(t *testing.T) {
 	s := OfRoot(*in)
 	require.EqualValues(t, 3, s.ObservedGeneration)
 	require.EqualValues(t, 2, s.Shards)
+	require.Equal(t, v1alpha1.ShardLabel+" in ("+strings.Join(s.Root.ChildShardingConfigs, ",")+")", s.Selector)
 	require.EqualValues(t, 2, s.Members)
 	require.EqualValues(t, 2, s.ReadyMembers)
 	require.Equal(t, "Filter", s.Method)

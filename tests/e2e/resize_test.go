@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
@@ -47,7 +48,7 @@ func testResize(t *testing.T) {
 		scale.Spec.Replicas = size + 1
 		_, err = workloads.UpdateScale(t.Context(), workload, scale, metav1.UpdateOptions{})
 		require.NoError(t, err)
-		r.change(t, size+1, func(s *meshv1alpha1.ShardingConfigSpec) { s.Root.Auto.ShardingSize = size })
+		r.scale(t, size, size+1)
 
 		owner := tenants.divided(t, 1, r.pods(t, int(size)+1), lists)
 		for _, ns := range tenants {
@@ -69,6 +70,23 @@ func testResize(t *testing.T) {
 	for i, pod := range r.pods(t, len(pods)) {
 		require.Equal(t, pods[i].UID, pod.UID, "it was evicted")
 	}
+}
+
+// scale sets the number of automatic shards as an autoscaler does, and waits until all shards
+// have the given number of members. The selector of the scale must select these.
+func (r root) scale(t *testing.T, size, members int32) {
+	t.Helper()
+	config := r.config(t)
+	scale := &autoscalingv1.Scale{}
+	require.NoError(t, cluster.SubResource("scale").Get(t.Context(), config, scale))
+	scale.Spec.Replicas = size
+	require.NoError(t, cluster.SubResource("scale").Update(t.Context(), config, client.WithSubResourceBody(scale)))
+	r.settles(t, members)
+	require.NoError(t, cluster.SubResource("scale").Get(t.Context(), config, scale))
+	require.Equal(t, members, scale.Status.Replicas)
+	selected, err := cluster.Clientset.CoreV1().Pods(r.home).List(t.Context(), metav1.ListOptions{LabelSelector: scale.Status.Selector})
+	require.NoError(t, err)
+	require.Len(t, selected.Items, int(members))
 }
 
 // storeIn returns the store of an informer of ConfigMaps that runs in a pod.

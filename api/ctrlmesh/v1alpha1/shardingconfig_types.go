@@ -13,6 +13,7 @@ import (
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
+// +kubebuilder:subresource:scale:specpath=.spec.root.auto.shardingSize,statuspath=.status.shards,selectorpath=.status.selector
 // +kubebuilder:resource:scope=Namespaced,shortName=shard,categories=ctrlmesh
 // +kubebuilder:printcolumn:name="Shards",type=integer,JSONPath=`.status.shards`
 // +kubebuilder:printcolumn:name="Members",type=integer,JSONPath=`.status.members`
@@ -623,6 +624,9 @@ type ShardingConfigStatus struct {
 	// Shards is the number of shards of this configuration.
 	// +optional
 	Shards int32 `json:"shards,omitempty"`
+	// Selector selects the members of all shards of a root, as the subresource scale requires.
+	// +optional
+	Selector string `json:"selector,omitempty"`
 	// Members is the number of selected pods.
 	// +optional
 	Members int32 `json:"members"`
