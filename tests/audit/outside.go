@@ -24,6 +24,21 @@ func Outside(states []State, writes []Request) []Foreign {
 	return out
 }
 
+// Beside returns the writes of Judgement.Foreign in flight while another shard owned their
+// namespace. The others are no second owner: a pod that is in no shard any more, as under a
+// dry run, may write what no shard owns.
+func Beside(states []State, foreign []Foreign) []Foreign {
+	owned := map[string][]ownedTime{} // by namespace
+	return slices.DeleteFunc(slices.Clone(foreign), func(f Foreign) bool {
+		if _, known := owned[f.Namespace]; !known {
+			owned[f.Namespace] = ownedTimes(states, f.Namespace)
+		}
+		return !slices.ContainsFunc(owned[f.Namespace], func(p ownedTime) bool {
+			return p.shard != f.Shard && f.End().After(p.from) && (p.to.IsZero() || f.Received.Before(p.to))
+		})
+	})
+}
+
 // ownedTime is a period in which a shard may write in a namespace.
 type ownedTime struct {
 	shard string

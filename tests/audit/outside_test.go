@@ -33,6 +33,32 @@ func TestOutsideWritesWhileOwned(t *testing.T) {
 	}
 }
 
+// TestForeignWritesBesideAnOwner checks that a pod in no shard any more may write what none owns.
+func TestForeignWritesBesideAnOwner(t *testing.T) {
+	all := states(t,
+		wrote(t, 1, 100, 110, nil, "a:x", "b:y"),
+		wrote(t, 2, 200, 210, nil, "a:", "b:"),
+		wrote(t, 3, 300, 310, nil, "a:", "b:x,y"),
+	)
+	for _, c := range []struct {
+		name   string
+		write  Request
+		beside bool
+	}{
+		{"while nobody owns it", write("a", "x", 220, 230), false},
+		{"across its own release", write("a", "x", 190, 220), false},
+		{"across the grant of another", write("a", "x", 290, 320), true},
+		{"while another owns it", write("a", "x", 320, 330), true},
+		{"without an end", write("b", "x", 150, 0), true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			j := Judge(all, []Request{c.write}, nil)
+			require.Len(t, j.Foreign, 1)
+			require.Len(t, Beside(all, j.Foreign), map[bool]int{true: 1, false: 0}[c.beside])
+		})
+	}
+}
+
 // TestTurnsNeedAGrant checks that shards write in one namespace only in turns.
 func TestTurnsNeedAGrant(t *testing.T) {
 	all := states(t,

@@ -21,6 +21,7 @@ const (
 	minKills      = 20 // of operator pods, agents and managers
 	minPartitions = 4
 	minRelabelled = 50
+	minEdits      = 200
 	minAdoptions  = 100
 	minRestores   = 20
 	maxHandover   = 30 * time.Second // the 99th percentile of the undisturbed parts
@@ -36,6 +37,7 @@ type counts struct {
 	failovers  []time.Duration
 	explored   int
 	relabelled int // moves of tenants from one subset to another
+	edits      int // of a root's spec
 	adoptions  int // each with a removal
 	outside    int // writes by pods outside the mesh of keys that a shard owned
 	restores   int // of etcd
@@ -43,7 +45,7 @@ type counts struct {
 
 // list returns the counts with those of the operators, after the given parts ran.
 func (c *counts) list(o *operator.Counts, ran []string) []harness.Count {
-	owned := []string{"scale", "canary", "restart", "storm", "subsets", "balance", "failover", "adoption", "restore"}
+	owned := []string{"scale", "canary", "restart", "storm", "subsets", "edits", "balance", "failover", "adoption", "restore"}
 	moving := append(slices.Clone(undisturbed), "storm")
 	enough := 0
 	for _, part := range ran {
@@ -67,6 +69,7 @@ func (c *counts) list(o *operator.Counts, ran []string) []harness.Count {
 		harness.Milliseconds("failover_p99_ms", failover, len(c.failovers) > 0 && failover <= maxFailover, "failover"),
 		harness.Number("states_explored", c.explored, c.explored > 0, "explore"),
 		harness.Number("subset_moves", c.relabelled, c.relabelled >= minRelabelled, "subsets"),
+		harness.Number("edits", c.edits, c.edits >= minEdits, "edits"),
 		harness.Number("adoptions", c.adoptions, c.adoptions >= minAdoptions, "adoption"),
 		harness.Number("restores", c.restores, c.restores >= minRestores, "restore"),
 		harness.Exactly("outside_writes", c.outside, 0, "adoption"),

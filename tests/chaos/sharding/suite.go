@@ -28,6 +28,7 @@ func New(w *harness.World, r *harness.Result) harness.Suite {
 			{Name: "restart", Run: s.restart},
 			{Name: "storm", Run: s.storm},
 			{Name: "subsets", Run: s.subsets},
+			{Name: "edits", Run: s.edits},
 			{Name: "balance", Run: s.balance},
 			{Name: "failover", Run: s.failover},
 			{Name: "adoption", Run: s.adoption},
