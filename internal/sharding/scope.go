@@ -97,6 +97,15 @@ func (s Scope) Hull() (hull Range, ok bool) {
 	return hull, !s.Empty()
 }
 
+// WithoutPoints returns the scope without ranges of a single hash: such as those of [Keys].
+func (s Scope) WithoutPoints() Scope {
+	sets := s.sets()
+	for b, ranges := range sets {
+		sets[b] = slices.DeleteFunc(slices.Clone(ranges), func(r Range) bool { return r.First == r.Last })
+	}
+	return canonical(sets)
+}
+
 // Everything reports whether the scope owns every key.
 func (s Scope) Everything() bool { return s.Equal(All()) }
 

@@ -27,8 +27,8 @@ const (
 	maxNamed = 4
 )
 
-// run is a part of the key space up to the next run, without the canary's keys. Each automatic
-// shard has one.
+// run is a part of the key space up to the next run, without the keys that are pinned. Each
+// automatic shard has one.
 type run struct {
 	shard string
 	first uint64 // 0 for the first run
@@ -174,18 +174,18 @@ func normals(root *v1alpha1.RootConfig) []string {
 
 // gone reports whether a shard that owned keys last, and was not pinned, no longer exists.
 func gone(root *v1alpha1.RootConfig, names []string, last map[string]sharding.Scope) bool {
-	owns, _ := pinned(root)
+	exist := Shards(root)
 	return collect.Any(last, func(name string, s sharding.Scope) bool {
-		_, is := owns[name]
-		return !is && name != canaryName(root) && !s.Empty() && !slices.Contains(names, name)
+		pinned := slices.ContainsFunc(exist, func(s Shard) bool { return s.Pinned && s.Name == name })
+		return !pinned && name != canaryName(root) && !s.Empty() && !slices.Contains(names, name)
 	})
 }
 
-// Repinned reports whether the pinned shards of a root own other keys than they were to own
-// last, as after a namespace got other labels.
+// Repinned reports whether other keys are pinned to the shards of a root than last, as after a
+// namespace got other labels.
 func Repinned(root *v1alpha1.RootConfig, last map[string]sharding.Scope) bool {
-	scopes, _ := pinned(root)
-	return collect.Any(scopes, func(name string, s sharding.Scope) bool { return !s.Equal(last[name]) })
+	now := scopes(root, runsOf(normals(root), last))
+	return collect.Any(now, func(name string, s sharding.Scope) bool { return !s.Equal(last[name]) })
 }
 
 // scopes returns what the pinned shards and the runs of the others own.
@@ -196,7 +196,7 @@ func scopes(root *v1alpha1.RootConfig, runs []run) map[string]sharding.Scope {
 		if i+1 < len(runs) {
 			whole.Last = runs[i+1].first - 1
 		}
-		out[r.shard] = sharding.Of(whole).Minus(taken)
+		out[r.shard] = sharding.Union(out[r.shard], sharding.Of(whole).Minus(taken))
 	}
 	return out
 }
@@ -211,7 +211,7 @@ func runsOf(names []string, last map[string]sharding.Scope) []run {
 	}
 	var hulls []held
 	for _, name := range names {
-		if hull, ok := last[name].Hull(); ok {
+		if hull, ok := last[name].WithoutPoints().Hull(); ok {
 			hulls = append(hulls, held{name, hull})
 		}
 	}
@@ -298,7 +298,7 @@ func (l line) join(was []run, names []string, last map[string]sharding.Scope) (o
 			wishes = append(wishes, window{k, k})
 		}
 		if i < len(cuts) {
-			hull, _ := last[r.shard].Hull()
+			hull, _ := last[r.shard].WithoutPoints().Hull()
 			// What was between the two is nobody's, and may go to either.
 			low := cuts[i]
 			if hull.Last < sharding.Whole.Last {

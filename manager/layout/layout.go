@@ -135,23 +135,31 @@ func WorkloadOf(pod metav1.Object) (w Workload, ok bool) {
 // pods.
 const templateHash = "pod-template-hash"
 
-// pinned returns the scopes of the pinned shards of a root, which [Resolve] has completed, and
-// their union.
+// pinned returns the scopes of the pinned shards of a root, which [Resolve] has completed, and the
+// namespaces that labels pin to the others. taken is their union.
 func pinned(root *v1alpha1.RootConfig) (scopes map[string]sharding.Scope, taken sharding.Scope) {
 	scopes = map[string]sharding.Scope{}
+	for _, s := range Shards(root) {
+		if names := root.PinnedNamespaces[s.Name]; len(names) > 0 {
+			scopes[s.Name] = sharding.Keys(names...)
+			taken = sharding.Union(taken, scopes[s.Name])
+		}
+	}
+	pin := func(shard string, own sharding.Scope) {
+		own = own.Minus(taken)
+		scopes[shard] = sharding.Union(scopes[shard], own)
+		taken = sharding.Union(taken, own)
+	}
 	if c := root.Canary; c != nil {
-		taken = sharding.Union(sharding.Keys(c.InNamespaces...), bucketsOf(c))
-		scopes[canaryName(root)] = taken
+		pin(canaryName(root), sharding.Union(sharding.Keys(c.InNamespaces...), bucketsOf(c)))
 	}
 	for _, s := range root.Subsets {
-		own := sharding.Keys(Named(s.Namespaces)...).Minus(taken)
-		scopes[subsetName(root, s.Name)] = own
-		taken = sharding.Union(taken, own)
+		pin(subsetName(root, s.Name), sharding.Keys(Named(s.Namespaces)...))
 	}
 	return scopes, taken
 }
 
-// takenBy returns the keys of all pinned shards of a root.
+// takenBy returns the keys of a root that are not divided by weight.
 func takenBy(root *v1alpha1.RootConfig) sharding.Scope {
 	_, taken := pinned(root)
 	return taken

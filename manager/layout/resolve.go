@@ -19,7 +19,7 @@ import (
 const MaxNamespaces = 1024
 
 // Resolve adds the names of the namespaces that match to a configuration with spec.root: to its
-// canary, subsets and limits. namespaces are those that exist, with their labels. The spec is
+// canary, subsets and limits, and to those that labels pin to its shards. namespaces are those that exist, with their labels. The spec is
 // replaced, not changed in place. After an error in the canary or a subset, all of these stay as
 // they are, but the limits have their names: without them they would permit nothing.
 func Resolve(spec *v1alpha1.ShardingConfigSpec, namespaces map[string]labels.Set) error {
@@ -41,8 +41,9 @@ func Resolve(spec *v1alpha1.ShardingConfigSpec, namespaces map[string]labels.Set
 		s := &out.Root.Subsets[i]
 		owners.own(&s.Namespaces, "subset "+s.Name+" of spec.root.subsets")
 	}
+	out.Root.PinnedNamespaces = owners.pins(out.Root)
 	if owners.err != nil {
-		out.Root.Canary, out.Root.Subsets = spec.Root.Canary, spec.Root.Subsets
+		out.Root.Canary, out.Root.Subsets, out.Root.PinnedNamespaces = spec.Root.Canary, spec.Root.Subsets, spec.Root.PinnedNamespaces
 	}
 	if limits.err == nil && (limits.resolved || owners.resolved) {
 		*spec = *out
@@ -81,6 +82,35 @@ func (r *resolving) own(matches *[]v1alpha1.NamespaceMatch, path string) {
 	if n := len(slices.Compact(slices.Sorted(slices.Values(Named(*matches))))); r.err == nil && n > MaxNamespaces {
 		r.err = fmt.Errorf("%s: %d namespaces match, and at most %d can be assigned to one shard, so the last assignment stays: match fewer, or let spec.root.auto divide them", path, n, MaxNamespaces)
 	}
+}
+
+// pins returns the namespaces, sorted, whose labels name a shard of a root, by the shard's name.
+func (r *resolving) pins(root *v1alpha1.RootConfig) map[string][]string {
+	if r.err != nil || root.Key == v1alpha1.KeyObject {
+		return nil
+	}
+	var out map[string][]string
+	shards := Shards(root)
+	for _, name := range slices.Sorted(maps.Keys(r.namespaces)) {
+		shard := r.namespaces[name].Get(v1alpha1.OwnerShardLabel)
+		if shard == "" || !slices.ContainsFunc(shards, func(s Shard) bool { return s.Name == shard }) {
+			continue
+		}
+		if out == nil {
+			out = map[string][]string{}
+		}
+		out[shard] = append(out[shard], name)
+	}
+	for _, shard := range slices.Sorted(maps.Keys(out)) {
+		if n := len(out[shard]); n > MaxNamespaces {
+			r.err = fmt.Errorf("label %s: %d namespaces name %s, and at most %d can be pinned to one shard, so the last assignment stays: label fewer", v1alpha1.OwnerShardLabel, n, shard, MaxNamespaces)
+		}
+	}
+	if len(out) > 0 && root.Method == v1alpha1.MethodServerSide {
+		r.err = fmt.Errorf("label %s: spec.root.method ServerSide has too few ranges for pinned namespaces, so the last assignment stays: choose Auto, or remove the labels", v1alpha1.OwnerShardLabel)
+	}
+	r.resolved = r.resolved || len(out) > 0
+	return out
 }
 
 // resolve appends an entry with the names of all namespaces that match, unless there are only

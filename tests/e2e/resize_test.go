@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -67,9 +68,37 @@ func testResize(t *testing.T) {
 			})
 		}
 	}
+	r.pins(t, tenants)
 	for i, pod := range r.pods(t, len(pods)) {
 		require.Equal(t, pods[i].UID, pod.UID, "it was evicted")
 	}
+}
+
+// pins labels a namespace with the shard that is to own it, and removes the label again.
+func (r root) pins(t *testing.T, tenants tenants) {
+	t.Helper()
+	pods := r.pods(t, 3) // of the canary, and of two shards
+	lists := func(pod *corev1.Pod) []string { return tenants.listed(t, pod) }
+	before := tenants.divided(t, 1, pods, lists)
+	i := slices.IndexFunc(tenants, func(ns string) bool { return before[ns] == pods[1].Name })
+	require.GreaterOrEqual(t, i, 0)
+	owned := func(by *corev1.Pod) {
+		t.Helper()
+		until(t, tenants[i]+" to be of "+by.Name, func(context.Context) error {
+			if !slices.Contains(lists(by), tenants[i]) {
+				return fmt.Errorf("it is not: %+v", r.config(t).Status.Root)
+			}
+			return nil
+		})
+	}
+	labelNamespace(t, tenants[i], meshv1alpha1.OwnerShardLabel, "part-2-normal")
+	owned(pods[2])
+	want := maps.Clone(before)
+	want[tenants[i]] = pods[2].Name
+	require.Equal(t, want, tenants.divided(t, 1, pods, lists), "others moved, too")
+	labelNamespace(t, tenants[i], meshv1alpha1.OwnerShardLabel, "")
+	owned(pods[1])
+	require.Equal(t, before, tenants.divided(t, 1, pods, lists))
 }
 
 // scale sets the number of automatic shards as an autoscaler does, and waits until all shards

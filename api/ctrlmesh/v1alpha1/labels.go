@@ -36,6 +36,10 @@ const (
 	// writes it, and reverts changes by others.
 	ShardLabel = GroupName + "/shard"
 
+	// OwnerShardLabel on a namespace is the derived shard that is to own it, instead of the one
+	// that the root would choose. Roots without a shard of that name ignore it.
+	OwnerShardLabel = GroupName + "/owner-shard"
+
 	// RootLabel on a derived ShardingConfig is the name of the one it was derived from.
 	RootLabel = GroupName + "/auto-sharding-root"
 

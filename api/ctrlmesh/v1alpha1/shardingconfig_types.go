@@ -375,6 +375,10 @@ type RootConfig struct {
 	// +kubebuilder:validation:items:MaxLength=256
 	DefaultOnlyUserAgents []string `json:"defaultOnlyUserAgents,omitempty"`
 
+	// PinnedNamespaces are the namespaces whose label owner-shard names a shard, by the shard's
+	// name. The manager fills them in from the namespaces; they are in no object.
+	PinnedNamespaces map[string][]string `json:"-"`
+
 	// Key is how objects are assigned to shards. Namespace: by their namespace; every shard
 	// sees cluster-scoped objects. Object: by their uid.
 	// +optional
