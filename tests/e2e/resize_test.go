@@ -85,7 +85,7 @@ func (r root) pins(t *testing.T, tenants tenants) {
 	owned := func(by *corev1.Pod) {
 		t.Helper()
 		until(t, tenants[i]+" to be of "+by.Name, func(context.Context) error {
-			if !slices.Contains(lists(by), tenants[i]) {
+			if !slices.Contains(lists(by), tenants[i]+"/cm") {
 				return fmt.Errorf("it is not: %+v", r.config(t).Status.Root)
 			}
 			return nil
