@@ -24,18 +24,12 @@ const (
 	// cause. Then the root is corrected, and must settle.
 	editsAtOnce = 10
 	editEvery   = 4 * time.Second // at most
+	// editDisruptEvery is the mean time between two disruptions.
+	editDisruptEvery = 10 * time.Second
 	// editsSettle bounds the time until a corrected root settles: it may be deleted and made
 	// anew, and its pods replaced.
 	editsSettle = 5 * time.Minute
 )
-
-var editDisruptions = []disruptions{
-	{"an operator killed", 8, killPod},
-	{"an operator's pod deleted", 6, deletePod},
-	{"an agent killed", 8, killAgent},
-	{"the manager killed", 6, killManager},
-	{"an agent cut off", 4, partitionAgent},
-}
 
 // edit changes a spec as a user might, by mistake or not.
 type edit struct {
@@ -79,14 +73,31 @@ func (s *suite) edits(ctx context.Context) error {
 		o.Writer.MaxWait = time.Hour // nothing is reconciled while the root is wrong
 		breaking, stop := context.WithCancel(ctx)
 		broken := make(chan error, 1)
-		go func() { broken <- o.disrupt(breaking, editDisruptions) }()
+		go func() { broken <- o.disruptUntil(breaking) }()
 		err = o.editAll(ctx)
-		stop() // after an error disruptions may be under way
-		if e := <-broken; err == nil && breaking.Err() == nil {
-			err = e
-		}
+		stop()
+		err = errors.Join(err, <-broken)
 	}
 	return errors.Join(err, o.judgeEdits(ctx), o.Remove(ctx))
+}
+
+// disruptUntil disrupts the operator and the mesh at random, until ctx ends.
+func (o *shardedOperator) disruptUntil(ctx context.Context) error {
+	random := rand.New(rand.NewPCG(editsSeed, 1))
+	for {
+		if kube.Sleep(ctx, time.Duration(random.Int64N(int64(2*editDisruptEvery)))) != nil {
+			return nil
+		}
+		d := siteDisruptions[random.IntN(len(siteDisruptions))]
+		err := d.cause(ctx, o, random)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
+			return fmt.Errorf("%s: %w", d.name, err)
+		}
+		o.Logf("  %s", d.name)
+	}
 }
 
 // editAll edits the root minEdits times. Every editsAtOnce edits it must settle.
