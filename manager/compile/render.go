@@ -114,7 +114,7 @@ func isolate(s *meshv1.Sharding, c *v1alpha1.ShardingConfig) {
 	s.Isolation = isolations[c.Spec.Isolation]
 	s.FenceNamespaces = c.Spec.Fence == v1alpha1.FenceNamespace
 	s.ReadAll = c.Spec.Reads != v1alpha1.ReadsOwn
-	s.DryRun = c.Spec.DryRun
+	s.DryRun = c.Spec.DryRun && !s.Standby // as while a root in a dry run is withdrawn
 	if u := c.Spec.UserAgent; u != nil {
 		s.UserAgent, s.UserAgentPrefix = u.Value, u.Prefix
 	}
