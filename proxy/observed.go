@@ -56,6 +56,16 @@ func (p *Pod) ObservedLocks() []lock.Observed {
 	return p.env.Observed.Except(pol.Locks)
 }
 
+// LockRefusals returns the refusals of the apiserver that keep the pod from the locks of the policy
+// in force, sorted by lock.
+func (p *Pod) LockRefusals() []lock.Refusal {
+	pol := p.env.Policy.Load()
+	if pol == nil || pol.Standby {
+		return nil
+	}
+	return p.env.Refusals.Of(pol.Locks, time.Now())
+}
+
 // Methods returns how lists and watches of the resources that the policy in force divides,
 // as resource.group, were narrowed last: "ServerSide", "Labels" or "Filter".
 func (p *Pod) Methods() map[string]string {

@@ -16,6 +16,13 @@ const (
 const MaxLocks = 64
 
 const (
+	// MaxLockRefusals bounds the refusals of locks in the report about one pod.
+	MaxLockRefusals = 8
+	// MaxRefusalMessage bounds the apiserver's message about each of them, in bytes.
+	MaxRefusalMessage = 256
+)
+
+const (
 	// MaxPolicyBytes bounds the policy of one pod, and the webhooks of one node, encoded. The
 	// manager replaces a larger policy by a refusal of that pod, and the largest webhooks by
 	// their problem.

@@ -714,8 +714,11 @@ type PodReport struct {
 	// Why reviews that arrive at the pod are not routed although its configuration has
 	// spec.webhook, as text for people.
 	WebhookMessage string `protobuf:"bytes,15,opt,name=webhook_message,json=webhookMessage,proto3" json:"webhook_message,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Locks of the policy that the apiserver does not let the pod read or write. At most 8,
+	// sorted by lock.
+	LockRefusals  []*LockRefusal `protobuf:"bytes,16,rep,name=lock_refusals,json=lockRefusals,proto3" json:"lock_refusals,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PodReport) Reset() {
@@ -846,6 +849,104 @@ func (x *PodReport) GetWebhookMessage() string {
 	return ""
 }
 
+func (x *PodReport) GetLockRefusals() []*LockRefusal {
+	if x != nil {
+		return x.LockRefusals
+	}
+	return nil
+}
+
+// LockRefusal is an error that the apiserver answers to a pod's requests for one of its locks:
+// 403, or another one for so long that it does not look temporary.
+type LockRefusal struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The lock, by the operator's own name.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name      string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// "leases", "configmaps" or "endpoints".
+	Resource string `protobuf:"bytes,3,opt,name=resource,proto3" json:"resource,omitempty"`
+	// Of the refused request, such as "create".
+	Verb string `protobuf:"bytes,4,opt,name=verb,proto3" json:"verb,omitempty"`
+	// Of the response.
+	Code uint32 `protobuf:"varint,5,opt,name=code,proto3" json:"code,omitempty"`
+	// The apiserver's, at most 256 bytes. It may be empty.
+	Message       string `protobuf:"bytes,6,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LockRefusal) Reset() {
+	*x = LockRefusal{}
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LockRefusal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LockRefusal) ProtoMessage() {}
+
+func (x *LockRefusal) ProtoReflect() protoreflect.Message {
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LockRefusal.ProtoReflect.Descriptor instead.
+func (*LockRefusal) Descriptor() ([]byte, []int) {
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *LockRefusal) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *LockRefusal) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *LockRefusal) GetResource() string {
+	if x != nil {
+		return x.Resource
+	}
+	return ""
+}
+
+func (x *LockRefusal) GetVerb() string {
+	if x != nil {
+		return x.Verb
+	}
+	return ""
+}
+
+func (x *LockRefusal) GetCode() uint32 {
+	if x != nil {
+		return x.Code
+	}
+	return 0
+}
+
+func (x *LockRefusal) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
 // ObservedLock is a leader-election lock seen in a pod's requests.
 type ObservedLock struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -863,7 +964,7 @@ type ObservedLock struct {
 
 func (x *ObservedLock) Reset() {
 	*x = ObservedLock{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[8]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -875,7 +976,7 @@ func (x *ObservedLock) String() string {
 func (*ObservedLock) ProtoMessage() {}
 
 func (x *ObservedLock) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[8]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -888,7 +989,7 @@ func (x *ObservedLock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedLock.ProtoReflect.Descriptor instead.
 func (*ObservedLock) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{8}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ObservedLock) GetNamespace() string {
@@ -944,7 +1045,7 @@ type DeadHolder struct {
 
 func (x *DeadHolder) Reset() {
 	*x = DeadHolder{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[9]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -956,7 +1057,7 @@ func (x *DeadHolder) String() string {
 func (*DeadHolder) ProtoMessage() {}
 
 func (x *DeadHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[9]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -969,7 +1070,7 @@ func (x *DeadHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadHolder.ProtoReflect.Descriptor instead.
 func (*DeadHolder) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{9}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DeadHolder) GetIdentity() string {
@@ -1023,7 +1124,7 @@ type ManagerMessage struct {
 
 func (x *ManagerMessage) Reset() {
 	*x = ManagerMessage{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[10]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1035,7 +1136,7 @@ func (x *ManagerMessage) String() string {
 func (*ManagerMessage) ProtoMessage() {}
 
 func (x *ManagerMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[10]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1048,7 +1149,7 @@ func (x *ManagerMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerMessage.ProtoReflect.Descriptor instead.
 func (*ManagerMessage) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{10}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ManagerMessage) GetKind() isManagerMessage_Kind {
@@ -1154,7 +1255,7 @@ type Webhooks struct {
 
 func (x *Webhooks) Reset() {
 	*x = Webhooks{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[11]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1166,7 +1267,7 @@ func (x *Webhooks) String() string {
 func (*Webhooks) ProtoMessage() {}
 
 func (x *Webhooks) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[11]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1179,7 +1280,7 @@ func (x *Webhooks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Webhooks.ProtoReflect.Descriptor instead.
 func (*Webhooks) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{11}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Webhooks) GetVersion() string {
@@ -1227,7 +1328,7 @@ type Webhook struct {
 
 func (x *Webhook) Reset() {
 	*x = Webhook{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[12]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1239,7 +1340,7 @@ func (x *Webhook) String() string {
 func (*Webhook) ProtoMessage() {}
 
 func (x *Webhook) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[12]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1252,7 +1353,7 @@ func (x *Webhook) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Webhook.ProtoReflect.Descriptor instead.
 func (*Webhook) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{12}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Webhook) GetPods() map[string]string {
@@ -1344,7 +1445,7 @@ type ReadyPods struct {
 
 func (x *ReadyPods) Reset() {
 	*x = ReadyPods{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[13]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1356,7 +1457,7 @@ func (x *ReadyPods) String() string {
 func (*ReadyPods) ProtoMessage() {}
 
 func (x *ReadyPods) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[13]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1369,7 +1470,7 @@ func (x *ReadyPods) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadyPods.ProtoReflect.Descriptor instead.
 func (*ReadyPods) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{13}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ReadyPods) GetShard() string {
@@ -1399,7 +1500,7 @@ type ServerAuthority struct {
 
 func (x *ServerAuthority) Reset() {
 	*x = ServerAuthority{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1411,7 +1512,7 @@ func (x *ServerAuthority) String() string {
 func (*ServerAuthority) ProtoMessage() {}
 
 func (x *ServerAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1424,7 +1525,7 @@ func (x *ServerAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerAuthority.ProtoReflect.Descriptor instead.
 func (*ServerAuthority) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{14}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ServerAuthority) GetServerName() string {
@@ -1464,7 +1565,7 @@ type Cluster struct {
 
 func (x *Cluster) Reset() {
 	*x = Cluster{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1476,7 +1577,7 @@ func (x *Cluster) String() string {
 func (*Cluster) ProtoMessage() {}
 
 func (x *Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1489,7 +1590,7 @@ func (x *Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cluster.ProtoReflect.Descriptor instead.
 func (*Cluster) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{15}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Cluster) GetVersion() string {
@@ -1543,7 +1644,7 @@ type Remove struct {
 
 func (x *Remove) Reset() {
 	*x = Remove{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[16]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1555,7 +1656,7 @@ func (x *Remove) String() string {
 func (*Remove) ProtoMessage() {}
 
 func (x *Remove) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[16]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1568,7 +1669,7 @@ func (x *Remove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Remove.ProtoReflect.Descriptor instead.
 func (*Remove) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{16}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Remove) GetUid() string {
@@ -1586,7 +1687,7 @@ type Synced struct {
 
 func (x *Synced) Reset() {
 	*x = Synced{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[17]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1598,7 +1699,7 @@ func (x *Synced) String() string {
 func (*Synced) ProtoMessage() {}
 
 func (x *Synced) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[17]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1611,7 +1712,7 @@ func (x *Synced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Synced.ProtoReflect.Descriptor instead.
 func (*Synced) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{17}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{18}
 }
 
 // PodPolicy is everything that applies to one pod.
@@ -1659,7 +1760,7 @@ type PodPolicy struct {
 
 func (x *PodPolicy) Reset() {
 	*x = PodPolicy{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[18]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1671,7 +1772,7 @@ func (x *PodPolicy) String() string {
 func (*PodPolicy) ProtoMessage() {}
 
 func (x *PodPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[18]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1684,7 +1785,7 @@ func (x *PodPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodPolicy.ProtoReflect.Descriptor instead.
 func (*PodPolicy) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{18}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *PodPolicy) GetUid() string {
@@ -1843,7 +1944,7 @@ type Sharding struct {
 
 func (x *Sharding) Reset() {
 	*x = Sharding{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[19]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1855,7 +1956,7 @@ func (x *Sharding) String() string {
 func (*Sharding) ProtoMessage() {}
 
 func (x *Sharding) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[19]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1868,7 +1969,7 @@ func (x *Sharding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sharding.ProtoReflect.Descriptor instead.
 func (*Sharding) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{19}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Sharding) GetShard() string {
@@ -2015,7 +2116,7 @@ type Owner struct {
 
 func (x *Owner) Reset() {
 	*x = Owner{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[20]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2027,7 +2128,7 @@ func (x *Owner) String() string {
 func (*Owner) ProtoMessage() {}
 
 func (x *Owner) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[20]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2040,7 +2141,7 @@ func (x *Owner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Owner.ProtoReflect.Descriptor instead.
 func (*Owner) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{20}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Owner) GetShard() string {
@@ -2072,7 +2173,7 @@ type SharedObjects struct {
 
 func (x *SharedObjects) Reset() {
 	*x = SharedObjects{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[21]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2084,7 +2185,7 @@ func (x *SharedObjects) String() string {
 func (*SharedObjects) ProtoMessage() {}
 
 func (x *SharedObjects) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[21]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2097,7 +2198,7 @@ func (x *SharedObjects) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SharedObjects.ProtoReflect.Descriptor instead.
 func (*SharedObjects) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{21}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SharedObjects) GetResources() []*ResourceGroup {
@@ -2143,7 +2244,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[22]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2155,7 +2256,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[22]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2168,7 +2269,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{22}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Limit) GetResources() []*ResourceGroup {
@@ -2202,7 +2303,7 @@ type Scope struct {
 
 func (x *Scope) Reset() {
 	*x = Scope{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[23]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2214,7 +2315,7 @@ func (x *Scope) String() string {
 func (*Scope) ProtoMessage() {}
 
 func (x *Scope) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[23]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2227,7 +2328,7 @@ func (x *Scope) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scope.ProtoReflect.Descriptor instead.
 func (*Scope) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{23}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Scope) GetParts() []*ScopePart {
@@ -2248,7 +2349,7 @@ type ScopePart struct {
 
 func (x *ScopePart) Reset() {
 	*x = ScopePart{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[24]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2260,7 +2361,7 @@ func (x *ScopePart) String() string {
 func (*ScopePart) ProtoMessage() {}
 
 func (x *ScopePart) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[24]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2273,7 +2374,7 @@ func (x *ScopePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScopePart.ProtoReflect.Descriptor instead.
 func (*ScopePart) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{24}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ScopePart) GetBuckets() uint32 {
@@ -2301,7 +2402,7 @@ type KeyRange struct {
 
 func (x *KeyRange) Reset() {
 	*x = KeyRange{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[25]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2313,7 +2414,7 @@ func (x *KeyRange) String() string {
 func (*KeyRange) ProtoMessage() {}
 
 func (x *KeyRange) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[25]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2326,7 +2427,7 @@ func (x *KeyRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyRange.ProtoReflect.Descriptor instead.
 func (*KeyRange) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{25}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *KeyRange) GetFirst() uint64 {
@@ -2354,7 +2455,7 @@ type ResourceGroup struct {
 
 func (x *ResourceGroup) Reset() {
 	*x = ResourceGroup{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[26]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2366,7 +2467,7 @@ func (x *ResourceGroup) String() string {
 func (*ResourceGroup) ProtoMessage() {}
 
 func (x *ResourceGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[26]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2379,7 +2480,7 @@ func (x *ResourceGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceGroup.ProtoReflect.Descriptor instead.
 func (*ResourceGroup) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{26}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ResourceGroup) GetApiGroups() []string {
@@ -2410,7 +2511,7 @@ type Lock struct {
 
 func (x *Lock) Reset() {
 	*x = Lock{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[27]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2422,7 +2523,7 @@ func (x *Lock) String() string {
 func (*Lock) ProtoMessage() {}
 
 func (x *Lock) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[27]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2435,7 +2536,7 @@ func (x *Lock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lock.ProtoReflect.Descriptor instead.
 func (*Lock) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{27}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Lock) GetNamespace() string {
@@ -2501,7 +2602,7 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\x06serial\x18\x05 \x01(\x04R\x06serial\x12\x16\n" +
 	"\x06barred\x18\x06 \x01(\bR\x06barred\"9\n" +
 	"\x06Report\x12/\n" +
-	"\x04pods\x18\x01 \x03(\v2\x1b.ctrlmesh.mesh.v1.PodReportR\x04pods\"\x9b\x05\n" +
+	"\x04pods\x18\x01 \x03(\v2\x1b.ctrlmesh.mesh.v1.PodReportR\x04pods\"\xdf\x05\n" +
 	"\tPodReport\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x18\n" +
 	"\acapture\x18\x02 \x01(\tR\acapture\x12\x18\n" +
@@ -2519,10 +2620,18 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\fdead_holders\x18\r \x03(\v2\x1c.ctrlmesh.mesh.v1.DeadHolderR\vdeadHolders\x12\x1d\n" +
 	"\n" +
 	"held_locks\x18\x0e \x03(\tR\theldLocks\x12'\n" +
-	"\x0fwebhook_message\x18\x0f \x01(\tR\x0ewebhookMessage\x1a:\n" +
+	"\x0fwebhook_message\x18\x0f \x01(\tR\x0ewebhookMessage\x12B\n" +
+	"\rlock_refusals\x18\x10 \x03(\v2\x1d.ctrlmesh.mesh.v1.LockRefusalR\flockRefusals\x1a:\n" +
 	"\fMethodsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\x06\x10\a\"\x8e\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\x06\x10\a\"\x9d\x01\n" +
+	"\vLockRefusal\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1a\n" +
+	"\bresource\x18\x03 \x01(\tR\bresource\x12\x12\n" +
+	"\x04verb\x18\x04 \x01(\tR\x04verb\x12\x12\n" +
+	"\x04code\x18\x05 \x01(\rR\x04code\x12\x18\n" +
+	"\amessage\x18\x06 \x01(\tR\amessage\"\x8e\x01\n" +
 	"\fObservedLock\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1a\n" +
@@ -2678,7 +2787,7 @@ func file_api_mesh_v1_mesh_proto_rawDescGZIP() []byte {
 }
 
 var file_api_mesh_v1_mesh_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_mesh_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_api_mesh_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_api_mesh_v1_mesh_proto_goTypes = []any{
 	(Key)(0),                      // 0: ctrlmesh.mesh.v1.Key
 	(Method)(0),                   // 1: ctrlmesh.mesh.v1.Method
@@ -2691,85 +2800,87 @@ var file_api_mesh_v1_mesh_proto_goTypes = []any{
 	(*Ack)(nil),                   // 8: ctrlmesh.mesh.v1.Ack
 	(*Report)(nil),                // 9: ctrlmesh.mesh.v1.Report
 	(*PodReport)(nil),             // 10: ctrlmesh.mesh.v1.PodReport
-	(*ObservedLock)(nil),          // 11: ctrlmesh.mesh.v1.ObservedLock
-	(*DeadHolder)(nil),            // 12: ctrlmesh.mesh.v1.DeadHolder
-	(*ManagerMessage)(nil),        // 13: ctrlmesh.mesh.v1.ManagerMessage
-	(*Webhooks)(nil),              // 14: ctrlmesh.mesh.v1.Webhooks
-	(*Webhook)(nil),               // 15: ctrlmesh.mesh.v1.Webhook
-	(*ReadyPods)(nil),             // 16: ctrlmesh.mesh.v1.ReadyPods
-	(*ServerAuthority)(nil),       // 17: ctrlmesh.mesh.v1.ServerAuthority
-	(*Cluster)(nil),               // 18: ctrlmesh.mesh.v1.Cluster
-	(*Remove)(nil),                // 19: ctrlmesh.mesh.v1.Remove
-	(*Synced)(nil),                // 20: ctrlmesh.mesh.v1.Synced
-	(*PodPolicy)(nil),             // 21: ctrlmesh.mesh.v1.PodPolicy
-	(*Sharding)(nil),              // 22: ctrlmesh.mesh.v1.Sharding
-	(*Owner)(nil),                 // 23: ctrlmesh.mesh.v1.Owner
-	(*SharedObjects)(nil),         // 24: ctrlmesh.mesh.v1.SharedObjects
-	(*Limit)(nil),                 // 25: ctrlmesh.mesh.v1.Limit
-	(*Scope)(nil),                 // 26: ctrlmesh.mesh.v1.Scope
-	(*ScopePart)(nil),             // 27: ctrlmesh.mesh.v1.ScopePart
-	(*KeyRange)(nil),              // 28: ctrlmesh.mesh.v1.KeyRange
-	(*ResourceGroup)(nil),         // 29: ctrlmesh.mesh.v1.ResourceGroup
-	(*Lock)(nil),                  // 30: ctrlmesh.mesh.v1.Lock
-	nil,                           // 31: ctrlmesh.mesh.v1.Hello.VersionsEntry
-	nil,                           // 32: ctrlmesh.mesh.v1.Hello.NamespacesEntry
-	nil,                           // 33: ctrlmesh.mesh.v1.PodReport.MethodsEntry
-	nil,                           // 34: ctrlmesh.mesh.v1.Webhook.PodsEntry
-	(*RuleState)(nil),             // 35: ctrlmesh.mesh.v1.RuleState
-	(*FaultState)(nil),            // 36: ctrlmesh.mesh.v1.FaultState
-	(*Traffic)(nil),               // 37: ctrlmesh.mesh.v1.Traffic
+	(*LockRefusal)(nil),           // 11: ctrlmesh.mesh.v1.LockRefusal
+	(*ObservedLock)(nil),          // 12: ctrlmesh.mesh.v1.ObservedLock
+	(*DeadHolder)(nil),            // 13: ctrlmesh.mesh.v1.DeadHolder
+	(*ManagerMessage)(nil),        // 14: ctrlmesh.mesh.v1.ManagerMessage
+	(*Webhooks)(nil),              // 15: ctrlmesh.mesh.v1.Webhooks
+	(*Webhook)(nil),               // 16: ctrlmesh.mesh.v1.Webhook
+	(*ReadyPods)(nil),             // 17: ctrlmesh.mesh.v1.ReadyPods
+	(*ServerAuthority)(nil),       // 18: ctrlmesh.mesh.v1.ServerAuthority
+	(*Cluster)(nil),               // 19: ctrlmesh.mesh.v1.Cluster
+	(*Remove)(nil),                // 20: ctrlmesh.mesh.v1.Remove
+	(*Synced)(nil),                // 21: ctrlmesh.mesh.v1.Synced
+	(*PodPolicy)(nil),             // 22: ctrlmesh.mesh.v1.PodPolicy
+	(*Sharding)(nil),              // 23: ctrlmesh.mesh.v1.Sharding
+	(*Owner)(nil),                 // 24: ctrlmesh.mesh.v1.Owner
+	(*SharedObjects)(nil),         // 25: ctrlmesh.mesh.v1.SharedObjects
+	(*Limit)(nil),                 // 26: ctrlmesh.mesh.v1.Limit
+	(*Scope)(nil),                 // 27: ctrlmesh.mesh.v1.Scope
+	(*ScopePart)(nil),             // 28: ctrlmesh.mesh.v1.ScopePart
+	(*KeyRange)(nil),              // 29: ctrlmesh.mesh.v1.KeyRange
+	(*ResourceGroup)(nil),         // 30: ctrlmesh.mesh.v1.ResourceGroup
+	(*Lock)(nil),                  // 31: ctrlmesh.mesh.v1.Lock
+	nil,                           // 32: ctrlmesh.mesh.v1.Hello.VersionsEntry
+	nil,                           // 33: ctrlmesh.mesh.v1.Hello.NamespacesEntry
+	nil,                           // 34: ctrlmesh.mesh.v1.PodReport.MethodsEntry
+	nil,                           // 35: ctrlmesh.mesh.v1.Webhook.PodsEntry
+	(*RuleState)(nil),             // 36: ctrlmesh.mesh.v1.RuleState
+	(*FaultState)(nil),            // 37: ctrlmesh.mesh.v1.FaultState
+	(*Traffic)(nil),               // 38: ctrlmesh.mesh.v1.Traffic
 }
 var file_api_mesh_v1_mesh_proto_depIdxs = []int32{
 	7,  // 0: ctrlmesh.mesh.v1.AgentMessage.hello:type_name -> ctrlmesh.mesh.v1.Hello
 	8,  // 1: ctrlmesh.mesh.v1.AgentMessage.ack:type_name -> ctrlmesh.mesh.v1.Ack
 	9,  // 2: ctrlmesh.mesh.v1.AgentMessage.report:type_name -> ctrlmesh.mesh.v1.Report
-	31, // 3: ctrlmesh.mesh.v1.Hello.versions:type_name -> ctrlmesh.mesh.v1.Hello.VersionsEntry
-	32, // 4: ctrlmesh.mesh.v1.Hello.namespaces:type_name -> ctrlmesh.mesh.v1.Hello.NamespacesEntry
+	32, // 3: ctrlmesh.mesh.v1.Hello.versions:type_name -> ctrlmesh.mesh.v1.Hello.VersionsEntry
+	33, // 4: ctrlmesh.mesh.v1.Hello.namespaces:type_name -> ctrlmesh.mesh.v1.Hello.NamespacesEntry
 	10, // 5: ctrlmesh.mesh.v1.Report.pods:type_name -> ctrlmesh.mesh.v1.PodReport
-	33, // 6: ctrlmesh.mesh.v1.PodReport.methods:type_name -> ctrlmesh.mesh.v1.PodReport.MethodsEntry
-	35, // 7: ctrlmesh.mesh.v1.PodReport.rules:type_name -> ctrlmesh.mesh.v1.RuleState
-	36, // 8: ctrlmesh.mesh.v1.PodReport.faults:type_name -> ctrlmesh.mesh.v1.FaultState
-	11, // 9: ctrlmesh.mesh.v1.PodReport.observed_locks:type_name -> ctrlmesh.mesh.v1.ObservedLock
-	12, // 10: ctrlmesh.mesh.v1.PodReport.dead_holders:type_name -> ctrlmesh.mesh.v1.DeadHolder
-	18, // 11: ctrlmesh.mesh.v1.ManagerMessage.cluster:type_name -> ctrlmesh.mesh.v1.Cluster
-	21, // 12: ctrlmesh.mesh.v1.ManagerMessage.upsert:type_name -> ctrlmesh.mesh.v1.PodPolicy
-	19, // 13: ctrlmesh.mesh.v1.ManagerMessage.remove:type_name -> ctrlmesh.mesh.v1.Remove
-	20, // 14: ctrlmesh.mesh.v1.ManagerMessage.synced:type_name -> ctrlmesh.mesh.v1.Synced
-	14, // 15: ctrlmesh.mesh.v1.ManagerMessage.webhooks:type_name -> ctrlmesh.mesh.v1.Webhooks
-	15, // 16: ctrlmesh.mesh.v1.Webhooks.webhooks:type_name -> ctrlmesh.mesh.v1.Webhook
-	34, // 17: ctrlmesh.mesh.v1.Webhook.pods:type_name -> ctrlmesh.mesh.v1.Webhook.PodsEntry
-	0,  // 18: ctrlmesh.mesh.v1.Webhook.key:type_name -> ctrlmesh.mesh.v1.Key
-	23, // 19: ctrlmesh.mesh.v1.Webhook.owners:type_name -> ctrlmesh.mesh.v1.Owner
-	24, // 20: ctrlmesh.mesh.v1.Webhook.shared:type_name -> ctrlmesh.mesh.v1.SharedObjects
-	25, // 21: ctrlmesh.mesh.v1.Webhook.limits:type_name -> ctrlmesh.mesh.v1.Limit
-	16, // 22: ctrlmesh.mesh.v1.Webhook.ready:type_name -> ctrlmesh.mesh.v1.ReadyPods
-	17, // 23: ctrlmesh.mesh.v1.Webhook.authorities:type_name -> ctrlmesh.mesh.v1.ServerAuthority
-	22, // 24: ctrlmesh.mesh.v1.PodPolicy.sharding:type_name -> ctrlmesh.mesh.v1.Sharding
-	37, // 25: ctrlmesh.mesh.v1.PodPolicy.traffic:type_name -> ctrlmesh.mesh.v1.Traffic
-	25, // 26: ctrlmesh.mesh.v1.Sharding.limits:type_name -> ctrlmesh.mesh.v1.Limit
-	0,  // 27: ctrlmesh.mesh.v1.Sharding.key:type_name -> ctrlmesh.mesh.v1.Key
-	1,  // 28: ctrlmesh.mesh.v1.Sharding.method:type_name -> ctrlmesh.mesh.v1.Method
-	2,  // 29: ctrlmesh.mesh.v1.Sharding.isolation:type_name -> ctrlmesh.mesh.v1.Isolation
-	30, // 30: ctrlmesh.mesh.v1.Sharding.locks:type_name -> ctrlmesh.mesh.v1.Lock
-	24, // 31: ctrlmesh.mesh.v1.Sharding.shared:type_name -> ctrlmesh.mesh.v1.SharedObjects
-	23, // 32: ctrlmesh.mesh.v1.Sharding.owners:type_name -> ctrlmesh.mesh.v1.Owner
-	26, // 33: ctrlmesh.mesh.v1.Owner.scope:type_name -> ctrlmesh.mesh.v1.Scope
-	29, // 34: ctrlmesh.mesh.v1.SharedObjects.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
-	29, // 35: ctrlmesh.mesh.v1.Limit.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
-	26, // 36: ctrlmesh.mesh.v1.Limit.scope:type_name -> ctrlmesh.mesh.v1.Scope
-	27, // 37: ctrlmesh.mesh.v1.Scope.parts:type_name -> ctrlmesh.mesh.v1.ScopePart
-	28, // 38: ctrlmesh.mesh.v1.ScopePart.ranges:type_name -> ctrlmesh.mesh.v1.KeyRange
-	6,  // 39: ctrlmesh.mesh.v1.Mesh.Connect:input_type -> ctrlmesh.mesh.v1.AgentMessage
-	4,  // 40: ctrlmesh.mesh.v1.Mesh.SignLeaf:input_type -> ctrlmesh.mesh.v1.SignLeafRequest
-	3,  // 41: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:input_type -> ctrlmesh.mesh.v1.SignEgressLeafRequest
-	13, // 42: ctrlmesh.mesh.v1.Mesh.Connect:output_type -> ctrlmesh.mesh.v1.ManagerMessage
-	5,  // 43: ctrlmesh.mesh.v1.Mesh.SignLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
-	5,  // 44: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
-	42, // [42:45] is the sub-list for method output_type
-	39, // [39:42] is the sub-list for method input_type
-	39, // [39:39] is the sub-list for extension type_name
-	39, // [39:39] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	34, // 6: ctrlmesh.mesh.v1.PodReport.methods:type_name -> ctrlmesh.mesh.v1.PodReport.MethodsEntry
+	36, // 7: ctrlmesh.mesh.v1.PodReport.rules:type_name -> ctrlmesh.mesh.v1.RuleState
+	37, // 8: ctrlmesh.mesh.v1.PodReport.faults:type_name -> ctrlmesh.mesh.v1.FaultState
+	12, // 9: ctrlmesh.mesh.v1.PodReport.observed_locks:type_name -> ctrlmesh.mesh.v1.ObservedLock
+	13, // 10: ctrlmesh.mesh.v1.PodReport.dead_holders:type_name -> ctrlmesh.mesh.v1.DeadHolder
+	11, // 11: ctrlmesh.mesh.v1.PodReport.lock_refusals:type_name -> ctrlmesh.mesh.v1.LockRefusal
+	19, // 12: ctrlmesh.mesh.v1.ManagerMessage.cluster:type_name -> ctrlmesh.mesh.v1.Cluster
+	22, // 13: ctrlmesh.mesh.v1.ManagerMessage.upsert:type_name -> ctrlmesh.mesh.v1.PodPolicy
+	20, // 14: ctrlmesh.mesh.v1.ManagerMessage.remove:type_name -> ctrlmesh.mesh.v1.Remove
+	21, // 15: ctrlmesh.mesh.v1.ManagerMessage.synced:type_name -> ctrlmesh.mesh.v1.Synced
+	15, // 16: ctrlmesh.mesh.v1.ManagerMessage.webhooks:type_name -> ctrlmesh.mesh.v1.Webhooks
+	16, // 17: ctrlmesh.mesh.v1.Webhooks.webhooks:type_name -> ctrlmesh.mesh.v1.Webhook
+	35, // 18: ctrlmesh.mesh.v1.Webhook.pods:type_name -> ctrlmesh.mesh.v1.Webhook.PodsEntry
+	0,  // 19: ctrlmesh.mesh.v1.Webhook.key:type_name -> ctrlmesh.mesh.v1.Key
+	24, // 20: ctrlmesh.mesh.v1.Webhook.owners:type_name -> ctrlmesh.mesh.v1.Owner
+	25, // 21: ctrlmesh.mesh.v1.Webhook.shared:type_name -> ctrlmesh.mesh.v1.SharedObjects
+	26, // 22: ctrlmesh.mesh.v1.Webhook.limits:type_name -> ctrlmesh.mesh.v1.Limit
+	17, // 23: ctrlmesh.mesh.v1.Webhook.ready:type_name -> ctrlmesh.mesh.v1.ReadyPods
+	18, // 24: ctrlmesh.mesh.v1.Webhook.authorities:type_name -> ctrlmesh.mesh.v1.ServerAuthority
+	23, // 25: ctrlmesh.mesh.v1.PodPolicy.sharding:type_name -> ctrlmesh.mesh.v1.Sharding
+	38, // 26: ctrlmesh.mesh.v1.PodPolicy.traffic:type_name -> ctrlmesh.mesh.v1.Traffic
+	26, // 27: ctrlmesh.mesh.v1.Sharding.limits:type_name -> ctrlmesh.mesh.v1.Limit
+	0,  // 28: ctrlmesh.mesh.v1.Sharding.key:type_name -> ctrlmesh.mesh.v1.Key
+	1,  // 29: ctrlmesh.mesh.v1.Sharding.method:type_name -> ctrlmesh.mesh.v1.Method
+	2,  // 30: ctrlmesh.mesh.v1.Sharding.isolation:type_name -> ctrlmesh.mesh.v1.Isolation
+	31, // 31: ctrlmesh.mesh.v1.Sharding.locks:type_name -> ctrlmesh.mesh.v1.Lock
+	25, // 32: ctrlmesh.mesh.v1.Sharding.shared:type_name -> ctrlmesh.mesh.v1.SharedObjects
+	24, // 33: ctrlmesh.mesh.v1.Sharding.owners:type_name -> ctrlmesh.mesh.v1.Owner
+	27, // 34: ctrlmesh.mesh.v1.Owner.scope:type_name -> ctrlmesh.mesh.v1.Scope
+	30, // 35: ctrlmesh.mesh.v1.SharedObjects.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
+	30, // 36: ctrlmesh.mesh.v1.Limit.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
+	27, // 37: ctrlmesh.mesh.v1.Limit.scope:type_name -> ctrlmesh.mesh.v1.Scope
+	28, // 38: ctrlmesh.mesh.v1.Scope.parts:type_name -> ctrlmesh.mesh.v1.ScopePart
+	29, // 39: ctrlmesh.mesh.v1.ScopePart.ranges:type_name -> ctrlmesh.mesh.v1.KeyRange
+	6,  // 40: ctrlmesh.mesh.v1.Mesh.Connect:input_type -> ctrlmesh.mesh.v1.AgentMessage
+	4,  // 41: ctrlmesh.mesh.v1.Mesh.SignLeaf:input_type -> ctrlmesh.mesh.v1.SignLeafRequest
+	3,  // 42: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:input_type -> ctrlmesh.mesh.v1.SignEgressLeafRequest
+	14, // 43: ctrlmesh.mesh.v1.Mesh.Connect:output_type -> ctrlmesh.mesh.v1.ManagerMessage
+	5,  // 44: ctrlmesh.mesh.v1.Mesh.SignLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
+	5,  // 45: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
+	43, // [43:46] is the sub-list for method output_type
+	40, // [40:43] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_api_mesh_v1_mesh_proto_init() }
@@ -2783,7 +2894,7 @@ func file_api_mesh_v1_mesh_proto_init() {
 		(*AgentMessage_Ack)(nil),
 		(*AgentMessage_Report)(nil),
 	}
-	file_api_mesh_v1_mesh_proto_msgTypes[10].OneofWrappers = []any{
+	file_api_mesh_v1_mesh_proto_msgTypes[11].OneofWrappers = []any{
 		(*ManagerMessage_Cluster)(nil),
 		(*ManagerMessage_Upsert)(nil),
 		(*ManagerMessage_Remove)(nil),
@@ -2796,7 +2907,7 @@ func file_api_mesh_v1_mesh_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_mesh_v1_mesh_proto_rawDesc), len(file_api_mesh_v1_mesh_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   32,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

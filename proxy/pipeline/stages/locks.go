@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/http"
 	"slices"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
@@ -147,6 +148,7 @@ func (s *lockStage) claim(x *pipeline.State, l *lock.Lock) *pipeline.Outcome {
 func (s *lockStage) Respond(x *pipeline.State, resp *upstream.Response) *pipeline.Outcome {
 	contentType := resp.Get("Content-Type")
 	if x.Req.Info.Verb == "watch" && resp.Status == http.StatusOK {
+		s.noteRefusal(x, resp, nil)
 		events, err := x.Lock.Events(contentType, resp.Body)
 		if err != nil {
 			return x.Plan.BadResponse("the lock", err)
@@ -161,6 +163,7 @@ func (s *lockStage) Respond(x *pipeline.State, resp *upstream.Response) *pipelin
 	if err != nil {
 		return pipeline.Failure(err)
 	}
+	s.noteRefusal(x, resp, body)
 	if resp.Status/100 == 2 {
 		written, resource := s.policy.env.LockWrites, x.Req.Info.Resource
 		switch x.Req.Info.Verb {
@@ -179,6 +182,16 @@ func (s *lockStage) Respond(x *pipeline.State, resp *upstream.Response) *pipelin
 	}
 	x.Whole = edited
 	return nil
+}
+
+// noteRefusal notes whether the apiserver refuses the lock. In standby, locks are not those of
+// the shard.
+func (s *lockStage) noteRefusal(x *pipeline.State, resp *upstream.Response, body []byte) {
+	if s.standby {
+		return
+	}
+	q := lock.Request{Lock: x.Lock, Resource: x.Req.Info.Resource, Verb: x.Req.Info.Verb}
+	s.policy.env.Refusals.Note(q, s.locks, resp.Status, resp.Get("Content-Type"), body, time.Now())
 }
 
 // maxLockAnswer bounds the response to a lock request, in bytes.

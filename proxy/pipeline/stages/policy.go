@@ -96,7 +96,9 @@ type Known struct {
 	Methods    isolation.Methods
 	LockWrites *lock.Writes
 	Observed   lock.Observations
-	Tokens     Tokens
+	// Refusals are those of the apiserver for the locks of the policies.
+	Refusals lock.Refusals
+	Tokens   Tokens
 }
 
 // Rules has what a pod's rules have counted.
