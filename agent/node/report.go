@@ -55,6 +55,7 @@ func (n *Node) report(uid string, p *pod) *meshv1.PodReport {
 	r.Version = n.version(p)
 	r.LockHolder, r.HeldLocks = p.proxied.LockHolder(), p.proxied.HeldLocks()
 	r.ObservedLocks = observedLocks(p.proxied.ObservedLocks())
+	r.LockRefusals = lockRefusals(p.proxied.LockRefusals())
 	r.Methods = p.proxied.Methods()
 	r.EgressMessage = p.egressProblem
 	r.TrafficMessage = p.trafficProblem()
@@ -66,6 +67,13 @@ func (n *Node) report(uid string, p *pod) *meshv1.PodReport {
 func observedLocks(locks []lock.Observed) (out []*meshv1.ObservedLock) {
 	for _, l := range locks {
 		out = append(out, &meshv1.ObservedLock{Namespace: l.Namespace, Name: l.Name, Resource: l.Resource, Holder: l.Holder, Written: l.Written})
+	}
+	return out
+}
+
+func lockRefusals(refusals []lock.Refusal) (out []*meshv1.LockRefusal) {
+	for _, r := range refusals {
+		out = append(out, &meshv1.LockRefusal{Namespace: r.Namespace, Name: r.Name, Resource: r.Resource, Verb: r.Verb, Code: uint32(r.Code), Message: r.Message})
 	}
 	return out
 }
