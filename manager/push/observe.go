@@ -51,6 +51,9 @@ type LockReport struct {
 	HeldLocks []string
 	// ObservedLocks are other leader-election locks that the pod writes or polls, sorted.
 	ObservedLocks []ObservedLock
+	// Refusals are errors that the apiserver lastingly answers to the pod's requests for the locks
+	// of its policy, sorted by lock.
+	Refusals []LockRefusal
 	// Dead are the pod's last writes to its locks, once the processes that wrote them have
 	// exited and have no writes in flight. They are sorted by lock.
 	Dead []Holder
@@ -80,6 +83,18 @@ type ObservedLock struct {
 	// Written reports whether the pod tried to write a leader-election record. If not, it
 	// only reads.
 	Written bool
+}
+
+// LockRefusal is an error that the apiserver answers to a pod's requests for one of its locks.
+type LockRefusal struct {
+	// Namespace and Name of the lock, by the operator's own name; Resource is leases, configmaps
+	// or endpoints.
+	Namespace, Name, Resource string
+	// Verb of the refused request, and Code of the response.
+	Verb string
+	Code int
+	// Message is the apiserver's; it may be empty.
+	Message string
 }
 
 // Holder is a leader-election record that was written to a lock.

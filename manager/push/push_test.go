@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -288,7 +289,9 @@ func TestAcksAndReports(t *testing.T) {
 	changed := make(chan struct{}, 100)
 	notify := func() { changed <- struct{}{} }
 	w.Changed, w.Counted = notify, notify
-	w.Set(cluster1, policies("a@n1=1", "other@n2=1"))
+	known := policies("a@n1=1", "other@n2=1")
+	known["a"].Sharding = &meshv1.Sharding{Locks: []*meshv1.Lock{{Namespace: "ns", Name: "lock", UpstreamName: "lock---s"}}}
+	w.Set(cluster1, known)
 	a := w.connect("n1", map[string]string{"a": "1-x", "other": "1-x"})
 	<-changed
 	require.Equal(t, "1-x", w.Observe("n1", "a").Version, "what it holds since before")
@@ -323,6 +326,15 @@ func TestAcksAndReports(t *testing.T) {
 	a.report(&meshv1.PodReport{Uid: "a", Capture: "ebpf", Version: "1", DeadHolders: []*meshv1.DeadHolder{dead}})
 	<-changed
 	require.Zero(t, w.Observe("n1", "a").Dead)
+
+	refused := &meshv1.PodReport{Uid: "a", Capture: "ebpf", Version: "1", LockRefusals: []*meshv1.LockRefusal{{Namespace: "ns", Name: "lock", Resource: "leases", Verb: "get", Code: 403}}}
+	a.report(refused)
+	<-changed
+	require.Equal(t, []LockRefusal{{Namespace: "ns", Name: "lock", Resource: "leases", Verb: "get", Code: 403}}, w.Observe("n1", "a").Refusals)
+	refused.LockRefusals = nil
+	a.report(refused)
+	<-changed
+	require.Empty(t, w.Observe("n1", "a").Refusals, "it was updated since")
 
 	// An agent has no say about pods of other nodes.
 	a.report(&meshv1.PodReport{Uid: "other", Capture: "ebpf", Version: "1"})
@@ -756,6 +768,27 @@ func TestObservedLocksAreBounded(t *testing.T) {
 	}
 	require.Len(t, observedLocks(many), meshv1.MaxLocks)
 	require.Equal(t, []string{"a/b", "c/d"}, heldLocks([]string{"c/d", "a/b"}))
+}
+
+// TestLockRefusalsAreBounded checks what one agent's report can make a status say.
+func TestLockRefusalsAreBounded(t *testing.T) {
+	policy := &meshv1.PodPolicy{Sharding: &meshv1.Sharding{Locks: []*meshv1.Lock{
+		{Namespace: "ns", Name: "b", UpstreamName: "b---s"}, {Namespace: "ns", Name: "a", UpstreamName: "a---s"},
+	}}}
+	refusal := func(name, resource, verb string, code uint32) *meshv1.LockRefusal {
+		return &meshv1.LockRefusal{Namespace: "ns", Name: name, Resource: resource, Verb: verb, Code: code, Message: "x\ny"}
+	}
+	require.Equal(t, []LockRefusal{{"ns", "a", "configmaps", "create", 403, "x y"}, {"ns", "b", "leases", "get", 404, "x y"}}, lockRefusals(policy, []*meshv1.LockRefusal{
+		refusal("b", "leases", "get", 404), refusal("a", "configmaps", "create", 403),
+		refusal("a---s", "leases", "get", 404), refusal("a", "secrets", "get", 404), refusal("a", "leases", "read this", 404), refusal("a", "leases", "get", 200),
+	}))
+	require.Empty(t, lockRefusals(&meshv1.PodPolicy{}, []*meshv1.LockRefusal{refusal("a", "leases", "get", 404)}), "a pod without locks")
+	long := refusal("a", "leases", "get", 404)
+	long.Message = strings.Repeat("é", maxText)
+	many := slices.Repeat([]*meshv1.LockRefusal{long}, 100)
+	out := lockRefusals(policy, many)
+	require.Len(t, out, meshv1.MaxLockRefusals)
+	require.LessOrEqual(t, len(out[0].Message), meshv1.MaxRefusalMessage)
 }
 
 // A policy that an agent does not receive once kept its whole node out of step.

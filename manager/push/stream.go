@@ -263,7 +263,7 @@ func (s *Server) reportPod(name string, st *stream, p *meshv1.PodReport) (news b
 	before := st.seen[p.Uid]
 	o := before
 	o.Known, o.Capture, o.Message, o.Version, o.Methods = true, clip(p.Capture), clip(p.Message), clip(p.Version), clipMethods(p.Methods)
-	o.LockReport = LockReport{p.LockHolder, heldLocks(p.HeldLocks), observedLocks(p.ObservedLocks), deadHolders(p.DeadHolders)}
+	o.LockReport = LockReport{p.LockHolder, heldLocks(p.HeldLocks), observedLocks(p.ObservedLocks), lockRefusals(policy, p.LockRefusals), deadHolders(p.DeadHolders)}
 	o.TrafficReport = TrafficReport{Rules: rules, Faults: faults, EgressMessage: clip(p.EgressMessage), TrafficMessage: clip(p.TrafficMessage)}
 	o.WebhookMessage = clip(p.WebhookMessage)
 	if o.Version == o.Nacked && !o.Withheld { // saved by a later try, which no ack follows
