@@ -1,6 +1,7 @@
 package compile
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -21,6 +22,9 @@ func Labelled(pod *corev1.Pod) bool { return pod.Labels[v1alpha1.EnableProxyLabe
 func Ended(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
+
+// AccountOf returns the name of a pod's ServiceAccount.
+func AccountOf(pod *corev1.Pod) string { return cmp.Or(pod.Spec.ServiceAccountName, "default") }
 
 // ForbidsFaults reports whether a namespace forbids fault injection.
 func ForbidsFaults(namespace metav1.Object) bool {

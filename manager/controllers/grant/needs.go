@@ -2,16 +2,16 @@ package grant
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
+	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 )
 
 // need is what the members of a configuration need in the namespace of some of its locks.
@@ -44,14 +44,12 @@ func needs(shards []compile.Shard) []*need {
 				all[k] = &need{config, l.GetNamespace(), map[account]map[string]string{}}
 			}
 			for _, p := range s.Members {
-				all[k].add(accountOf(p), l.GetUpstreamName(), l.GetName())
+				all[k].add(account(compile.AccountOf(p)), l.GetUpstreamName(), l.GetName())
 			}
 		}
 	}
 	return slices.SortedFunc(maps.Values(all), func(a, b *need) int { return strings.Compare(a.name()+"/"+a.namespace, b.name()+"/"+b.namespace) })
 }
-
-func accountOf(p *corev1.Pod) account { return account(cmp.Or(p.Spec.ServiceAccountName, "default")) }
 
 func (n *need) add(a account, shard, lock string) {
 	if n.shards[a] == nil {
@@ -81,13 +79,7 @@ type access struct {
 
 // commands returns what an administrator can run to grant the access.
 func (n *need) commands(missing access) string {
-	var names, accounts strings.Builder
-	for _, l := range missing.locks {
-		fmt.Fprintf(&names, " --resource-name=%s", l)
-	}
-	for _, a := range missing.accounts {
-		fmt.Fprintf(&accounts, " --serviceaccount=%s:%s", n.config.Namespace, a)
-	}
-	return fmt.Sprintf("kubectl -n %[1]s create role %[2]s --verb=get,update,patch --resource=leases.coordination.k8s.io%[3]s && kubectl -n %[1]s create rolebinding %[2]s --role=%[2]s%[4]s",
-		n.namespace, n.name(), names.String(), accounts.String())
+	return locks.Access{
+		Namespace: n.namespace, Role: n.name(), Resource: locks.Leases, Names: missing.locks, Verbs: locks.UseVerbs, Accounts: collect.Map(missing.accounts, n.of),
+	}.Commands()
 }

@@ -2,7 +2,6 @@
 package lock
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -130,7 +129,7 @@ func accountsOf(pods []*corev1.Pod, c *v1alpha1.ShardingConfig) (out []string) {
 		if p.Namespace != c.Namespace || !compile.Labelled(p) || compile.Ended(p) || p.Annotations[v1alpha1.TrustAnnotation] == "" || !selects(p) {
 			continue
 		}
-		if account := cmp.Or(p.Spec.ServiceAccountName, "default"); !slices.Contains(out, account) {
+		if account := compile.AccountOf(p); !slices.Contains(out, account) {
 			out = append(out, account)
 		}
 	}
