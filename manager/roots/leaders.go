@@ -36,7 +36,7 @@ func (rt *root) lead(ctx context.Context, v view, state handover.State, now time
 				continue
 			}
 			o := v.observe(m.Node, m.UID)
-			led.Members = append(led.Members, status.LedMember{Name: m.Name, Ready: v.serves(m, o), Observation: o})
+			led.Members = append(led.Members, status.LedMember{Name: m.Name, Account: compile.AccountOf(v.all[m.UID]), Ready: v.serves(m, o), Observation: o})
 		}
 		slices.SortFunc(led.Members, func(a, b status.LedMember) int { return strings.Compare(a.Name, b.Name) })
 		shards = append(shards, led)

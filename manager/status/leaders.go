@@ -49,8 +49,10 @@ type Led struct {
 
 // LedMember is a pod of a shard.
 type LedMember struct {
-	Name  string
-	Ready bool
+	Name string
+	// Account is its ServiceAccount.
+	Account string
+	Ready   bool
 	push.Observation
 }
 
@@ -164,7 +166,7 @@ func (s Led) unmanaged() *push.ObservedLock {
 // missing returns what a shard's pods wait for.
 func (s Led) missing(leader Leader, unled *meshv1.Lock, holder func(namespace, name string) string) *locks.Obstacle {
 	if leader.Ready == 0 {
-		return &locks.Obstacle{Reason: v1alpha1.ReasonNoReadyMember, Message: fmt.Sprintf("shard %s has no ready member, so its keys have no working owner", s.Name)}
+		return &locks.Obstacle{Reason: v1alpha1.ReasonNoReadyMember, Message: fmt.Sprintf("shard %s has no ready member, so its keys have no working owner%s", s.Name, s.refused(unled))}
 	}
 	l := s.unmanaged()
 	if l != nil && slices.ContainsFunc(s.Known, func(k v1alpha1.LockStatus) bool { return k.Namespace == l.Namespace && k.Name == l.Name }) {
@@ -177,7 +179,8 @@ func (s Led) missing(leader Leader, unled *meshv1.Lock, holder func(namespace, n
 	}
 	is := cmp.Or(holder(unled.GetNamespace(), unled.GetUpstreamName()), "nobody")
 	return &locks.Obstacle{Reason: v1alpha1.ReasonNoLeader,
-		Message: fmt.Sprintf("shard %s has no leader: none of its %d ready pods holds lock %s/%s, which %s holds", s.Name, leader.Ready, unled.GetNamespace(), unled.GetUpstreamName(), is)}
+		Message: fmt.Sprintf("shard %s has no leader: none of its %d ready pods holds lock %s/%s, which %s holds%s",
+			s.Name, leader.Ready, unled.GetNamespace(), unled.GetUpstreamName(), is, s.refused(unled))}
 }
 
 // MissingLeaders joins the obstacles of shards without a leader, sorted by shard; nil if all have

@@ -8,6 +8,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 )
 
@@ -63,4 +64,84 @@ func TestLeadersOfAShard(t *testing.T) {
 			require.Nil(t, l.Round([]Led{c.led}, holder, now.Add(2*LeaderlessAfter))["s"].Missing)
 		})
 	}
+}
+
+// refusedBy returns the observation of a member whose requests for a lock are refused.
+func refusedBy(refusals ...push.LockRefusal) push.Observation {
+	return push.Observation{LockReport: push.LockReport{Refusals: refusals}}
+}
+
+func TestMissingLeaderNamesWhatTheAPIServerRefuses(t *testing.T) {
+	const denied = `User "system:serviceaccount:op:sa" cannot update resource "configmaps" in API group "" in the namespace "kube-system"`
+	refused := func(name, resource, verb string, code int, message string) push.LockRefusal {
+		return push.LockRefusal{Namespace: "kube-system", Name: name, Resource: resource, Verb: verb, Code: code, Message: message}
+	}
+	const prefix = "shard s has no leader: none of its 2 ready pods holds lock kube-system/op---s, which nobody holds"
+	for name, c := range map[string]struct {
+		first, second push.Observation
+		message       string // after prefix
+	}{
+		"nothing": {push.Observation{}, push.Observation{}, ""},
+		"update of a ConfigMap": {refusedBy(refused("op", "configmaps", "update", 403, denied)), push.Observation{},
+			`; the apiserver answers 403 to pod op-0 for "update configmaps kube-system/op---s": ` + denied +
+				"; run kubectl -n kube-system create role ctrlmesh-shard-op.s-configmaps --verb=get,update,patch --resource=configmaps --resource-name=op---s" +
+				" && kubectl -n kube-system create rolebinding ctrlmesh-shard-op.s-configmaps --role=ctrlmesh-shard-op.s-configmaps --serviceaccount=op:sa"},
+		"read of two Leases by both": {
+			refusedBy(refused("op", "leases", "get", 403, "")), refusedBy(refused("op", "leases", "get", 403, ""), refused("other", "leases", "get", 403, "")),
+			`; the apiserver answers 403 to pod op-0 and 1 more for "get leases kube-system/op---s"` +
+				"; run kubectl -n kube-system create role ctrlmesh-shard-op.s-leases --verb=get,update,patch --resource=leases.coordination.k8s.io --resource-name=op---s --resource-name=other---s" +
+				" && kubectl -n kube-system create rolebinding ctrlmesh-shard-op.s-leases --role=ctrlmesh-shard-op.s-leases --serviceaccount=op:sa"},
+		"creation, which RBAC does not permit by name": {push.Observation{}, refusedBy(refused("op", "endpoints", "create", 403, "")),
+			`; the apiserver answers 403 to pod op-1 for "create endpoints kube-system/op---s"` +
+				"; run kubectl -n kube-system create role ctrlmesh-shard-op.s-endpoints-create --verb=create --resource=endpoints" +
+				" && kubectl -n kube-system create rolebinding ctrlmesh-shard-op.s-endpoints-create --role=ctrlmesh-shard-op.s-endpoints-create --serviceaccount=op:sa"},
+		"by a watch": {refusedBy(refused("op", "leases", "watch", 403, "")), push.Observation{},
+			`; the apiserver answers 403 to pod op-0 for "watch leases kube-system/op---s"` +
+				"; run kubectl -n kube-system create role ctrlmesh-shard-op.s-leases --verb=get,update,patch,watch --resource=leases.coordination.k8s.io --resource-name=op---s" +
+				" && kubectl -n kube-system create rolebinding ctrlmesh-shard-op.s-leases --role=ctrlmesh-shard-op.s-leases --serviceaccount=op:sa"},
+		"a webhook": {refusedBy(refused("op", "leases", "update", 403, `admission webhook "x" denied the request`)), push.Observation{},
+			`; the apiserver answers 403 to pod op-0 for "update leases kube-system/op---s": admission webhook "x" denied the request` +
+				"; this is not RBAC: change the admission policy, webhook or quota that forbids it"},
+		"a lock that nobody creates": {refusedBy(refused("op", "leases", "get", 404, "")), push.Observation{},
+			`; the apiserver answers 404 to pod op-0 for "get leases kube-system/op---s"; the operator does not create it: run ` +
+				`echo '{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"namespace":"kube-system","name":"op---s"}}' | kubectl create -f -`},
+		"no namespace": {refusedBy(refused("op", "leases", "create", 404, "")), push.Observation{},
+			`; the apiserver answers 404 to pod op-0 for "create leases kube-system/op---s"; create namespace kube-system`},
+		"no token": {refusedBy(refused("op", "leases", "get", 401, "Unauthorized")), push.Observation{},
+			`; the apiserver answers 401 to pod op-0 for "get leases kube-system/op---s": Unauthorized; the token of its ServiceAccount is not valid`},
+		"a failing webhook": {refusedBy(refused("op", "leases", "update", 500, "Internal error occurred")), push.Observation{},
+			`; the apiserver answers 500 to pod op-0 for "update leases kube-system/op---s": Internal error occurred`},
+		"another lock and this one": {
+			refusedBy(refused("op", "leases", "get", 404, "")), refusedBy(refused("other", "leases", "update", 403, "x"), refused("op", "leases", "update", 403, "y")),
+			`; the apiserver answers 403 to pod op-1 for "update leases kube-system/op---s": y; this is not RBAC: change the admission policy, webhook or quota that forbids it`},
+		"a lock of another policy": {refusedBy(refused("former", "leases", "get", 403, "")), push.Observation{}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var l Leaders
+			led := Led{Name: "s", Series: metrics.Shard{Namespace: "op", Config: "root", Name: "s"}, Locks: []*meshv1.Lock{
+				{Namespace: "kube-system", Name: "op", UpstreamName: "op---s"}, {Namespace: "kube-system", Name: "other", UpstreamName: "other---s"},
+			}, Members: []LedMember{{Name: "op-0", Account: "sa", Ready: true, Observation: c.first}, {Name: "op-1", Account: "sa", Ready: true, Observation: c.second}}}
+			nobody := func(string, string) string { return "" }
+			now := time.Unix(1e9, 0)
+			l.Round([]Led{led}, nobody, now)
+			missing := l.Round([]Led{led}, nobody, now.Add(LeaderlessAfter))["s"].Missing
+			require.Equal(t, v1alpha1.ReasonNoLeader, missing.Reason)
+			require.Equal(t, prefix+c.message, missing.Message)
+
+			led.Members[0].HeldLocks = []string{"kube-system/op", "kube-system/other"}
+			require.Nil(t, l.Round([]Led{led}, nobody, now.Add(2*LeaderlessAfter))["s"].Missing, "it leads")
+		})
+	}
+}
+
+func TestShardWithoutReadyMemberNamesWhatTheAPIServerRefuses(t *testing.T) {
+	var l Leaders
+	led := Led{Name: "s", Locks: []*meshv1.Lock{{Namespace: "ns", Name: "op", UpstreamName: "op---s"}}, Members: []LedMember{
+		{Name: "op-0", Observation: refusedBy(push.LockRefusal{Namespace: "ns", Name: "op", Resource: "configmaps", Verb: "create", Code: 500})},
+	}}
+	now := time.Unix(1e9, 0)
+	l.Round([]Led{led}, nil, now)
+	missing := l.Round([]Led{led}, nil, now.Add(LeaderlessAfter))["s"].Missing
+	require.Equal(t, v1alpha1.ReasonNoReadyMember, missing.Reason)
+	require.Contains(t, missing.Message, `no working owner; the apiserver answers 500 to pod op-0 for "create configmaps ns/op---s"`)
 }

@@ -215,7 +215,7 @@ func (r *Controller) lead(ctx context.Context, c *controllers.Compiled) map[stri
 			policy := c.Policies[p.UID]
 			o := r.Push.Observe(p.Spec.NodeName, string(p.UID))
 			waits = waits || policy.GetSharding().GetStandby()
-			led.Members = append(led.Members, status.LedMember{Name: p.Name, Ready: status.Serves(p, o), Observation: o})
+			led.Members = append(led.Members, status.LedMember{Name: p.Name, Account: compile.AccountOf(p), Ready: status.Serves(p, o), Observation: o})
 		}
 		if !waits {
 			shards = append(shards, led)
