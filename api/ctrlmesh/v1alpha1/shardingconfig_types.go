@@ -227,6 +227,27 @@ type ControllerConfig struct {
 	// +listMapKey=namespace
 	// +listMapKey=name
 	Locks []LockReference `json:"locks,omitempty"`
+	// ExcludedLocks are objects with leader-election records that do not elect the operator's
+	// leader, such as a mutex that several operators share. The mesh neither discovers nor
+	// renames them.
+	// +optional
+	// +kubebuilder:validation:MaxItems=64
+	// +listType=map
+	// +listMapKey=namespace
+	// +listMapKey=name
+	ExcludedLocks []ExcludedLock `json:"excludedLocks,omitempty"`
+}
+
+// ExcludedLock names Leases, ConfigMaps and Endpoints that are not locks of the operator.
+type ExcludedLock struct {
+	// Namespace of the objects.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Namespace string `json:"namespace"`
+	// Name of the objects, or a prefix of their names that ends with "*".
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name"`
 }
 
 // LockReference names a leader-election lock: a Lease, ConfigMap or Endpoints.

@@ -1938,8 +1938,11 @@ type Sharding struct {
 	// resources are answered 403, except those for locks. Only to agents with
 	// AbilityUserAgents.
 	DeniedUserAgents []string `protobuf:"bytes,20,rep,name=denied_user_agents,json=deniedUserAgents,proto3" json:"denied_user_agents,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Objects with leader-election records that are not locks of the operator: requests for them
+	// pass unchanged. Agents without this field refuse to write them.
+	ExcludedLocks []*ExcludedLock `protobuf:"bytes,21,rep,name=excluded_locks,json=excludedLocks,proto3" json:"excluded_locks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Sharding) Reset() {
@@ -2105,6 +2108,67 @@ func (x *Sharding) GetDeniedUserAgents() []string {
 	return nil
 }
 
+func (x *Sharding) GetExcludedLocks() []*ExcludedLock {
+	if x != nil {
+		return x.ExcludedLocks
+	}
+	return nil
+}
+
+// ExcludedLock names Leases, ConfigMaps and Endpoints.
+type ExcludedLock struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Exact, or a prefix that ends with "*".
+	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExcludedLock) Reset() {
+	*x = ExcludedLock{}
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExcludedLock) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExcludedLock) ProtoMessage() {}
+
+func (x *ExcludedLock) ProtoReflect() protoreflect.Message {
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExcludedLock.ProtoReflect.Descriptor instead.
+func (*ExcludedLock) Descriptor() ([]byte, []int) {
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ExcludedLock) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ExcludedLock) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
 // Owner is a shard and the keys that it owns.
 type Owner struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2116,7 +2180,7 @@ type Owner struct {
 
 func (x *Owner) Reset() {
 	*x = Owner{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[21]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2128,7 +2192,7 @@ func (x *Owner) String() string {
 func (*Owner) ProtoMessage() {}
 
 func (x *Owner) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[21]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2141,7 +2205,7 @@ func (x *Owner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Owner.ProtoReflect.Descriptor instead.
 func (*Owner) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{21}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Owner) GetShard() string {
@@ -2173,7 +2237,7 @@ type SharedObjects struct {
 
 func (x *SharedObjects) Reset() {
 	*x = SharedObjects{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[22]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2185,7 +2249,7 @@ func (x *SharedObjects) String() string {
 func (*SharedObjects) ProtoMessage() {}
 
 func (x *SharedObjects) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[22]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2198,7 +2262,7 @@ func (x *SharedObjects) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SharedObjects.ProtoReflect.Descriptor instead.
 func (*SharedObjects) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{22}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SharedObjects) GetResources() []*ResourceGroup {
@@ -2244,7 +2308,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[23]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2256,7 +2320,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[23]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2269,7 +2333,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{23}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Limit) GetResources() []*ResourceGroup {
@@ -2303,7 +2367,7 @@ type Scope struct {
 
 func (x *Scope) Reset() {
 	*x = Scope{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[24]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2315,7 +2379,7 @@ func (x *Scope) String() string {
 func (*Scope) ProtoMessage() {}
 
 func (x *Scope) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[24]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2328,7 +2392,7 @@ func (x *Scope) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scope.ProtoReflect.Descriptor instead.
 func (*Scope) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{24}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Scope) GetParts() []*ScopePart {
@@ -2349,7 +2413,7 @@ type ScopePart struct {
 
 func (x *ScopePart) Reset() {
 	*x = ScopePart{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[25]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2361,7 +2425,7 @@ func (x *ScopePart) String() string {
 func (*ScopePart) ProtoMessage() {}
 
 func (x *ScopePart) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[25]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2374,7 +2438,7 @@ func (x *ScopePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScopePart.ProtoReflect.Descriptor instead.
 func (*ScopePart) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{25}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ScopePart) GetBuckets() uint32 {
@@ -2402,7 +2466,7 @@ type KeyRange struct {
 
 func (x *KeyRange) Reset() {
 	*x = KeyRange{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[26]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2414,7 +2478,7 @@ func (x *KeyRange) String() string {
 func (*KeyRange) ProtoMessage() {}
 
 func (x *KeyRange) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[26]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2427,7 +2491,7 @@ func (x *KeyRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyRange.ProtoReflect.Descriptor instead.
 func (*KeyRange) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{26}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *KeyRange) GetFirst() uint64 {
@@ -2455,7 +2519,7 @@ type ResourceGroup struct {
 
 func (x *ResourceGroup) Reset() {
 	*x = ResourceGroup{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[27]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2467,7 +2531,7 @@ func (x *ResourceGroup) String() string {
 func (*ResourceGroup) ProtoMessage() {}
 
 func (x *ResourceGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[27]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2480,7 +2544,7 @@ func (x *ResourceGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceGroup.ProtoReflect.Descriptor instead.
 func (*ResourceGroup) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{27}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ResourceGroup) GetApiGroups() []string {
@@ -2511,7 +2575,7 @@ type Lock struct {
 
 func (x *Lock) Reset() {
 	*x = Lock{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[28]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2523,7 +2587,7 @@ func (x *Lock) String() string {
 func (*Lock) ProtoMessage() {}
 
 func (x *Lock) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[28]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2536,7 +2600,7 @@ func (x *Lock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lock.ProtoReflect.Descriptor instead.
 func (*Lock) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{28}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Lock) GetNamespace() string {
@@ -2702,7 +2766,7 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	" \x01(\bR\vpassthrough\x12\x16\n" +
 	"\x06serial\x18\v \x01(\x04R\x06serial\x123\n" +
 	"\atraffic\x18\f \x01(\v2\x19.ctrlmesh.mesh.v1.TrafficR\atraffic\x12'\n" +
-	"\x0frequired_serial\x18\r \x01(\x04R\x0erequiredSerial\"\xa9\x06\n" +
+	"\x0frequired_serial\x18\r \x01(\x04R\x0erequiredSerial\"\xf0\x06\n" +
 	"\bSharding\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\tR\x05shard\x12/\n" +
 	"\x06limits\x18\x02 \x03(\v2\x17.ctrlmesh.mesh.v1.LimitR\x06limits\x12'\n" +
@@ -2725,7 +2789,11 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\n" +
 	"user_agent\x18\x12 \x01(\tR\tuserAgent\x12*\n" +
 	"\x11user_agent_prefix\x18\x13 \x01(\tR\x0fuserAgentPrefix\x12,\n" +
-	"\x12denied_user_agents\x18\x14 \x03(\tR\x10deniedUserAgentsJ\x04\b\x03\x10\x04\"L\n" +
+	"\x12denied_user_agents\x18\x14 \x03(\tR\x10deniedUserAgents\x12E\n" +
+	"\x0eexcluded_locks\x18\x15 \x03(\v2\x1e.ctrlmesh.mesh.v1.ExcludedLockR\rexcludedLocksJ\x04\b\x03\x10\x04\"@\n" +
+	"\fExcludedLock\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"L\n" +
 	"\x05Owner\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\tR\x05shard\x12-\n" +
 	"\x05scope\x18\x02 \x01(\v2\x17.ctrlmesh.mesh.v1.ScopeR\x05scope\"\xa1\x01\n" +
@@ -2787,7 +2855,7 @@ func file_api_mesh_v1_mesh_proto_rawDescGZIP() []byte {
 }
 
 var file_api_mesh_v1_mesh_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_mesh_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
+var file_api_mesh_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
 var file_api_mesh_v1_mesh_proto_goTypes = []any{
 	(Key)(0),                      // 0: ctrlmesh.mesh.v1.Key
 	(Method)(0),                   // 1: ctrlmesh.mesh.v1.Method
@@ -2813,32 +2881,33 @@ var file_api_mesh_v1_mesh_proto_goTypes = []any{
 	(*Synced)(nil),                // 21: ctrlmesh.mesh.v1.Synced
 	(*PodPolicy)(nil),             // 22: ctrlmesh.mesh.v1.PodPolicy
 	(*Sharding)(nil),              // 23: ctrlmesh.mesh.v1.Sharding
-	(*Owner)(nil),                 // 24: ctrlmesh.mesh.v1.Owner
-	(*SharedObjects)(nil),         // 25: ctrlmesh.mesh.v1.SharedObjects
-	(*Limit)(nil),                 // 26: ctrlmesh.mesh.v1.Limit
-	(*Scope)(nil),                 // 27: ctrlmesh.mesh.v1.Scope
-	(*ScopePart)(nil),             // 28: ctrlmesh.mesh.v1.ScopePart
-	(*KeyRange)(nil),              // 29: ctrlmesh.mesh.v1.KeyRange
-	(*ResourceGroup)(nil),         // 30: ctrlmesh.mesh.v1.ResourceGroup
-	(*Lock)(nil),                  // 31: ctrlmesh.mesh.v1.Lock
-	nil,                           // 32: ctrlmesh.mesh.v1.Hello.VersionsEntry
-	nil,                           // 33: ctrlmesh.mesh.v1.Hello.NamespacesEntry
-	nil,                           // 34: ctrlmesh.mesh.v1.PodReport.MethodsEntry
-	nil,                           // 35: ctrlmesh.mesh.v1.Webhook.PodsEntry
-	(*RuleState)(nil),             // 36: ctrlmesh.mesh.v1.RuleState
-	(*FaultState)(nil),            // 37: ctrlmesh.mesh.v1.FaultState
-	(*Traffic)(nil),               // 38: ctrlmesh.mesh.v1.Traffic
+	(*ExcludedLock)(nil),          // 24: ctrlmesh.mesh.v1.ExcludedLock
+	(*Owner)(nil),                 // 25: ctrlmesh.mesh.v1.Owner
+	(*SharedObjects)(nil),         // 26: ctrlmesh.mesh.v1.SharedObjects
+	(*Limit)(nil),                 // 27: ctrlmesh.mesh.v1.Limit
+	(*Scope)(nil),                 // 28: ctrlmesh.mesh.v1.Scope
+	(*ScopePart)(nil),             // 29: ctrlmesh.mesh.v1.ScopePart
+	(*KeyRange)(nil),              // 30: ctrlmesh.mesh.v1.KeyRange
+	(*ResourceGroup)(nil),         // 31: ctrlmesh.mesh.v1.ResourceGroup
+	(*Lock)(nil),                  // 32: ctrlmesh.mesh.v1.Lock
+	nil,                           // 33: ctrlmesh.mesh.v1.Hello.VersionsEntry
+	nil,                           // 34: ctrlmesh.mesh.v1.Hello.NamespacesEntry
+	nil,                           // 35: ctrlmesh.mesh.v1.PodReport.MethodsEntry
+	nil,                           // 36: ctrlmesh.mesh.v1.Webhook.PodsEntry
+	(*RuleState)(nil),             // 37: ctrlmesh.mesh.v1.RuleState
+	(*FaultState)(nil),            // 38: ctrlmesh.mesh.v1.FaultState
+	(*Traffic)(nil),               // 39: ctrlmesh.mesh.v1.Traffic
 }
 var file_api_mesh_v1_mesh_proto_depIdxs = []int32{
 	7,  // 0: ctrlmesh.mesh.v1.AgentMessage.hello:type_name -> ctrlmesh.mesh.v1.Hello
 	8,  // 1: ctrlmesh.mesh.v1.AgentMessage.ack:type_name -> ctrlmesh.mesh.v1.Ack
 	9,  // 2: ctrlmesh.mesh.v1.AgentMessage.report:type_name -> ctrlmesh.mesh.v1.Report
-	32, // 3: ctrlmesh.mesh.v1.Hello.versions:type_name -> ctrlmesh.mesh.v1.Hello.VersionsEntry
-	33, // 4: ctrlmesh.mesh.v1.Hello.namespaces:type_name -> ctrlmesh.mesh.v1.Hello.NamespacesEntry
+	33, // 3: ctrlmesh.mesh.v1.Hello.versions:type_name -> ctrlmesh.mesh.v1.Hello.VersionsEntry
+	34, // 4: ctrlmesh.mesh.v1.Hello.namespaces:type_name -> ctrlmesh.mesh.v1.Hello.NamespacesEntry
 	10, // 5: ctrlmesh.mesh.v1.Report.pods:type_name -> ctrlmesh.mesh.v1.PodReport
-	34, // 6: ctrlmesh.mesh.v1.PodReport.methods:type_name -> ctrlmesh.mesh.v1.PodReport.MethodsEntry
-	36, // 7: ctrlmesh.mesh.v1.PodReport.rules:type_name -> ctrlmesh.mesh.v1.RuleState
-	37, // 8: ctrlmesh.mesh.v1.PodReport.faults:type_name -> ctrlmesh.mesh.v1.FaultState
+	35, // 6: ctrlmesh.mesh.v1.PodReport.methods:type_name -> ctrlmesh.mesh.v1.PodReport.MethodsEntry
+	37, // 7: ctrlmesh.mesh.v1.PodReport.rules:type_name -> ctrlmesh.mesh.v1.RuleState
+	38, // 8: ctrlmesh.mesh.v1.PodReport.faults:type_name -> ctrlmesh.mesh.v1.FaultState
 	12, // 9: ctrlmesh.mesh.v1.PodReport.observed_locks:type_name -> ctrlmesh.mesh.v1.ObservedLock
 	13, // 10: ctrlmesh.mesh.v1.PodReport.dead_holders:type_name -> ctrlmesh.mesh.v1.DeadHolder
 	11, // 11: ctrlmesh.mesh.v1.PodReport.lock_refusals:type_name -> ctrlmesh.mesh.v1.LockRefusal
@@ -2848,39 +2917,40 @@ var file_api_mesh_v1_mesh_proto_depIdxs = []int32{
 	21, // 15: ctrlmesh.mesh.v1.ManagerMessage.synced:type_name -> ctrlmesh.mesh.v1.Synced
 	15, // 16: ctrlmesh.mesh.v1.ManagerMessage.webhooks:type_name -> ctrlmesh.mesh.v1.Webhooks
 	16, // 17: ctrlmesh.mesh.v1.Webhooks.webhooks:type_name -> ctrlmesh.mesh.v1.Webhook
-	35, // 18: ctrlmesh.mesh.v1.Webhook.pods:type_name -> ctrlmesh.mesh.v1.Webhook.PodsEntry
+	36, // 18: ctrlmesh.mesh.v1.Webhook.pods:type_name -> ctrlmesh.mesh.v1.Webhook.PodsEntry
 	0,  // 19: ctrlmesh.mesh.v1.Webhook.key:type_name -> ctrlmesh.mesh.v1.Key
-	24, // 20: ctrlmesh.mesh.v1.Webhook.owners:type_name -> ctrlmesh.mesh.v1.Owner
-	25, // 21: ctrlmesh.mesh.v1.Webhook.shared:type_name -> ctrlmesh.mesh.v1.SharedObjects
-	26, // 22: ctrlmesh.mesh.v1.Webhook.limits:type_name -> ctrlmesh.mesh.v1.Limit
+	25, // 20: ctrlmesh.mesh.v1.Webhook.owners:type_name -> ctrlmesh.mesh.v1.Owner
+	26, // 21: ctrlmesh.mesh.v1.Webhook.shared:type_name -> ctrlmesh.mesh.v1.SharedObjects
+	27, // 22: ctrlmesh.mesh.v1.Webhook.limits:type_name -> ctrlmesh.mesh.v1.Limit
 	17, // 23: ctrlmesh.mesh.v1.Webhook.ready:type_name -> ctrlmesh.mesh.v1.ReadyPods
 	18, // 24: ctrlmesh.mesh.v1.Webhook.authorities:type_name -> ctrlmesh.mesh.v1.ServerAuthority
 	23, // 25: ctrlmesh.mesh.v1.PodPolicy.sharding:type_name -> ctrlmesh.mesh.v1.Sharding
-	38, // 26: ctrlmesh.mesh.v1.PodPolicy.traffic:type_name -> ctrlmesh.mesh.v1.Traffic
-	26, // 27: ctrlmesh.mesh.v1.Sharding.limits:type_name -> ctrlmesh.mesh.v1.Limit
+	39, // 26: ctrlmesh.mesh.v1.PodPolicy.traffic:type_name -> ctrlmesh.mesh.v1.Traffic
+	27, // 27: ctrlmesh.mesh.v1.Sharding.limits:type_name -> ctrlmesh.mesh.v1.Limit
 	0,  // 28: ctrlmesh.mesh.v1.Sharding.key:type_name -> ctrlmesh.mesh.v1.Key
 	1,  // 29: ctrlmesh.mesh.v1.Sharding.method:type_name -> ctrlmesh.mesh.v1.Method
 	2,  // 30: ctrlmesh.mesh.v1.Sharding.isolation:type_name -> ctrlmesh.mesh.v1.Isolation
-	31, // 31: ctrlmesh.mesh.v1.Sharding.locks:type_name -> ctrlmesh.mesh.v1.Lock
-	25, // 32: ctrlmesh.mesh.v1.Sharding.shared:type_name -> ctrlmesh.mesh.v1.SharedObjects
-	24, // 33: ctrlmesh.mesh.v1.Sharding.owners:type_name -> ctrlmesh.mesh.v1.Owner
-	27, // 34: ctrlmesh.mesh.v1.Owner.scope:type_name -> ctrlmesh.mesh.v1.Scope
-	30, // 35: ctrlmesh.mesh.v1.SharedObjects.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
-	30, // 36: ctrlmesh.mesh.v1.Limit.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
-	27, // 37: ctrlmesh.mesh.v1.Limit.scope:type_name -> ctrlmesh.mesh.v1.Scope
-	28, // 38: ctrlmesh.mesh.v1.Scope.parts:type_name -> ctrlmesh.mesh.v1.ScopePart
-	29, // 39: ctrlmesh.mesh.v1.ScopePart.ranges:type_name -> ctrlmesh.mesh.v1.KeyRange
-	6,  // 40: ctrlmesh.mesh.v1.Mesh.Connect:input_type -> ctrlmesh.mesh.v1.AgentMessage
-	4,  // 41: ctrlmesh.mesh.v1.Mesh.SignLeaf:input_type -> ctrlmesh.mesh.v1.SignLeafRequest
-	3,  // 42: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:input_type -> ctrlmesh.mesh.v1.SignEgressLeafRequest
-	14, // 43: ctrlmesh.mesh.v1.Mesh.Connect:output_type -> ctrlmesh.mesh.v1.ManagerMessage
-	5,  // 44: ctrlmesh.mesh.v1.Mesh.SignLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
-	5,  // 45: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
-	43, // [43:46] is the sub-list for method output_type
-	40, // [40:43] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	32, // 31: ctrlmesh.mesh.v1.Sharding.locks:type_name -> ctrlmesh.mesh.v1.Lock
+	26, // 32: ctrlmesh.mesh.v1.Sharding.shared:type_name -> ctrlmesh.mesh.v1.SharedObjects
+	25, // 33: ctrlmesh.mesh.v1.Sharding.owners:type_name -> ctrlmesh.mesh.v1.Owner
+	24, // 34: ctrlmesh.mesh.v1.Sharding.excluded_locks:type_name -> ctrlmesh.mesh.v1.ExcludedLock
+	28, // 35: ctrlmesh.mesh.v1.Owner.scope:type_name -> ctrlmesh.mesh.v1.Scope
+	31, // 36: ctrlmesh.mesh.v1.SharedObjects.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
+	31, // 37: ctrlmesh.mesh.v1.Limit.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
+	28, // 38: ctrlmesh.mesh.v1.Limit.scope:type_name -> ctrlmesh.mesh.v1.Scope
+	29, // 39: ctrlmesh.mesh.v1.Scope.parts:type_name -> ctrlmesh.mesh.v1.ScopePart
+	30, // 40: ctrlmesh.mesh.v1.ScopePart.ranges:type_name -> ctrlmesh.mesh.v1.KeyRange
+	6,  // 41: ctrlmesh.mesh.v1.Mesh.Connect:input_type -> ctrlmesh.mesh.v1.AgentMessage
+	4,  // 42: ctrlmesh.mesh.v1.Mesh.SignLeaf:input_type -> ctrlmesh.mesh.v1.SignLeafRequest
+	3,  // 43: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:input_type -> ctrlmesh.mesh.v1.SignEgressLeafRequest
+	14, // 44: ctrlmesh.mesh.v1.Mesh.Connect:output_type -> ctrlmesh.mesh.v1.ManagerMessage
+	5,  // 45: ctrlmesh.mesh.v1.Mesh.SignLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
+	5,  // 46: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
+	44, // [44:47] is the sub-list for method output_type
+	41, // [41:44] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_api_mesh_v1_mesh_proto_init() }
@@ -2907,7 +2977,7 @@ func file_api_mesh_v1_mesh_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_mesh_v1_mesh_proto_rawDesc), len(file_api_mesh_v1_mesh_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   33,
+			NumMessages:   34,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
