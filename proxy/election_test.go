@@ -115,6 +115,36 @@ func TestPolledLocksAreObserved(t *testing.T) {
 	}
 }
 
+// A mutex between operators has the record of an election.
+func TestExcludedLocksPass(t *testing.T) {
+	t.Parallel()
+	api := &recorder{then: func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write([]byte(recordJSON))
+	}}
+	m := newMesh(t, api)
+	excludes := []*meshv1.ExcludedLock{{Namespace: "kube-system", Name: "op"}, {Namespace: "kube-system", Name: "node-*"}}
+	const leases = "/apis/coordination.k8s.io/v1/namespaces/"
+	for name, s := range map[string]*meshv1.Sharding{"sharded": limitTo("a=b"), "dry run": {Shard: "s1", DryRun: true}} {
+		s.ExcludedLocks = excludes
+		m.policy(s)
+		for _, q := range []struct{ method, target string }{
+			{"GET", leases + "kube-system/leases/op"}, {"PUT", leases + "kube-system/leases/op"}, {"PATCH", leases + "kube-system/leases/node-1"}, {"POST", leases + "kube-system/leases"},
+		} {
+			a := m.do(q.method, q.target, recordJSON)
+			require.Equal(t, 200, a.StatusCode, "%s: %s %s", name, q.method, q.target)
+			require.Equal(t, q.target, api.last(t).URI, "under its own name")
+		}
+		require.Empty(t, m.pod.ObservedLocks(), name)
+	}
+	m.policy(&meshv1.Sharding{Shard: "s1", Limits: []*meshv1.Limit{{Selector: "a=b"}}, ExcludedLocks: excludes})
+	for _, other := range []string{"kube-system/leases/op2", "kube-system/leases/nod", "ns/leases/op"} {
+		a := m.do("PUT", leases+other, recordJSON)
+		require.Equal(t, 503, a.StatusCode, other)
+		require.Contains(t, a.body, "spec.controller.excludedLocks")
+	}
+}
+
 // TestDiscoveredLockIsAcquired checks an elector of client-go whose lock no policy names:
 // it acquires its shard's lock soon after the policy names it.
 func TestDiscoveredLockIsAcquired(t *testing.T) {

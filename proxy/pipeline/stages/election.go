@@ -73,7 +73,7 @@ func (s *electionStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	}
 	record, ok := lock.FindRecord(s.resource, x.Out.Header.Get("Content-Type"), body)
 	name := cmp.Or(x.Req.Info.Name, record.Name)
-	if !ok || name == "" || !match.Storable(x.Req.Info.Namespace, name) || strings.HasSuffix(name, s.suffix) {
+	if !ok || name == "" || !match.Storable(x.Req.Info.Namespace, name) || strings.HasSuffix(name, s.suffix) || s.policy.excludesLock(x.Req.Info.Namespace, name) {
 		return nil
 	}
 	s.policy.env.Observed.Note(lock.Observed{Namespace: x.Req.Info.Namespace, Name: name, Resource: s.resource, Written: true}, time.Now())
@@ -82,8 +82,16 @@ func (s *electionStage) Apply(x *pipeline.State) *pipeline.Outcome {
 		x.Exempt = true
 		return nil
 	}
-	return pipeline.RefusalFor(meshv1.RefusedUnknownLock, status.Unavailable(unknownRetry, "%s %s/%s is a leader-election lock that ShardingConfig %s/%s does not manage: if it is not discovered within a minute, name it in spec.controller.locks",
+	return pipeline.RefusalFor(meshv1.RefusedUnknownLock, status.Unavailable(unknownRetry, "%s %s/%s is a leader-election lock that ShardingConfig %s/%s does not manage: if it is not discovered within a minute, name it in spec.controller.locks, or, if it does not elect the operator's leader, in spec.controller.excludedLocks",
 		s.resource, x.Req.Info.Namespace, name, s.policy.env.Info.Namespace, s.policy.Shard))
+}
+
+// excludesLock reports whether the policy says that an object is not a lock of the operator.
+func (p *Policy) excludesLock(namespace, name string) bool {
+	return slices.ContainsFunc(p.Message.GetSharding().GetExcludedLocks(), func(e *meshv1.ExcludedLock) bool {
+		prefix, isPrefix := strings.CutSuffix(e.GetName(), "*")
+		return e.GetNamespace() == namespace && (e.GetName() == name || isPrefix && strings.HasPrefix(name, prefix))
+	})
 }
 
 // pollStage looks for leader-election records in the Leases that a member reads by name: a
@@ -91,7 +99,7 @@ func (s *electionStage) Apply(x *pipeline.State) *pipeline.Outcome {
 type pollStage struct{ policy *Policy }
 
 func (s pollStage) Apply(x *pipeline.State) *pipeline.Outcome {
-	if !x.Exempt && x.Req.Info.Namespace != "" && x.Req.Info.Namespace != heartbeats && len(x.Req.Info.Parts) == 2 {
+	if !x.Exempt && x.Req.Info.Namespace != "" && x.Req.Info.Namespace != heartbeats && len(x.Req.Info.Parts) == 2 && !s.policy.excludesLock(x.Req.Info.Namespace, x.Req.Info.Name) {
 		x.Responses.Add(s)
 	}
 	return nil
