@@ -52,6 +52,12 @@ func TestEnact(t *testing.T) {
 		"discovered lock named": {func(s *v1alpha1.ShardingConfigSpec) {
 			s.Controller.Locks = []v1alpha1.LockReference{{Namespace: "kube-system", Name: "found"}}
 		}, nil},
+		"discovered lock excluded": {func(s *v1alpha1.ShardingConfigSpec) {
+			s.Controller.ExcludedLocks = []v1alpha1.ExcludedLock{{Namespace: "kube-system", Name: "fou*"}}
+		}, []string{"spec.controller"}},
+		"another object excluded": {func(s *v1alpha1.ShardingConfigSpec) {
+			s.Controller.ExcludedLocks = []v1alpha1.ExcludedLock{{Namespace: "shared", Name: "found"}}
+		}, nil},
 		"lock renamed":  {func(s *v1alpha1.ShardingConfigSpec) { s.Controller.LeaderElectionName = "other" }, []string{"spec.controller"}},
 		"lock removed":  {func(s *v1alpha1.ShardingConfigSpec) { s.Controller = nil }, []string{"spec.controller"}},
 		"dry run":       {func(s *v1alpha1.ShardingConfigSpec) { s.DryRun = true }, []string{"spec.dryRun"}},

@@ -2,6 +2,7 @@ package compile
 
 import (
 	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -28,12 +29,32 @@ func NamedLocks(c *v1alpha1.ShardingConfig) []types.NamespacedName {
 	return out
 }
 
+// ExcludesLock reports whether a configuration says that an object is not a lock of the operator.
+func ExcludesLock(c *v1alpha1.ShardingConfig, name types.NamespacedName) bool {
+	ctl := c.Spec.Controller
+	return ctl != nil && slices.ContainsFunc(ctl.ExcludedLocks, func(e v1alpha1.ExcludedLock) bool {
+		prefix, isPrefix := strings.CutSuffix(e.Name, "*")
+		return e.Namespace == name.Namespace && (e.Name == name.Name || isPrefix && strings.HasPrefix(name.Name, prefix))
+	})
+}
+
+// excludedLocks renders the objects that are not locks of the operator.
+func excludedLocks(c *v1alpha1.ShardingConfig) (out []*meshv1.ExcludedLock) {
+	if c.Spec.Controller == nil {
+		return nil
+	}
+	for _, e := range c.Spec.Controller.ExcludedLocks {
+		out = append(out, &meshv1.ExcludedLock{Namespace: e.Namespace, Name: e.Name})
+	}
+	return out
+}
+
 // OperatorLocks returns the locks that a configuration names, then those that were
-// discovered, as its status lists them.
+// discovered, as its status lists them, except those that it excludes.
 func OperatorLocks(c *v1alpha1.ShardingConfig, known []v1alpha1.LockStatus) []types.NamespacedName {
 	out := NamedLocks(c)
 	for _, l := range known {
-		if name := (types.NamespacedName{Namespace: l.Namespace, Name: l.Name}); l.Discovered && !slices.Contains(out, name) {
+		if name := (types.NamespacedName{Namespace: l.Namespace, Name: l.Name}); l.Discovered && !slices.Contains(out, name) && !ExcludesLock(c, name) {
 			out = append(out, name)
 		}
 	}

@@ -57,6 +57,8 @@ func render(c *v1alpha1.ShardingConfig, known Root) (*meshv1.Sharding, *Problem)
 		Shard:  c.Name,
 		Limits: limits,
 		Method: meshv1.Method_METHOD_LABELS,
+
+		ExcludedLocks: excludedLocks(c),
 	}
 	if known.Standby != "" && !c.Spec.DryRun {
 		standby(out, OperatorLocks(c, known.Locks), known.Standby)

@@ -199,6 +199,7 @@ func (r *root) sharding(shard string) *meshv1.Sharding {
 		Key:    keys[spec.Root.Key],
 		Method: methods[spec.Root.Method],
 
+		ExcludedLocks:         excludedLocks(r.config),
 		RequestTimeoutSeconds: seconds(r.requestTimeout),
 	}
 }

@@ -91,7 +91,7 @@ func Survey(config *v1alpha1.ShardingConfig, before []v1alpha1.LockStatus, sight
 	state := keeper.States(client.ObjectKeyFromObject(config))
 	known := slices.Clone(before)
 	for _, s := range sightings {
-		if !s.proves() {
+		if !s.proves() || compile.ExcludesLock(config, s.name()) && !slices.Contains(compile.NamedLocks(config), s.name()) {
 			continue
 		}
 		var obstacle *Obstacle

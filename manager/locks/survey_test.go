@@ -50,3 +50,24 @@ func TestDiscoverLockFromReads(t *testing.T) {
 		})
 	}
 }
+
+// A mutex that several operators share has the record of an election.
+func TestExcludedLocksAreNotDiscovered(t *testing.T) {
+	config := &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "op"}, Spec: v1alpha1.ShardingConfigSpec{Controller: &v1alpha1.ControllerConfig{
+		ExcludedLocks: []v1alpha1.ExcludedLock{{Namespace: "shared", Name: "mutex"}, {Namespace: "shared", Name: "node-*"}},
+	}}}
+	var seen []Sighting
+	for _, name := range []string{"mutex", "node-1", "mutex-1", "elector"} {
+		seen = append(seen, Sighting{Pod: &corev1.Pod{}, ObservedLock: push.ObservedLock{Namespace: "shared", Name: name, Resource: Leases, Written: true}})
+	}
+	before := []v1alpha1.LockStatus{{Namespace: "shared", Name: "mutex", Discovered: true}}
+	known, obstacle := Survey(config, before, seen, nil, &Keeper{})
+	require.Nil(t, obstacle)
+	require.Len(t, known, 2, "neither a new one nor one that was discovered before it was excluded")
+	require.Equal(t, "mutex-1 elector", known[0].Name+" "+known[1].Name)
+
+	config.Spec.Controller.Locks = []v1alpha1.LockReference{{Namespace: "shared", Name: "mutex"}}
+	known, _ = Survey(config, nil, seen[:1], nil, &Keeper{})
+	require.Len(t, known, 1, "a lock that is named")
+	require.Equal(t, []string{Leases}, known[0].Resources)
+}

@@ -41,6 +41,7 @@ func Config(c *v1alpha1.ShardingConfig) field.ErrorList {
 		errs = append(errs, root(c, spec.Child("root"))...)
 	}
 	errs = append(errs, limits(c, c.Spec.Limits, spec.Child("limits"))...)
+	errs = append(errs, excludedLocks(c)...)
 	if c.Spec.Root == nil {
 		errs = append(errs, lockNames(c, c.Name)...)
 	}
@@ -195,6 +196,37 @@ func lockNames(c *v1alpha1.ShardingConfig, shard string) field.ErrorList {
 		errs = append(errs, lock(l.Name, shard, at.Child("name"))...)
 		if problems := validation.IsDNS1123Label(l.Namespace); len(problems) > 0 {
 			errs = append(errs, field.Invalid(at.Child("namespace"), l.Namespace, strings.Join(problems, "; ")))
+		}
+	}
+	return errs
+}
+
+// excludedLocks returns the errors of the objects that are not locks of the operator.
+func excludedLocks(c *v1alpha1.ShardingConfig) field.ErrorList {
+	if c.Spec.Controller == nil {
+		return nil
+	}
+	var errs field.ErrorList
+	for i, e := range c.Spec.Controller.ExcludedLocks {
+		at := field.NewPath("spec", "controller", "excludedLocks").Index(i)
+		if problems := validation.IsDNS1123Label(e.Namespace); len(problems) > 0 {
+			errs = append(errs, field.Invalid(at.Child("namespace"), e.Namespace, strings.Join(problems, "; ")))
+		}
+		name, isPrefix := strings.CutSuffix(e.Name, "*")
+		switch {
+		case name == "":
+			errs = append(errs, field.Invalid(at.Child("name"), e.Name, "name the objects, or a prefix of their names: the operator's own locks must be discovered or named"))
+			continue
+		case isPrefix:
+			name += "x" // a prefix may end with a dash or a dot
+		}
+		if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
+			errs = append(errs, field.Invalid(at.Child("name"), e.Name, strings.Join(problems, "; ")))
+		}
+	}
+	for _, name := range compile.NamedLocks(c) {
+		if compile.ExcludesLock(c, name) {
+			errs = append(errs, field.Invalid(field.NewPath("spec", "controller", "excludedLocks"), name.String(), "spec.controller names this lock, and cannot exclude it"))
 		}
 	}
 	return errs
