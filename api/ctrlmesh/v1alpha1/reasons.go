@@ -96,6 +96,14 @@ const (
 	ReasonTargetNotFound Reason = "TargetNotFound"
 	// ReasonWithdrawing: the root is disabled or being deleted, and pods still act on shards.
 	ReasonWithdrawing Reason = "Withdrawing"
+	// ReasonDivided: no two shards are known to write the same objects.
+	ReasonDivided Reason = "Divided"
+	// ReasonUndividedWrites: several shards write a resource in the same namespaces, and the
+	// root does not divide it.
+	ReasonUndividedWrites Reason = "UndividedWrites"
+	// ReasonUndividedWatches: several shards write a resource that they watch in all
+	// namespaces, and the root does not divide it.
+	ReasonUndividedWatches Reason = "UndividedWatches"
 )
 
 // Reasons of the conditions of CircuitBreakers and FaultInjections.

@@ -634,6 +634,9 @@ const (
 	// ConditionLeaderMissing: a shard with ready members has had no leader for a
 	// while; the message names the shard and what its pods wait for.
 	ConditionLeaderMissing = "LeaderMissing"
+	// ConditionUndivided: several shards of a root write a resource that it does not divide,
+	// and may reconcile the same objects. It is a warning: the shards go on.
+	ConditionUndivided = "Undivided"
 )
 
 // ShardingConfigStatus is the observed state of a ShardingConfig.
@@ -641,7 +644,8 @@ type ShardingConfigStatus struct {
 	// ObservedGeneration is the generation of the spec that this status describes.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// Conditions have the types Ready, Progressing, Degraded and LeaderMissing.
+	// Conditions have the types Ready, Progressing, Degraded and LeaderMissing, and
+	// Undivided of a root.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -807,6 +811,57 @@ type RootStatus struct {
 	// all namespaces have equal weight.
 	// +optional
 	Weighing string `json:"weighing,omitempty"`
+	// Undivided are resources that the root does not divide although several shards write
+	// them: in the same namespaces, or while they watch all namespaces. At most 16.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	Undivided []UndividedResource `json:"undivided,omitempty"`
+	// ForeignWrites are writes of divided resources to objects of other shards that the mesh
+	// did not refuse: under isolation Observe or Off, or to objects that every shard may
+	// write. At most 16 resources.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	ForeignWrites []ForeignWrites `json:"foreignWrites,omitempty"`
+}
+
+// UndividedResource is a resource that several shards write and the root does not divide.
+// All numbers are of the last hour at most, and at most a minute old.
+type UndividedResource struct {
+	// Group is the API group of the resource; empty for the core group.
+	// +optional
+	Group string `json:"group,omitempty"`
+	// Resource is the plural name of the resource.
+	Resource string `json:"resource"`
+	// Shards are those that wrote it, sorted.
+	// +listType=atomic
+	Shards []string `json:"shards"`
+	// Writes is the number of successful writes of these shards.
+	Writes int64 `json:"writes"`
+	// Common is in how many namespaces several shards wrote, in a sample. Objects are counted
+	// instead of namespaces if they have none, or if spec.root.key is Object. 0: no common one
+	// is known, but several shards watch the resource in all namespaces.
+	// +optional
+	Common int32 `json:"common,omitempty"`
+	// Namespaces are some of those in which several shards wrote, if they are known.
+	// +optional
+	// +listType=atomic
+	Namespaces []string `json:"namespaces,omitempty"`
+}
+
+// ForeignWrites are writes of one divided resource to objects of other shards.
+type ForeignWrites struct {
+	// Group is the API group of the resource; empty for the core group.
+	// +optional
+	Group string `json:"group,omitempty"`
+	// Resource is the plural name of the resource.
+	Resource string `json:"resource"`
+	// Shards are those that wrote to objects of others, sorted.
+	// +listType=atomic
+	Shards []string `json:"shards"`
+	// Writes is the number of those writes within the last hour at most.
+	Writes int64 `json:"writes"`
 }
 
 // ActingSpec is the part of the spec of a root that decides which pod may act on what. All

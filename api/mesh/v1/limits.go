@@ -15,6 +15,10 @@ const (
 // for each of several buckets.
 const MaxLocks = 64
 
+// MaxActivity bounds the resources that an agent reports as written or watched by one pod: as
+// many that the policy divides, and as many others.
+const MaxActivity = 16
+
 const (
 	// MaxLockRefusals bounds the refusals of locks in the report about one pod.
 	MaxLockRefusals = 8
