@@ -24,7 +24,8 @@
 //
 // What stages decide by is in packages that know no request: isolation (what belongs to
 // other shards), relist (which caches must be filled again), writes (which writes may still
-// take effect), lock, limit and fault. Package metrics has the series.
+// take effect), lock, limit and fault. Package metrics has the series, and activity counts
+// what the manager compares among shards.
 //
 // Every decision is a stage, a small type with one job. Those of a policy's gate decide
 // who may send requests: certificate, contradiction, classification, token. Those of the

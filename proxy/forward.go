@@ -102,6 +102,9 @@ func (x *exchange) ask(do func(context.Context, *upstream.Request) (upstream.Res
 		x.end = x.completion(nil, err)
 		return pipeline.Failure(err)
 	}
+	if a := x.Plan.Activity; write && a != nil && x.reply.Status/100 == 2 {
+		a.Written(&x.State)
+	}
 	if gone := x.Req.Gone(); write && gone != nil {
 		_ = x.reply.Body.Close()
 		return pipeline.Failure(gone)

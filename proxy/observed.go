@@ -75,6 +75,10 @@ func (p *Pod) Methods() map[string]string {
 	return nil
 }
 
+// Activity returns what the pod wrote and watched lately, by resource; nothing for a while
+// after a policy with another division.
+func (p *Pod) Activity() []*meshv1.ResourceActivity { return p.env.Activity.Report(time.Now()) }
+
 // RuleStates returns the states of the limits in force.
 func (p *Pod) RuleStates() []*meshv1.RuleState { return p.env.Limits.States() }
 

@@ -208,6 +208,9 @@ func (p *Pod) change(next *stages.Policy, since time.Time) {
 	old := p.env.Policy.Load()
 	next.Inherit(old)
 	next.Acquire()
+	if old == nil || old.Redivides(next) {
+		p.env.Activity.Reset(time.Now())
+	}
 	next.Enforce() // before requests find it: its rules may not have imported their counts yet
 	p.env.Ledger.Change(next, since, func() { p.env.Policy.Store(next) })
 	if p.env.Info.Journal != nil {

@@ -95,6 +95,11 @@ func (x *exchange) copyStream(r io.Reader) (whole bool) {
 	if m := x.Plan.Meters.Watches; m != nil && x.code == http.StatusOK {
 		m.Inc()
 		defer m.Dec()
+		if a := x.Plan.Activity; a != nil {
+			if over := a.Watched(&x.State); over != nil {
+				defer over()
+			}
+		}
 	}
 	b := streamBuffer{small: make([]byte, 4<<10)}
 	defer b.free()

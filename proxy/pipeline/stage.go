@@ -51,6 +51,17 @@ type Plan struct {
 	// Urgent reports whether a request may be about a lock, by its head; nil: none is.
 	Urgent func(*apirequest.RequestInfo) bool
 	Meters *metrics.Meters
+	// Activity counts what the pod does to the objects; nil: nothing is counted.
+	Activity Activity
+}
+
+// Activity counts what a pod does to the objects of a resource. Its methods are called once
+// the apiserver has answered with success.
+type Activity interface {
+	// Written counts a write.
+	Written(x *State)
+	// Watched counts a watch until over is called; over may be nil.
+	Watched(x *State) (over func())
 }
 
 // BadResponse answers instead of a response that cannot be read. Above a bound of the proxy

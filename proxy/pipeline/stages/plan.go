@@ -61,6 +61,7 @@ func (p *Policy) make(key match.Kind, isResource bool) *pipeline.Plan {
 	var stale *staleness
 	if isResource {
 		locks, stale = newLockStage(p, key), newStaleness(p, key)
+		out.Activity = newActivity(p, key)
 	}
 	if locks != nil {
 		out.Urgent = locks.urgent

@@ -6,6 +6,7 @@
 //
 //	policy.go     Policy, Env
 //	plan.go       the stages of a verb and resource, in order
+//	activity.go   what the manager compares of the writes and watches of shards
 //	caller.go     certificate, contradiction, classification, token
 //	admission.go  upgrade, budgets, header fields, connections into pods
 //	locks.go      names of the operator's locks
@@ -35,6 +36,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/activity"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
@@ -98,6 +100,7 @@ type Known struct {
 	Observed   lock.Observations
 	// Refusals are those of the apiserver for the locks of the policies.
 	Refusals lock.Refusals
+	Activity activity.Log
 	Tokens   Tokens
 }
 

@@ -1,0 +1,72 @@
+package isolation
+
+import (
+	"slices"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/ctrlmesh/ctrlmesh/internal/sample"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+)
+
+// Activity is how the writes and watches of a resource are counted.
+type Activity struct {
+	// Divided reports whether the division divides the resource.
+	Divided bool
+
+	byObject  bool // objects are compared, and not namespaces
+	everyones shared
+	border    *Border // of a divided resource; nil if a namespace does not show the owner
+}
+
+// uncounted are API groups whose objects no two shards reconcile: elections and Events, objects
+// of the mesh, and what is not stored.
+var uncounted = []string{
+	"coordination.k8s.io", "events.k8s.io", "authentication.k8s.io", "authorization.k8s.io",
+	"ctrlmesh.kusionstack.io", "ctrlmesh.kruise.io", "kridge.kusionstack.io",
+}
+
+// Activity returns nil for requests that are not counted, and for all unless the shard is one of
+// several of a root.
+func (d *Division) Activity(k match.Kind) *Activity {
+	res := k.GroupResource()
+	switch {
+	case len(d.message.GetOwners()) < 2 || d.Standby || k.Connects() || k.Subresource == "token",
+		!k.Writes() && (k.Verb != "watch" || k.Subresource != ""),
+		slices.Contains(uncounted, res.Group) || res == schema.GroupResource{Resource: "events"}:
+		return nil
+	}
+	owned, divided := d.Scope(res)
+	a := &Activity{Divided: divided || d.Selector(res) != nil, byObject: d.byUID}
+	switch {
+	case !a.Divided:
+		a.everyones = d.shared(res, true)
+	case divided && !d.byUID && k.Verb != "deletecollection": // that deletes nothing of other shards
+		a.border = &Border{owned: owned}
+	}
+	return a
+}
+
+// Foreign reports whether a namespace shows that an object belongs to another shard.
+func (a *Activity) Foreign(namespace string) bool {
+	return a.border != nil && a.border.Foreign(namespace)
+}
+
+// Everyones reports whether every shard may write an object; the name "" is not known yet.
+func (a *Activity) Everyones(namespace, name string) bool {
+	return has(a.everyones, namespace, name) || name == "" && a.everyones.some(namespace)
+}
+
+// Key returns the key of a written object; 0 if it has none: of a divided resource, and of an
+// object whose name is not known yet.
+func (a *Activity) Key(namespace, name string) uint64 {
+	switch {
+	case a.Divided:
+		return 0
+	case namespace != "" && !a.byObject:
+		return sample.Key(namespace, "")
+	case name == "":
+		return 0
+	}
+	return sample.Key(namespace, name)
+}

@@ -1,0 +1,64 @@
+package stages
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/proxy/activity"
+	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
+)
+
+// writer is a policy of a root's shard that divides ConfigMaps.
+func writer(tb testing.TB) *Policy {
+	tb.Helper()
+	d, err := isolation.Compile(&meshv1.Sharding{
+		Shard: "part-0", Owners: []*meshv1.Owner{{Shard: "part-0"}, {Shard: "part-1"}},
+		Limits: []*meshv1.Limit{{
+			Resources: []*meshv1.ResourceGroup{{ApiGroups: []string{""}, Resources: []string{"configmaps"}}}, Scope: sharding.Keys("mine").Proto(),
+		}},
+	}, "home")
+	require.NoError(tb, err)
+	e := &Env{}
+	e.Activity.Reset(time.Now().Add(-activity.Grace))
+	require.Empty(tb, e.Activity.Report(time.Now()))
+	return &Policy{env: e, Division: d}
+}
+
+// BenchmarkActivity is all that counting adds to a write: with one namespace, and with more
+// than a sample keeps.
+func BenchmarkActivity(b *testing.B) {
+	for _, resource := range []string{"secrets", "configmaps"} {
+		for _, n := range []int{1, 20, 1000} {
+			b.Run(fmt.Sprintf("%s/namespaces=%d", resource, n), func(b *testing.B) {
+				a := newActivity(writer(b), match.Kind{Verb: "update", Resource: resource})
+				var requests []*pipeline.State
+				for i := range n {
+					x := &pipeline.State{}
+					x.Req.Info = &apirequest.RequestInfo{Verb: "update", Resource: resource, Namespace: fmt.Sprintf("tenant-%04d", i), Name: "settings"}
+					x.Out.Query = "fieldManager=operator&timeout=30s"
+					requests = append(requests, x)
+					a.Written(x)
+				}
+				b.ReportAllocs()
+				for i := 0; b.Loop(); i++ {
+					a.Written(requests[i%n])
+				}
+			})
+		}
+	}
+}
+
+func TestCountingAWriteAllocatesNothing(t *testing.T) {
+	a := newActivity(writer(t), match.Kind{Verb: "update", Resource: "secrets"})
+	x := &pipeline.State{}
+	x.Req.Info = &apirequest.RequestInfo{Verb: "update", Resource: "secrets", Namespace: "mine", Name: "one"}
+	require.Zero(t, testing.AllocsPerRun(100, func() { a.Written(x) }))
+}
