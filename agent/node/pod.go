@@ -95,6 +95,7 @@ type reporting struct {
 	exited   []*meshv1.DeadHolder
 	reported *meshv1.PodReport
 	counted  time.Time // when the counts of rules and faults were read
+	active   time.Time // when the activity was read
 	routed   bool      // all its reviews, by the last report
 }
 

@@ -61,6 +61,7 @@ func (n *Node) report(uid string, p *pod) *meshv1.PodReport {
 	r.TrafficMessage = p.trafficProblem()
 	r.WebhookMessage = n.webhookProblem(p)
 	p.addCounts(r)
+	p.addActivity(r, time.Now())
 	return r
 }
 
@@ -89,4 +90,17 @@ func (p *pod) addCounts(r *meshv1.PodReport) {
 	}
 	p.counted = time.Now()
 	r.Rules, r.Faults = p.proxied.RuleStates(), p.proxied.FaultStates()
+}
+
+// activityInterval is the shortest time between reports of changed activity alone.
+const activityInterval = 10 * time.Second
+
+// addActivity adds what the pod did to objects, as of activityInterval ago at most.
+func (p *pod) addActivity(r *meshv1.PodReport, now time.Time) {
+	if last := p.reported; last.GetVersion() == r.GetVersion() && last.GetCapture() == r.GetCapture() && now.Sub(p.active) < activityInterval {
+		r.Activity = last.GetActivity()
+		return
+	}
+	p.active = now
+	r.Activity = p.proxied.Activity()
 }
