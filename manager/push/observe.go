@@ -39,6 +39,9 @@ type Observation struct {
 	Methods map[string]string
 	// WebhookMessage says why reviews that arrive at the pod are not routed.
 	WebhookMessage string
+	// Activity is what the pod did to objects lately, by resource. The caller must not modify
+	// it.
+	Activity []*meshv1.ResourceActivity
 	LockReport
 	TrafficReport
 }
@@ -248,9 +251,10 @@ func validFault(s *meshv1.FaultState) *meshv1.FaultState {
 	return &meshv1.FaultState{Key: s.GetKey(), Matched: s.GetMatched(), Injected: s.GetInjected()}
 }
 
-// equalExceptRules reports whether two observations differ only in the states and counts of
-// rules.
-func (o Observation) equalExceptRules(p Observation) bool {
+// equalExceptCounts reports whether two observations differ only in the states and counts of
+// rules, and in what the pod did to objects.
+func (o Observation) equalExceptCounts(p Observation) bool {
 	o.Rules, o.Faults, p.Rules, p.Faults = nil, nil, nil, nil
+	o.Activity, p.Activity = nil, nil
 	return reflect.DeepEqual(o, p)
 }

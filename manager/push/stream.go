@@ -246,8 +246,8 @@ func (s *Server) report(name string, st *stream, r *meshv1.Report) {
 	}
 }
 
-// reportPod stores a pod's report, and reports whether more has changed than the states of
-// rules. It reads these, which may be many, without the lock.
+// reportPod stores a pod's report, and reports whether more has changed than counts. It
+// reads these, which may be many, without the lock.
 func (s *Server) reportPod(name string, st *stream, p *meshv1.PodReport) (news bool) {
 	policy := s.policy(name, p.GetUid())
 	if policy == nil {
@@ -255,6 +255,7 @@ func (s *Server) reportPod(name string, st *stream, p *meshv1.PodReport) (news b
 	}
 	rules := states(policy.GetTraffic().GetBreakers(), p.Rules, validRule)
 	faults := states(policy.GetTraffic().GetInjections(), p.Faults, validFault)
+	active := activity(p.Activity)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.nodes.node(name).policies[p.Uid] == nil {
@@ -265,12 +266,12 @@ func (s *Server) reportPod(name string, st *stream, p *meshv1.PodReport) (news b
 	o.Known, o.Capture, o.Message, o.Version, o.Methods = true, clip(p.Capture), clip(p.Message), clip(p.Version), clipMethods(p.Methods)
 	o.LockReport = LockReport{p.LockHolder, heldLocks(p.HeldLocks), observedLocks(p.ObservedLocks), lockRefusals(policy, p.LockRefusals), deadHolders(p.DeadHolders)}
 	o.TrafficReport = TrafficReport{Rules: rules, Faults: faults, EgressMessage: clip(p.EgressMessage), TrafficMessage: clip(p.TrafficMessage)}
-	o.WebhookMessage = clip(p.WebhookMessage)
+	o.WebhookMessage, o.Activity = clip(p.WebhookMessage), active
 	if o.Version == o.Nacked && !o.Withheld { // saved by a later try, which no ack follows
 		o.Nacked, o.Nack = "", ""
 	}
 	st.seen[p.Uid] = o
-	return !o.equalExceptRules(before)
+	return !o.equalExceptCounts(before)
 }
 
 // policy returns the policy of a pod on a node; nil if it has none.
