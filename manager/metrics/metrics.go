@@ -9,6 +9,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
 var (
@@ -52,6 +54,10 @@ var (
 	ShardWeight = gauges("ctrlmesh_shard_weight", "Objects of the divided resources that a derived shard owns, as last counted.", "namespace", "shardingconfig", "shard")
 	// ShardSkew is the skew of the shards of a root.
 	ShardSkew = gauges("ctrlmesh_shard_skew", "Weight of the heaviest automatic shard of a root, divided by the mean weight.", "namespace", "shardingconfig")
+	// UndividedResources is the number of resources that several shards write.
+	UndividedResources = gauges("ctrlmesh_undivided_resources", "Resources that several shards of a root write although it does not divide them. evidence writes: in the same namespaces, or to the same objects; watches: while they watch all namespaces.", "namespace", "shardingconfig", "evidence")
+	// ForeignWrites is the number of writes that passed.
+	ForeignWrites = gauges("ctrlmesh_foreign_writes", "Writes of divided resources to objects of other shards of a root that were not refused, within the last hour at most.", "namespace", "shardingconfig")
 	// ShardLeader is 1 for a shard that has a leader.
 	ShardLeader = gauges("ctrlmesh_shard_leader", "1 if a ready member holds the locks of a shard that should act; 0 if none does, or if all wait for a lock that the mesh does not manage. No series for operators without leader election.", "namespace", "shardingconfig", "shard")
 	// ShardReadyMembers is the number of ready pods of a shard.
@@ -131,6 +137,28 @@ func ForgetRoot(namespace, config string) {
 	Handovers.DeletePartialMatch(of)
 	HandoversPending.Delete(of)
 	ShardSkew.Delete(of)
+	UndividedResources.DeletePartialMatch(of)
+	ForeignWrites.Delete(of)
+}
+
+// CountUndivided sets the metrics of what shards of a root write beyond what they own.
+func CountUndivided(namespace, config string, root *v1alpha1.RootStatus) {
+	evidence := map[string]int{"writes": 0, "watches": 0}
+	for _, u := range root.Undivided {
+		if u.Common > 0 {
+			evidence["writes"]++
+		} else {
+			evidence["watches"]++
+		}
+	}
+	for name, n := range evidence {
+		UndividedResources.WithLabelValues(namespace, config, name).Set(float64(n))
+	}
+	foreign := int64(0)
+	for _, f := range root.ForeignWrites {
+		foreign += f.Writes
+	}
+	ForeignWrites.WithLabelValues(namespace, config).Set(float64(foreign))
 }
 
 // PodsOf is a gauge of pods by object.

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/docs"
 )
 
@@ -27,4 +28,20 @@ func TestPodsOfDeletedObjectsAreRemoved(t *testing.T) {
 	p.Set(map[types.NamespacedName]int32{b: 3})
 	require.Equal(t, 1, testutil.CollectAndCount(p))
 	require.Equal(t, 3.0, testutil.ToFloat64(p.WithLabelValues("ns", "b")))
+}
+
+func TestUndividedResourcesCountByEvidence(t *testing.T) {
+	root := &v1alpha1.RootStatus{
+		Undivided:     []v1alpha1.UndividedResource{{Resource: "secrets", Common: 3}, {Resource: "services", Common: 1}, {Resource: "pods"}},
+		ForeignWrites: []v1alpha1.ForeignWrites{{Resource: "a", Writes: 2}, {Resource: "b", Writes: 3}},
+	}
+	value := func(evidence string) float64 {
+		return testutil.ToFloat64(UndividedResources.WithLabelValues("ns", "op", evidence))
+	}
+	CountUndivided("ns", "op", root)
+	require.Equal(t, []float64{2, 1, 5}, []float64{value("writes"), value("watches"), testutil.ToFloat64(ForeignWrites.WithLabelValues("ns", "op"))})
+	CountUndivided("ns", "op", &v1alpha1.RootStatus{})
+	require.Equal(t, []float64{0, 0}, []float64{value("writes"), value("watches")})
+	ForgetRoot("ns", "op")
+	require.Zero(t, testutil.CollectAndCount(UndividedResources)+testutil.CollectAndCount(ForeignWrites))
 }

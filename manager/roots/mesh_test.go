@@ -25,6 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/dialect/serve"
@@ -57,6 +58,8 @@ type mesh struct {
 	oldAgents bool
 	funcs     interceptor.Funcs
 	pods      int // made
+	// activity is what agents count, by pod uid.
+	activity map[string][]*meshv1.ResourceActivity
 	// leaders are the pods, by uid, that hold locks, each with its name upstream.
 	leaders map[[2]string]string
 	// idle pods contend for no lock.
@@ -121,7 +124,7 @@ func (m *mesh) lead() {
 			}
 			o := m.seen[uid]
 			o.Connected, o.Left = !m.away[node], m.left[node]
-			o.ObservedLocks = m.observed[uid]
+			o.ObservedLocks, o.Activity = m.observed[uid], m.activity[uid]
 			for lock, leader := range m.leaders {
 				if leader == uid {
 					o.HeldLocks = append(o.HeldLocks, lock[0])

@@ -21,6 +21,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
+	"github.com/ctrlmesh/ctrlmesh/manager/undivided"
 )
 
 // root is one configuration, as far as this leader knows it.
@@ -36,6 +37,7 @@ type root struct {
 	reporter
 	exited exited
 	lost   lost
+	beyond undivided.Tracker
 	// forgotten are the members, by uid, of which their agents have no record. dropped are
 	// those of them that are no members any more once the state is written.
 	forgotten   map[string]bool
@@ -88,6 +90,7 @@ func (rt *root) round(ctx context.Context, config *v1alpha1.ShardingConfig, w Wo
 	rt.survey(ctx, v, now)
 	state, effects := rt.step(v, now)
 	rt.lead(ctx, v, state, now)
+	rt.compare(v, state, now)
 	next := rt.status(v, state, now)
 	if err := rt.write(ctx, state, next); err != nil || rt.object == nil {
 		return err
@@ -171,7 +174,7 @@ func (rt *root) status(v view, state handover.State, now time.Time) v1alpha1.Sha
 	}
 	return status.OfRoot(status.RootInput{
 		Config: config, State: state, Root: out, Pods: v.pods, Conflicts: v.conflicts, TooLarge: v.tooLarge, Problem: v.problem,
-		Restarting: rt.why, Unconfirmed: rt.unconfirmed, Leaders: rt.leaders,
+		Restarting: rt.why, Unconfirmed: rt.unconfirmed, Leaders: rt.leaders, Undivided: rt.beyond.Result,
 		Common: status.Common{
 			Locks: rt.locks, Obstacle: obstacle, Stamping: stamping, Observe: rt.Observe, Now: now, Since: rt.since,
 			Wanted: func(uid string) string { return v.policy(uid).GetVersion() },

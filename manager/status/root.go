@@ -18,6 +18,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/undivided"
 )
 
 // BlockedAfter is how long a phase of a handover may last before the status reports it.
@@ -59,6 +60,8 @@ type RootInput struct {
 	Unconfirmed []string
 	// Leaders are the leaders of the shards that should act, by the shard's name.
 	Leaders map[string]Leader
+	// Undivided is what members do beyond what their shards own.
+	Undivided undivided.Result
 }
 
 // OfRoot computes the status of a configuration with spec.root. It does not change the
@@ -81,6 +84,7 @@ func OfRoot(in RootInput) v1alpha1.ShardingConfigStatus {
 		}
 	}
 	root.Handover = in.handover()
+	root.Undivided, root.ForeignWrites = in.Undivided.Undivided, in.Undivided.Foreign
 
 	out := v1alpha1.ShardingConfigStatus{
 		ObservedGeneration: in.Config.Generation,

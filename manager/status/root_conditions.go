@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
@@ -40,6 +42,7 @@ func (w *workload) conditions(out *v1alpha1.ShardingConfigStatus) {
 	}
 	c := conditionsOf{out, w.Config.Generation, w.Now}
 	c.leading(r.leaderless)
+	c.set(v1alpha1.ConditionUndivided, undividedCondition(r.Undivided.Undivided))
 	c.set(v1alpha1.ConditionReady, first(r.settled(), r.withoutShards, r.brokenOrImpeded, r.underWay))
 	c.set(v1alpha1.ConditionProgressing, r.progressing())
 	// A restarted pod is missing for a moment.
@@ -142,6 +145,30 @@ func (r rootConditions) degraded(long bool) condition {
 		return condition{true, v1alpha1.ReasonNotEnoughPods, r.few}
 	}
 	return memberTroubles(r.Config, r.verdicts, r.Stamping)
+}
+
+// undividedCondition returns the condition about resources that several shards write, those
+// with something in common first.
+func undividedCondition(found []v1alpha1.UndividedResource) condition {
+	if len(found) == 0 {
+		return condition{false, v1alpha1.ReasonDivided, ""}
+	}
+	reason, how, named := v1alpha1.ReasonUndividedWrites, "several shards write to the same namespaces or objects of", found
+	if i := slices.IndexFunc(found, func(u v1alpha1.UndividedResource) bool { return u.Common == 0 }); i == 0 {
+		reason, how = v1alpha1.ReasonUndividedWatches, "several shards watch in all namespaces, and write,"
+	} else if i > 0 {
+		named = found[:i]
+	}
+	var resources []string
+	for _, u := range named {
+		text := schema.GroupResource{Group: u.Group, Resource: u.Resource}.String()
+		if len(u.Namespaces) > 0 {
+			text += " (as in " + strings.Join(u.Namespaces, ", ") + ")"
+		}
+		resources = append(resources, text)
+	}
+	return condition{true, reason, how + " " + strings.Join(clipped(resources), ", ") +
+		", which spec.root does not divide: if they reconcile the same objects, add the resource to spec.root.resourceSelector; see status.root.undivided"}
 }
 
 // waits names what handovers and restarts wait for: ", waiting for ...".

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -17,6 +18,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/undivided"
 )
 
 // rootInput is a root of two shards of one pod each, op-0 and op-1, that is settled.
@@ -59,6 +61,35 @@ func move(in *RootInput, phase handover.Phase, since time.Time) {
 		s := in.State.Shards[lags]
 		s.Serial++
 		in.State.Shards[lags] = s
+	}
+}
+
+// Two shards that write the same objects may be an accident, or not.
+func TestUndividedResourcesAreAWarning(t *testing.T) {
+	secrets := v1alpha1.UndividedResource{Resource: "secrets", Shards: []string{"op-1-normal", "op-2-normal"}, Writes: 7, Common: 2, Namespaces: []string{"a", "b"}}
+	widgets := v1alpha1.UndividedResource{Group: "example.com", Resource: "widgets", Shards: []string{"op-1-normal", "op-2-normal"}, Writes: 7}
+	for _, q := range []struct {
+		name  string
+		found []v1alpha1.UndividedResource
+		want  condition
+	}{
+		{"nothing", nil, condition{false, v1alpha1.ReasonDivided, ""}},
+		{"written", []v1alpha1.UndividedResource{secrets, widgets}, condition{true, v1alpha1.ReasonUndividedWrites,
+			"several shards write to the same namespaces or objects of secrets (as in a, b), which spec.root does not divide: if they reconcile the same objects, add the resource to spec.root.resourceSelector; see status.root.undivided"}},
+		{"watched", []v1alpha1.UndividedResource{widgets}, condition{true, v1alpha1.ReasonUndividedWatches,
+			"several shards watch in all namespaces, and write, widgets.example.com, which spec.root does not divide: if they reconcile the same objects, add the resource to spec.root.resourceSelector; see status.root.undivided"}},
+	} {
+		t.Run(q.name, func(t *testing.T) {
+			in := rootInput()
+			in.Undivided = undivided.Result{Undivided: q.found, Foreign: []v1alpha1.ForeignWrites{{Resource: "pods", Writes: 1}}}
+			s := OfRoot(*in)
+			is := meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionUndivided)
+			require.Equal(t, q.want, condition{is.Status == metav1.ConditionTrue, v1alpha1.Reason(is.Reason), is.Message})
+			require.Equal(t, q.found, s.Root.Undivided)
+			require.Equal(t, in.Undivided.Foreign, s.Root.ForeignWrites)
+			require.True(t, meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionReady), "it is no stop")
+			require.True(t, meta.IsStatusConditionFalse(s.Conditions, v1alpha1.ConditionDegraded))
+		})
 	}
 }
 
