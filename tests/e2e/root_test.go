@@ -39,6 +39,7 @@ func TestRoots(t *testing.T) {
 		{"CatchUp", testCatchUp},
 		{"Edits", testEdits},
 		{"Objects", testObjects},
+		{"Undivided", testUndivided},
 		{"Verbs", testVerbs},
 	} {
 		t.Run(test.name, func(t *testing.T) {
