@@ -102,8 +102,8 @@ func (x *exchange) ask(do func(context.Context, *upstream.Request) (upstream.Res
 		x.end = x.completion(nil, err)
 		return pipeline.Failure(err)
 	}
-	if a := x.Plan.Activity; write && a != nil && x.reply.Status/100 == 2 {
-		a.Written(&x.State)
+	if write {
+		x.noteWritten()
 	}
 	if gone := x.Req.Gone(); write && gone != nil {
 		_ = x.reply.Body.Close()
@@ -111,6 +111,13 @@ func (x *exchange) ask(do func(context.Context, *upstream.Request) (upstream.Res
 	}
 	x.received = time.Now()
 	return nil
+}
+
+// noteWritten counts a write that the apiserver answered with success.
+func (x *exchange) noteWritten() {
+	if a := x.Plan.Activity; a != nil && x.reply.Status/100 == 2 {
+		a.Written(&x.State)
+	}
 }
 
 // refresh sends the client's own request if the apiserver does not have the earlier list.

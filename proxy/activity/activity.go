@@ -25,8 +25,8 @@ const (
 	Grace = 30 * time.Second
 	// Period is how long counts are kept at least, and half of how long they are at most.
 	Period = 30 * time.Minute
-	// maxKnown bounds the resources that are counted. Those without writes make room after
-	// each period.
+	// maxKnown bounds the resources that are counted. Those without writes make room for
+	// others that are written.
 	maxKnown = 64
 )
 
@@ -74,14 +74,15 @@ func (l *Log) Reset(now time.Time) {
 	l.begins, l.begun = now.Add(Grace), false
 }
 
-// resource returns the counts of a resource; nil if there is no room.
-func (l *Log) resource(k kind) *Resource {
+// resource returns the counts of a resource, which is written or watched; nil if there is no
+// room.
+func (l *Log) resource(k kind, written bool) *Resource {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if r := l.known[k]; r != nil {
 		return r
 	}
-	if len(l.known) >= maxKnown {
+	if len(l.known) >= maxKnown && (!written || !l.makeRoom()) {
 		return nil
 	}
 	if l.known == nil {
@@ -91,6 +92,23 @@ func (l *Log) resource(k kind) *Resource {
 	r := &Resource{kind: k}
 	l.known[k] = r
 	return r
+}
+
+// makeRoom removes a resource that is only watched: operators may watch very many. l.mu is held.
+func (l *Log) makeRoom() bool {
+	for k, r := range l.known {
+		if r.unwritten() {
+			l.remove(k)
+			return true
+		}
+	}
+	return false
+}
+
+// remove removes a resource. Its counters look it up again. l.mu is held.
+func (l *Log) remove(k kind) {
+	l.known[k].removed.Store(true)
+	delete(l.known, k)
 }
 
 // Report returns the activity of the last one or two periods, sorted by resource: of each
@@ -144,11 +162,15 @@ func (l *Log) advance(now time.Time) {
 		return
 	}
 	for k, r := range l.known {
-		if r.periods[0].writes.Load()+r.periods[1].writes.Load() == 0 && r.watches.Load() == 0 {
-			r.removed.Store(true)
-			delete(l.known, k)
+		if r.unwritten() && r.watches.Load() == 0 {
+			l.remove(k)
 		}
 	}
+}
+
+// unwritten reports whether the pod has not written the resource lately.
+func (r *Resource) unwritten() bool {
+	return r.periods[0].writes.Load()+r.periods[1].writes.Load() == 0
 }
 
 func (r *Resource) report() *meshv1.ResourceActivity {

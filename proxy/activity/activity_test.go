@@ -105,6 +105,26 @@ func TestReportIsBounded(t *testing.T) {
 	}
 }
 
+// Some operators watch hundreds of kinds, and write few of them.
+func TestWatchedResourcesMakeRoomForWrittenOnes(t *testing.T) {
+	var l Log
+	counted(&l)
+	for i := range 2 * maxKnown {
+		l.Counter(schema.GroupResource{Group: "example.com", Resource: fmt.Sprintf("kind-%03d", i)}, false).Watch()
+	}
+	require.Len(t, l.known, maxKnown)
+	for i := range maxKnown {
+		l.Counter(schema.GroupResource{Resource: fmt.Sprintf("written-%03d", i)}, false).Write(1, false)
+	}
+	require.Len(t, l.known, maxKnown)
+	for k := range l.known {
+		require.Contains(t, k.Resource, "written")
+	}
+	full := l.Counter(secrets, false)
+	full.Write(1, false)
+	require.Nil(t, full.resource.Load())
+}
+
 func TestKeysAreTheSmallest(t *testing.T) {
 	var l Log
 	c := counted(&l)

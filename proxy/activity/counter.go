@@ -21,7 +21,7 @@ func (l *Log) Counter(res schema.GroupResource, divided bool) *Counter {
 
 // Write counts a write. The key is that of what was written, 0 if it is not known.
 func (c *Counter) Write(key uint64, foreign bool) {
-	r := c.counts()
+	r := c.counts(true)
 	if r == nil {
 		return
 	}
@@ -35,21 +35,22 @@ func (c *Counter) Write(key uint64, foreign bool) {
 	}
 }
 
-// Watch counts an open watch of all namespaces. It returns the function that ends it.
+// Watch counts an open watch of all namespaces. It returns the function that ends it,
+// nil if the watch does not count.
 func (c *Counter) Watch() (over func()) {
-	r := c.counts()
+	r := c.counts(false)
 	if r == nil {
-		return func() {}
+		return nil
 	}
 	r.watches.Add(1)
 	return func() { r.watches.Add(-1) }
 }
 
 // counts returns the resource; nil if there is no room for it.
-func (c *Counter) counts() *Resource {
+func (c *Counter) counts(written bool) *Resource {
 	r := c.resource.Load()
 	if r == nil || r.removed.Load() {
-		r = c.log.resource(c.kind)
+		r = c.log.resource(c.kind, written)
 		c.resource.Store(r)
 	}
 	return r

@@ -17,7 +17,7 @@ type activityOf struct {
 
 // newActivity returns nil for requests that are not counted.
 func newActivity(p *Policy, key match.Kind) pipeline.Activity {
-	a := p.Division.Activity(key)
+	a := p.Activity(key)
 	if a == nil || !match.Storable(key.Group, key.Resource) {
 		return nil
 	}
