@@ -20,6 +20,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/manager/idle"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
 	"github.com/ctrlmesh/ctrlmesh/manager/undivided"
 )
@@ -38,6 +39,7 @@ type root struct {
 	exited exited
 	lost   lost
 	beyond undivided.Tracker
+	quiet  idle.Tracker
 	// forgotten are the members, by uid, of which their agents have no record. dropped are
 	// those of them that are no members any more once the state is written.
 	forgotten   map[string]bool
@@ -168,6 +170,7 @@ func (rt *root) status(v view, state handover.State, now time.Time) v1alpha1.Sha
 	out := Save(state)
 	out.Acting = rt.actsBy(v, state)
 	rt.addWeights(&out, v)
+	rt.markIdle(&out, v, state, now)
 	var stamping *v1alpha1.StampingStatus
 	if config.Spec.Root.Method == v1alpha1.MethodLabels {
 		stamping = rt.Stamping(config)

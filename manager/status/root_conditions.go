@@ -11,6 +11,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/idle"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 )
@@ -43,6 +44,7 @@ func (w *workload) conditions(out *v1alpha1.ShardingConfigStatus) {
 	c := conditionsOf{out, w.Config.Generation, w.Now}
 	c.leading(r.leaderless)
 	c.set(v1alpha1.ConditionUndivided, undividedCondition(r.Undivided.Undivided))
+	c.set(v1alpha1.ConditionShardIdle, idleCondition(out.Root.Shards))
 	c.set(v1alpha1.ConditionReady, first(r.settled(), r.withoutShards, r.brokenOrImpeded, r.underWay))
 	c.set(v1alpha1.ConditionProgressing, r.progressing())
 	// A restarted pod is missing for a moment.
@@ -169,6 +171,21 @@ func undividedCondition(found []v1alpha1.UndividedResource) condition {
 	}
 	return condition{true, reason, how + " " + strings.Join(clipped(resources), ", ") +
 		", which spec.root does not divide: if they reconcile the same objects, add the resource to spec.root.resourceSelector; see status.root.undivided"}
+}
+
+// idleCondition returns the condition about shards that never write.
+func idleCondition(shards []v1alpha1.ShardStatus) condition {
+	var named []string
+	for _, s := range shards {
+		if s.Idle {
+			named = append(named, fmt.Sprintf("shard %s, which owns %d objects", s.Name, s.Weight))
+		}
+	}
+	if len(named) == 0 {
+		return condition{false, v1alpha1.ReasonHealthy, ""}
+	}
+	return condition{true, v1alpha1.ReasonNoWrites, fmt.Sprintf("%s: pods watch them and have written nothing for %s, while other shards write: they may wait for an election that the mesh does not see; look at their logs",
+		strings.Join(clipped(named), "; "), idle.After)}
 }
 
 // waits names what handovers and restarts wait for: ", waiting for ...".

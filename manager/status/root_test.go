@@ -93,6 +93,18 @@ func TestUndividedResourcesAreAWarning(t *testing.T) {
 	}
 }
 
+func TestIdleShardsAreAWarning(t *testing.T) {
+	in := rootInput()
+	is := func() metav1.Condition {
+		return *meta.FindStatusCondition(OfRoot(*in).Conditions, v1alpha1.ConditionShardIdle)
+	}
+	require.Equal(t, metav1.ConditionFalse, is().Status)
+	in.Root.Shards[1].Idle = true
+	require.Equal(t, metav1.ConditionTrue, is().Status)
+	require.Equal(t, "shard op-2-normal, which owns 7 objects: pods watch them and have written nothing for 10m0s, while other shards write: they may wait for an election that the mesh does not see; look at their logs", is().Message)
+	require.True(t, meta.IsStatusConditionTrue(OfRoot(*in).Conditions, v1alpha1.ConditionReady), "it may have nothing to do")
+}
+
 func TestRootSettled(t *testing.T) {
 	in := rootInput()
 	s := OfRoot(*in)

@@ -104,6 +104,8 @@ const (
 	// ReasonUndividedWatches: several shards write a resource that they watch in all
 	// namespaces, and the root does not divide it.
 	ReasonUndividedWatches Reason = "UndividedWatches"
+	// ReasonNoWrites: a shard never writes, while others do.
+	ReasonNoWrites Reason = "NoWrites"
 )
 
 // Reasons of the conditions of CircuitBreakers and FaultInjections.

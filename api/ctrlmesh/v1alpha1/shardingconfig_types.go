@@ -637,6 +637,9 @@ const (
 	// ConditionUndivided: several shards of a root write a resource that it does not divide,
 	// and may reconcile the same objects. It is a warning: the shards go on.
 	ConditionUndivided = "Undivided"
+	// ConditionShardIdle: a shard of a root has objects and never writes, while others do. It
+	// is a warning: there may be nothing to write.
+	ConditionShardIdle = "ShardIdle"
 )
 
 // ShardingConfigStatus is the observed state of a ShardingConfig.
@@ -644,8 +647,8 @@ type ShardingConfigStatus struct {
 	// ObservedGeneration is the generation of the spec that this status describes.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// Conditions have the types Ready, Progressing, Degraded and LeaderMissing, and
-	// Undivided of a root.
+	// Conditions have the types Ready, Progressing, Degraded and LeaderMissing, and those of a
+	// root also Undivided and ShardIdle.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -939,6 +942,10 @@ type ShardStatus struct {
 	// has no lock.
 	// +optional
 	Leader string `json:"leader,omitempty"`
+	// Idle is true if the shard's pods watch its objects and have written nothing for ten
+	// minutes, while other shards have written much.
+	// +optional
+	Idle bool `json:"idle,omitempty"`
 }
 
 // Assignment is the shard of a pod, which never changes.
