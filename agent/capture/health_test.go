@@ -95,10 +95,15 @@ func probesOf(t testing.TB, p *Pod, n int) {
 // becomes waits until somebody answers the pod.
 func becomes(t testing.TB, pod *ns, who string, to netip.AddrPort) {
 	t.Helper()
+	becomesWithin(t, soon, pod, who, to)
+}
+
+func becomesWithin(t testing.TB, within time.Duration, pod *ns, who string, to netip.AddrPort) {
+	t.Helper()
 	require.Eventually(t, func() bool {
 		got, _, err := client{patience: 100 * time.Millisecond}.connect(pod, to)
 		return err == nil && got == who
-	}, soon, time.Millisecond, "%s does not answer", who)
+	}, within, time.Millisecond, "%s does not answer", who)
 }
 
 func ebpfConfig(t testing.TB) Config {

@@ -265,7 +265,8 @@ func TestPodWithFullTablesDelaysNoOther(t *testing.T) {
 				require.Equal(t, uid, loss.UID)
 			}
 			require.NoError(t, agent.SetDestinations(append(listed, other4), nil))
-			becomes(t, hostile, "mesh", other4)
+			// Commands that read full tables take seconds, and end at a limit on a busy machine.
+			becomesWithin(t, 4*soon, hostile, "mesh", other4)
 			start := time.Now()
 			_ = agent.(*node).pods[uid].Release() // it is the pod's own doing if the rules stay
 			require.Less(t, time.Since(start), soon)

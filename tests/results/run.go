@@ -150,10 +150,11 @@ func compare(a, b id) int {
 	return strings.Compare(a.name, b.name)
 }
 
-// failed reports whether a test failed, or has not ended.
+// failed reports whether a test failed, or ran when its package ended. Tests that wait for others
+// (t.Parallel) did neither.
 func (r *Run) failed(key id) bool {
 	state := r.tests[key].state
-	return state != "pass" && state != "skip"
+	return state != "pass" && state != "skip" && state != "pause"
 }
 
 // complete reports whether every test of the package has ended.

@@ -90,6 +90,17 @@ func TestRunningNamesTheInnermost(t *testing.T) {
 	assert.Equal(t, []string{"p"}, run.Running(true))
 }
 
+func TestThoseThatWaitHaveNotFailed(t *testing.T) {
+	run := read(t, `start
+		run A
+		pause A
+		run B
+		pause B
+		cont B
+		fail`)
+	assert.Equal(t, []string{"B"}, names(run.Failures()), "A did not run when the package ended")
+}
+
 func TestRerun(t *testing.T) {
 	for name, tt := range map[string]struct {
 		script string
