@@ -3,6 +3,7 @@ package lock
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -121,7 +122,7 @@ func TestRefusalHasTheMessageOfTheAPIServer(t *testing.T) {
 		envelope := runtime.Unknown{TypeMeta: runtime.TypeMeta{Kind: "Status", APIVersion: "v1"}, Raw: raw}
 		out, err := envelope.Marshal()
 		require.NoError(t, err)
-		return append(magic[:len(magic):len(magic)], out...)
+		return append(slices.Clip(magic), out...)
 	}
 	denial := metav1.Status{Reason: metav1.StatusReasonForbidden, Message: `leases.coordination.k8s.io "op---s1" is forbidden: ` + denied}
 	for name, c := range map[string]struct {
