@@ -19,8 +19,9 @@ import (
 
 // leading tracks the leaders of a root's shards.
 type leading struct {
-	tracker status.Leaders
-	leaders map[string]status.Leader
+	leaderless map[string]time.Time // since when shards have had no leader
+	leaders    map[string]status.Leader
+	metrics    status.LeaderMetrics
 }
 
 // lead updates the leaders of the shards that own keys.
@@ -30,7 +31,7 @@ func (rt *root) lead(ctx context.Context, v view, state handover.State, now time
 		if s.Root == nil || s.Root.UID != rt.uid || state.Shards[s.Name].Held.Empty() || compile.Withdrawn(v.config) || v.config.Spec.DryRun {
 			continue
 		}
-		led := status.Led{Name: s.Name, Series: metrics.Shard{Namespace: v.config.Namespace, Config: v.config.Name, Name: s.Name}, Locks: s.Locks, Known: rt.locks}
+		led := status.Led{Name: s.Name, Locks: s.Locks, Known: rt.locks}
 		for _, m := range state.Members {
 			if m.Shard != s.Name || !v.exists(m) {
 				continue
@@ -41,7 +42,13 @@ func (rt *root) lead(ctx context.Context, v view, state handover.State, now time
 		slices.SortFunc(led.Members, func(a, b status.LedMember) int { return strings.Compare(a.Name, b.Name) })
 		shards = append(shards, led)
 	}
-	rt.leaders = rt.tracker.Round(shards, func(namespace, name string) string { return HolderOf(ctx, rt.Client, namespace, name) }, now)
+	holder := func(namespace, name string) string { return HolderOf(ctx, rt.Client, namespace, name) }
+	rt.leaders, rt.leading.leaderless = status.FindLeaders(shards, rt.leading.leaderless, holder, now)
+	counted := map[metrics.Shard]status.Leader{}
+	for name, leader := range rt.leaders {
+		counted[metrics.Shard{Namespace: v.config.Namespace, Config: v.config.Name, Name: name}] = leader
+	}
+	rt.leading.metrics.Set(counted)
 }
 
 // HolderOf reads the holder of a Lease; empty if it has none, or cannot be read.

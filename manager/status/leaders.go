@@ -38,8 +38,6 @@ func PodReady(pod *corev1.Pod) bool {
 type Led struct {
 	// Name of the shard.
 	Name string
-	// Series are its metrics.
-	Series metrics.Shard
 	// Locks are those that its members lead under; none without leader election.
 	Locks []*meshv1.Lock
 	// Known are the operator's locks as the status lists them.
@@ -81,37 +79,44 @@ func (l Leader) contends() bool {
 	return l.Missing != nil && l.Missing.Reason != v1alpha1.ReasonNoReadyMember
 }
 
-// Leaders tracks since when shards have had no leader. Its zero value is ready to use.
-type Leaders struct {
-	since   map[string]time.Time
-	counted map[metrics.Shard]bool // shards with metrics
-}
-
-// Round returns the leaders of shards that should act. holder reads the current holder of a
-// lock. Round sets the metrics of these shards, and removes those of shards that no longer act.
-func (l *Leaders) Round(shards []Led, holder func(namespace, name string) string, now time.Time) map[string]Leader {
-	since, counted := map[string]time.Time{}, map[metrics.Shard]bool{}
-	out := map[string]Leader{}
+// FindLeaders returns the leaders of shards that should act, and since when the others have had
+// none. before is the latter of the last call. holder returns the current holder of a lock; empty
+// if it has none.
+func FindLeaders(shards []Led, before map[string]time.Time, holder func(namespace, name string) string, now time.Time) (leaders map[string]Leader, since map[string]time.Time) {
+	leaders, since = map[string]Leader{}, map[string]time.Time{}
 	for _, s := range shards {
 		leader, unled := s.leader()
 		if !leader.Working {
-			since[s.Name] = collect.Since(l.since, s.Name, now)
+			since[s.Name] = collect.Since(before, s.Name, now)
 			if now.Sub(since[s.Name]) >= LeaderlessAfter {
 				leader.Missing = s.missing(leader, unled, holder)
 			}
 		}
 		leader.Elects = len(s.Locks) > 0 || leader.contends()
-		out[s.Name] = leader
-		s.Series.CountLeader(leader.Elects, leader.Leads(), leader.Ready)
-		counted[s.Series] = true
+		leaders[s.Name] = leader
 	}
-	for s := range l.counted {
-		if !counted[s] {
+	return leaders, since
+}
+
+// LeaderMetrics are the metrics of leaders. Its zero value is ready to use.
+type LeaderMetrics struct {
+	counted map[metrics.Shard]bool // shards with metrics
+}
+
+// Set sets the metrics of shards that should act, and removes those of shards that no longer act.
+func (m *LeaderMetrics) Set(leaders map[metrics.Shard]Leader) {
+	for s, leader := range leaders {
+		s.CountLeader(leader.Elects, leader.Leads(), leader.Ready)
+	}
+	for s := range m.counted {
+		if _, ok := leaders[s]; !ok {
 			s.ForgetLeader()
 		}
 	}
-	l.since, l.counted = since, counted
-	return out
+	m.counted = map[metrics.Shard]bool{}
+	for s := range leaders {
+		m.counted[s] = true
+	}
 }
 
 // leader returns the holders of the shard's locks. unled is a lock without a holder.

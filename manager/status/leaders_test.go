@@ -44,14 +44,17 @@ func TestLeadersOfAShard(t *testing.T) {
 		"they look at a lock that nobody holds": {Led{Members: []LedMember{waiting(member("x", true), "")}}, "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var l Leaders
 			c.led.Name = "s"
 			now := time.Unix(1e9, 0)
-			holder := func(string, string) string { return "z" }
-			is := l.Round([]Led{c.led}, holder, now)["s"]
+			var since map[string]time.Time
+			find := func(now time.Time, shards ...Led) (leaders map[string]Leader) {
+				leaders, since = FindLeaders(shards, since, func(string, string) string { return "z" }, now)
+				return leaders
+			}
+			is := find(now, c.led)["s"]
 			require.Equal(t, c.pod, is.Pod)
 			require.Nil(t, is.Missing, "it may just begin")
-			is = l.Round([]Led{c.led}, holder, now.Add(LeaderlessAfter))["s"]
+			is = find(now.Add(LeaderlessAfter), c.led)["s"]
 			if c.reason == "" {
 				require.Nil(t, is.Missing)
 				return
@@ -60,8 +63,8 @@ func TestLeadersOfAShard(t *testing.T) {
 			require.Contains(t, is.Missing.Message, "shard s has no")
 			require.Equal(t, c.reason != v1alpha1.ReasonNoReadyMember, is.contends())
 
-			l.Round(nil, holder, now.Add(LeaderlessAfter)) // it was not to act in between
-			require.Nil(t, l.Round([]Led{c.led}, holder, now.Add(2*LeaderlessAfter))["s"].Missing)
+			find(now.Add(LeaderlessAfter)) // it was not to act in between
+			require.Nil(t, find(now.Add(2*LeaderlessAfter), c.led)["s"].Missing)
 		})
 	}
 }

@@ -44,7 +44,9 @@ type Controller struct {
 	since time.Time // of the first run
 	// written are the statuses that were written last, by uid.
 	written map[types.UID]*writtenStatus
-	leaders status.Leaders // of hand-written shards
+	// leaderless is since when hand-written shards, as namespace/name, have had no leader.
+	leaderless map[string]time.Time
+	metrics    status.LeaderMetrics // of hand-written shards
 }
 
 // Spec implements controllers.Reconciler.
@@ -205,11 +207,12 @@ func (r *Controller) surveyHandWritten(shard compile.Shard, c *controllers.Compi
 // lead finds out who leads the hand-written shards that are to act, by namespace/name.
 func (r *Controller) lead(ctx context.Context, c *controllers.Compiled) map[string]status.Leader {
 	var shards []status.Led
+	series := map[string]metrics.Shard{}
 	for _, s := range c.Shards {
 		if s.Config == nil || s.Root != nil || s.Problem != nil || !compile.HandWritten(s.Config) || len(s.Members) == 0 {
 			continue
 		}
-		led := status.Led{Name: s.String(), Series: metrics.Shard{Namespace: s.Namespace, Config: s.Name, Name: s.Name}, Locks: s.Locks, Known: s.Config.Status.Locks}
+		led := status.Led{Name: s.String(), Locks: s.Locks, Known: s.Config.Status.Locks}
 		waits := false
 		for _, p := range s.Members {
 			policy := c.Policies[p.UID]
@@ -219,7 +222,16 @@ func (r *Controller) lead(ctx context.Context, c *controllers.Compiled) map[stri
 		}
 		if !waits {
 			shards = append(shards, led)
+			series[led.Name] = metrics.Shard{Namespace: s.Namespace, Config: s.Name, Name: s.Name}
 		}
 	}
-	return r.leaders.Round(shards, func(namespace, name string) string { return roots.HolderOf(ctx, r.Client, namespace, name) }, time.Now())
+	holder := func(namespace, name string) string { return roots.HolderOf(ctx, r.Client, namespace, name) }
+	var leaders map[string]status.Leader
+	leaders, r.leaderless = status.FindLeaders(shards, r.leaderless, holder, time.Now())
+	counted := map[metrics.Shard]status.Leader{}
+	for name, leader := range leaders {
+		counted[series[name]] = leader
+	}
+	r.metrics.Set(counted)
+	return leaders
 }
