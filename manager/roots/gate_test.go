@@ -19,6 +19,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/dialect/serve"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/roots/decide"
 )
 
 // outside makes a pod of the workload without the label of the mesh.
@@ -71,7 +72,7 @@ func (m *mesh) ready() metav1.Condition {
 
 func (m *mesh) shardsOwnNothing() {
 	m.Helper()
-	state, err := Load(m.get().Status.Root)
+	state, err := decide.Load(m.get().Status.Root)
 	require.NoError(m, err)
 	require.False(m, state.Holds())
 }
@@ -185,7 +186,7 @@ func TestNothingIsGrantedBesidePodsBehindKridge(t *testing.T) {
 	require.NoError(t, m.Create(t.Context(), config))
 	holds := func() bool {
 		require.NoError(t, m.Get(t.Context(), client.ObjectKeyFromObject(config), config))
-		state, err := Load(config.Status.Root)
+		state, err := decide.Load(config.Status.Root)
 		require.NoError(t, err)
 		return state.Holds()
 	}

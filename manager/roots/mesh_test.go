@@ -32,6 +32,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/resources"
+	"github.com/ctrlmesh/ctrlmesh/manager/roots/decide"
 	"github.com/ctrlmesh/ctrlmesh/manager/weigh"
 )
 
@@ -267,7 +268,7 @@ func (m *mesh) disjoint() {
 	m.Helper()
 	w := m.world()
 	for _, c := range w.Configs {
-		_, err := Load(c.Status.Root) // says so
+		_, err := decide.Load(c.Status.Root) // says so
 		require.NoError(m, err)
 	}
 	ended := map[types.UID]bool{}
@@ -336,7 +337,7 @@ func (m *mesh) settle() {
 // held is what shards hold, which must be everything.
 func (m *mesh) held() map[string]sharding.Scope {
 	m.Helper()
-	state, err := Load(m.get().Status.Root)
+	state, err := decide.Load(m.get().Status.Root)
 	require.NoError(m, err)
 	out := map[string]sharding.Scope{}
 	var all sharding.Scope

@@ -14,6 +14,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/roots/decide"
 )
 
 // heard reports whether all pods without a shard were idle since the state was read.
@@ -129,7 +130,7 @@ func TestDryRunReleasesBesideSurplusPods(t *testing.T) {
 	clear(m.deaf)
 	m.settle()
 	m.later(time.Minute)
-	state, err := Load(m.get().Status.Root)
+	state, err := decide.Load(m.get().Status.Root)
 	require.NoError(t, err)
 	require.False(t, state.Holds())
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/idle"
+	"github.com/ctrlmesh/ctrlmesh/manager/roots/decide"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
 	"github.com/ctrlmesh/ctrlmesh/manager/undivided"
 )
@@ -125,7 +126,7 @@ func (rt *root) read(ctx context.Context, config *v1alpha1.ShardingConfig) error
 // take continues from the state of an object.
 func (rt *root) take(object *v1alpha1.ShardingConfig) {
 	rt.object, rt.plan, rt.gate = object, plan{}, gate{demand: rt.demand}
-	rt.state, rt.broken = Load(object.Status.Root)
+	rt.state, rt.broken = decide.Load(object.Status.Root)
 	rt.acting = nil
 	if object.Status.Root != nil {
 		rt.acting = object.Status.Root.Acting
@@ -167,7 +168,7 @@ func (rt *root) status(v view, state handover.State, now time.Time) v1alpha1.Sha
 	if v.changes() || rt.unplanned && obstacle == nil {
 		config.Generation = config.Status.ObservedGeneration
 	}
-	out := Save(state)
+	out := decide.Save(state)
 	out.Acting = rt.actsBy(v, state)
 	rt.addWeights(&out, v)
 	rt.markIdle(&out, v, state, now)
@@ -219,8 +220,8 @@ func (rt *root) write(ctx context.Context, state handover.State, next v1alpha1.S
 		if err := rt.Client.Get(ctx, client.ObjectKeyFromObject(rt.object), fresh); err != nil {
 			return fmt.Errorf("reading it again: %w", err)
 		}
-		was, locksBefore := durable(rt.object.Status.Root), rt.object.Status.Locks
-		if fresh.UID != rt.uid || !equality.Semantic.DeepEqual(durable(fresh.Status.Root), was) || !equality.Semantic.DeepEqual(fresh.Status.Locks, locksBefore) {
+		was, locksBefore := decide.Durable(rt.object.Status.Root), rt.object.Status.Locks
+		if fresh.UID != rt.uid || !equality.Semantic.DeepEqual(decide.Durable(fresh.Status.Root), was) || !equality.Semantic.DeepEqual(fresh.Status.Locks, locksBefore) {
 			rt.object = nil
 			return errors.New("another manager has written its status: reading it again")
 		}

@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/roots/decide"
 )
 
 func TestRootDerivesShardsAndRevertsEdits(t *testing.T) {
@@ -106,7 +107,7 @@ func TestFormerLeaderWritesNothing(t *testing.T) {
 	m.Roots = old
 	m.pod(2) // it would write something
 	require.ErrorContains(t, m.round(), "another manager has written")
-	require.Equal(t, durable(written), durable(m.get().Status.Root))
+	require.Equal(t, decide.Durable(written), decide.Durable(m.get().Status.Root))
 	m.Roots = current
 	m.settle()
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
+	"github.com/ctrlmesh/ctrlmesh/manager/roots/decide"
 )
 
 // plan is the scopes that shards should own. The next leader continues from the scopes that
@@ -186,7 +187,7 @@ func (v view) grantsNothing() bool {
 
 // replan updates the plan to the configuration. It is not ok if weights are not known yet.
 func (rt *root) replan(v view, state handover.State, now time.Time) (ok bool) {
-	config, last := v.config, wanted(state)
+	config, last := v.config, decide.Wanted(state)
 	switch {
 	case v.grantsNothing():
 		if v.changes() && len(last) > 0 {

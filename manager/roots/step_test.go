@@ -11,6 +11,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/roots/decide"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
 )
 
@@ -81,7 +82,7 @@ func TestPlanSurvivesItsLeader(t *testing.T) {
 	m.pod(2)
 	m.pod(3)
 	m.settle()
-	before, err := Load(m.get().Status.Root)
+	before, err := decide.Load(m.get().Status.Root)
 	require.NoError(t, err)
 	last := before.Shards["op-5-normal"]
 	require.False(t, last.Wanted.Empty())
@@ -91,7 +92,7 @@ func TestPlanSurvivesItsLeader(t *testing.T) {
 	m.settle()
 	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.TokenBinding = v1alpha1.TokenBindingOff })
 	m.settle()
-	after, err := Load(m.get().Status.Root)
+	after, err := decide.Load(m.get().Status.Root)
 	require.NoError(t, err)
 	require.Equal(t, before.Shards, after.Shards)
 
@@ -109,7 +110,7 @@ func TestDisconnectedAgentsRevertNothing(t *testing.T) {
 	require.Len(t, before.Handovers, 1)
 	goesOn := func() {
 		m.settle()
-		require.Equal(t, durable(before), durable(m.get().Status.Root))
+		require.Equal(t, decide.Durable(before), decide.Durable(m.get().Status.Root))
 	}
 
 	m.lead()

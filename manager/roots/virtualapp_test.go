@@ -20,6 +20,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/crdtest"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/origin"
+	"github.com/ctrlmesh/ctrlmesh/manager/roots/decide"
 )
 
 // appMesh is a mesh with a VirtualApp, of which subset v2 owns namespace blue.
@@ -61,7 +62,7 @@ func (m *mesh) appReady(app *kruise.VirtualApp) metav1.Condition {
 func (m *mesh) appOwnsNothing(app *kruise.VirtualApp) {
 	m.Helper()
 	require.NoError(m, m.Get(m.Context(), client.ObjectKeyFromObject(app), app))
-	state, err := Load(app.Status.Root)
+	state, err := decide.Load(app.Status.Root)
 	require.NoError(m, err)
 	require.False(m, state.Holds())
 }
@@ -108,7 +109,7 @@ func TestVirtualAppWaitsForPodsOlderThanItsEntry(t *testing.T) {
 	m.goOn(time.Minute, nil)
 	require.Equal(t, metav1.ConditionTrue, m.appReady(app).Status, m.appReady(app).Message)
 	require.Equal(t, "ctrlmesh:ns/app", m.holder("lock"))
-	state, err := Load(app.Status.Root)
+	state, err := decide.Load(app.Status.Root)
 	require.NoError(t, err)
 	require.True(t, state.Shards["app-v2"].Held.OwnsHash(sharding.Hash("blue")))
 	require.False(t, state.Shards["app-v2"].Held.OwnsHash(sharding.Hash("red")))

@@ -14,6 +14,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/roots/decide"
 )
 
 // Under disable pods are restarted one by one, within a budget, and run unsharded
@@ -86,7 +87,7 @@ func TestEnableWaitsForUnshardedPods(t *testing.T) {
 	m.away[p.Spec.NodeName] = true
 	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Disable = nil })
 	m.settle()
-	state, err := Load(m.get().Status.Root)
+	state, err := decide.Load(m.get().Status.Root)
 	require.NoError(t, err)
 	require.False(t, state.Holds())
 	clear(m.away)

@@ -1,4 +1,4 @@
-package roots
+package decide
 
 import (
 	"cmp"
@@ -80,8 +80,8 @@ func Load(r *v1alpha1.RootStatus) (handover.State, error) {
 	return s, nil
 }
 
-// durable returns the part of a status that is state. The rest is for display.
-func durable(r *v1alpha1.RootStatus) v1alpha1.RootStatus {
+// Durable returns the part of a status that is state. The rest is for display.
+func Durable(r *v1alpha1.RootStatus) v1alpha1.RootStatus {
 	var out v1alpha1.RootStatus
 	if r == nil {
 		return out
@@ -97,8 +97,8 @@ func durable(r *v1alpha1.RootStatus) v1alpha1.RootStatus {
 	return out
 }
 
-// wanted returns the scopes of the last plan.
-func wanted(s handover.State) map[string]sharding.Scope {
+// Wanted returns the scopes of the last plan.
+func Wanted(s handover.State) map[string]sharding.Scope {
 	out := map[string]sharding.Scope{}
 	for name, shard := range s.Shards {
 		if !shard.Wanted.Empty() {
