@@ -11,8 +11,6 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sample"
-	"github.com/ctrlmesh/ctrlmesh/manager/idle"
-	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 )
 
 // Both shards of a root write Secrets of one namespace, which it does not divide.
@@ -49,35 +47,4 @@ func TestSharedWritesAreReported(t *testing.T) {
 	m.goOn(2*time.Second, nil)
 	require.Empty(t, m.get().Status.Root.Undivided)
 	require.Equal(t, metav1.ConditionFalse, is().Status)
-}
-
-// The pods of a shard may wait for an election that no lock shows. Weights are counted by the
-// root's Weigher, so the test takes them from the status.
-func TestShardThatNeverWritesIsMarked(t *testing.T) {
-	t.Parallel()
-	m, pods := sharded(t, 2)
-	m.goOn(time.Minute, nil)
-	rt := m.roots[origin.Of(m.get())]
-	m.activity = map[string][]*meshv1.ResourceActivity{
-		string(pods[0].UID): {{Resource: "configmaps", Divided: true, Watched: true, Writes: 100}},
-		string(pods[1].UID): {{Resource: "configmaps", Divided: true, Watched: true}},
-	}
-	marks := func() (out []string) {
-		status := m.get().Status.Root.DeepCopy()
-		for i := range status.Shards {
-			status.Shards[i].Weight = 40
-		}
-		rt.markIdle(status, rt.look(m.get(), m.world()), rt.state, m.now)
-		for _, s := range status.Shards {
-			if s.Idle {
-				out = append(out, s.Name)
-			}
-		}
-		return out
-	}
-	require.Empty(t, marks())
-	m.now = m.now.Add(idle.After)
-	require.Equal(t, []string{"op-2-normal"}, marks())
-	m.activity[string(pods[1].UID)] = append(m.activity[string(pods[1].UID)], &meshv1.ResourceActivity{Resource: "secrets", Writes: 1})
-	require.Empty(t, marks())
 }

@@ -74,6 +74,13 @@ type mesh struct {
 
 const requestTimeout = 90 * time.Second
 
+// Times of package decide.
+const (
+	outsideRarely = decide.OutsideRarely
+	outdatedFor   = 30 * time.Second
+	askAgain      = 10 * time.Second
+)
+
 var namespaces = []string{"blue", "green", "red", "white"}
 
 func newMesh(t *testing.T) *mesh {

@@ -19,7 +19,7 @@ import (
 
 // heard reports whether all pods without a shard were idle since the state was read.
 func (m *mesh) heard() bool {
-	return m.roots[origin.Of(m.get())].state.Evidence.OthersConfirmed
+	return m.roots[origin.Of(m.get())].stored.State.Evidence.OthersConfirmed
 }
 
 // surplus is a root of two shards with a third pod, whose agent is away when another manager

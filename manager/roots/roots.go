@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -26,11 +27,13 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/resources"
+	"github.com/ctrlmesh/ctrlmesh/manager/roots/decide"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
 	"github.com/ctrlmesh/ctrlmesh/manager/weigh"
 )
@@ -148,7 +151,7 @@ func (r *Roots) Round(ctx context.Context, w World) error {
 	for _, key := range slices.SortedFunc(maps.Keys(configs), func(a, b origin.Name) int { return strings.Compare(a.String(), b.String()) }) {
 		rt := r.roots[key]
 		if rt == nil {
-			rt = &root{Roots: r, uid: configs[key].UID, evictions: evictions{client: r.Client, recorder: r.Recorder}, reporter: reporter{recorder: r.Recorder}}
+			rt = &root{of: r, uid: configs[key].UID}
 			r.roots[key] = rt
 		}
 		one, cancel := context.WithTimeout(ctx, perRoot)
@@ -171,4 +174,35 @@ func (r *Roots) store(uid types.UID, k known) {
 		}
 	}
 	r.written.Store(&next)
+}
+
+// Demands returns the demands of roots for locks. It is not ok before the first round.
+func (r *Roots) Demands() (demands []locks.Demand, ok bool) {
+	known := r.demands.Load()
+	return ptr.Deref(known, nil), known != nil
+}
+
+// publishDemands publishes the demands of a round. The locks of roots that could not be
+// read stay as they are.
+func (r *Roots) publishDemands() {
+	out := make([]locks.Demand, 0, len(r.roots))
+	for _, rt := range r.roots {
+		if rt.object == nil || rt.broken != nil {
+			rt.demand.Mode = locks.Watch
+		}
+		out = append(out, rt.demand)
+	}
+	slices.SortFunc(out, func(a, b locks.Demand) int { return strings.Compare(a.Config.String(), b.Config.String()) })
+	if before := r.demands.Swap(&out); before == nil || !reflect.DeepEqual(*before, out) {
+		r.Asked()
+	}
+}
+
+// CorrectEvery is the time between two rounds while Correcting.
+const CorrectEvery = decide.CorrectEvery
+
+// Correcting reports whether some root's shards are being balanced, so that the next round
+// should follow after CorrectEvery.
+func (r *Roots) Correcting() bool {
+	return collect.Any(r.roots, func(_ origin.Name, rt *root) bool { return rt.memory.Correcting() })
 }

@@ -2,7 +2,6 @@ package roots
 
 import (
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
@@ -136,14 +135,4 @@ func TestShardWithoutAgentReturnsItsKeys(t *testing.T) {
 	m.settle()
 	require.Empty(t, m.get().Status.Root.Handovers)
 	require.True(t, m.held()["op-1-normal"].Everything())
-}
-
-// In a rollout shards lack pods for a moment: nobody is restarted for that.
-func TestPodOutOfPlaceBrieflyIsKept(t *testing.T) {
-	t.Parallel()
-	var p plan
-	start := time.Unix(1000, 0)
-	require.Empty(t, p.lasting([]string{"a", "b"}, start))
-	require.Empty(t, p.lasting([]string{"a"}, start.Add(outdatedFor/2)))
-	require.Equal(t, []string{"a"}, p.lasting([]string{"a", "b"}, start.Add(outdatedFor)), "b was in its place for a while")
 }

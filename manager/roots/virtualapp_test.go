@@ -133,7 +133,7 @@ func TestShardsOfVirtualAppsFitTheSchema(t *testing.T) {
 	config, _, errs := serve.Translate(origin.VirtualApp, app)
 	require.Empty(t, errs)
 	require.NoError(t, layout.Resolve(&config.Spec, nil))
-	of := child(config, "app-v2")
+	of := decide.Child(config, "app-v2")
 	of.SetGroupVersionKind(origin.Native)
 	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(of)
 	require.NoError(t, err)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -36,8 +37,9 @@ func PodReady(pod *corev1.Pod) bool {
 
 // Led is the input for the leader of a shard that should act.
 type Led struct {
-	// Name of the shard.
-	Name string
+	// Name of the shard, and Config, the configuration that it belongs to.
+	Name   string
+	Config types.NamespacedName
 	// Locks are those that its members lead under; none without leader election.
 	Locks []*meshv1.Lock
 	// Known are the operator's locks as the status lists them.

@@ -5,10 +5,11 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
+	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 )
 
@@ -120,31 +121,36 @@ func TestMissingLeaderNamesWhatTheAPIServerRefuses(t *testing.T) {
 		"a lock of another policy": {refusedBy(refused("former", "leases", "get", 403, "")), push.Observation{}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var l Leaders
-			led := Led{Name: "s", Series: metrics.Shard{Namespace: "op", Config: "root", Name: "s"}, Locks: []*meshv1.Lock{
+			var since map[string]time.Time
+			led := Led{Name: "s", Config: types.NamespacedName{Namespace: "op", Name: "root"}, Locks: []*meshv1.Lock{
 				{Namespace: "kube-system", Name: "op", UpstreamName: "op---s"}, {Namespace: "kube-system", Name: "other", UpstreamName: "other---s"},
 			}, Members: []LedMember{{Name: "op-0", Account: "sa", Ready: true, Observation: c.first}, {Name: "op-1", Account: "sa", Ready: true, Observation: c.second}}}
 			nobody := func(string, string) string { return "" }
 			now := time.Unix(1e9, 0)
-			l.Round([]Led{led}, nobody, now)
-			missing := l.Round([]Led{led}, nobody, now.Add(LeaderlessAfter))["s"].Missing
+			round := func(after time.Duration) *locks.Obstacle {
+				var leaders map[string]Leader
+				leaders, since = FindLeaders([]Led{led}, since, nobody, now.Add(after))
+				return leaders["s"].Missing
+			}
+			require.Nil(t, round(0))
+			missing := round(LeaderlessAfter)
 			require.Equal(t, v1alpha1.ReasonNoLeader, missing.Reason)
 			require.Equal(t, prefix+c.message, missing.Message)
 
 			led.Members[0].HeldLocks = []string{"kube-system/op", "kube-system/other"}
-			require.Nil(t, l.Round([]Led{led}, nobody, now.Add(2*LeaderlessAfter))["s"].Missing, "it leads")
+			require.Nil(t, round(2*LeaderlessAfter), "it leads")
 		})
 	}
 }
 
 func TestShardWithoutReadyMemberNamesWhatTheAPIServerRefuses(t *testing.T) {
-	var l Leaders
 	led := Led{Name: "s", Locks: []*meshv1.Lock{{Namespace: "ns", Name: "op", UpstreamName: "op---s"}}, Members: []LedMember{
 		{Name: "op-0", Observation: refusedBy(push.LockRefusal{Namespace: "ns", Name: "op", Resource: "configmaps", Verb: "create", Code: 500})},
 	}}
 	now := time.Unix(1e9, 0)
-	l.Round([]Led{led}, nil, now)
-	missing := l.Round([]Led{led}, nil, now.Add(LeaderlessAfter))["s"].Missing
+	_, since := FindLeaders([]Led{led}, nil, nil, now)
+	leaders, _ := FindLeaders([]Led{led}, since, nil, now.Add(LeaderlessAfter))
+	missing := leaders["s"].Missing
 	require.Equal(t, v1alpha1.ReasonNoReadyMember, missing.Reason)
 	require.Contains(t, missing.Message, `no working owner; the apiserver answers 500 to pod op-0 for "create configmaps ns/op---s"`)
 }

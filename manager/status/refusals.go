@@ -102,9 +102,9 @@ func (r refusal) byOthers() bool {
 // permit the creation of an object by its name.
 func (s Led) access(r refusal, same []refusal) locks.Access {
 	a := locks.Access{
-		Namespace: r.Namespace, Role: fmt.Sprintf("%s%s.%s-%s", accessPrefix, s.Series.Namespace, s.Series.Name, r.Resource), Resource: r.Resource,
+		Namespace: r.Namespace, Role: fmt.Sprintf("%s%s.%s-%s", accessPrefix, s.Config.Namespace, s.Config.Name, r.Resource), Resource: r.Resource,
 		Accounts: unique(collect.Map(same, func(o refusal) types.NamespacedName {
-			return types.NamespacedName{Namespace: s.Series.Namespace, Name: o.member.Account}
+			return types.NamespacedName{Namespace: s.Config.Namespace, Name: o.member.Account}
 		})),
 	}
 	if r.Verb == "create" {

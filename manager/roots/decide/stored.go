@@ -97,8 +97,8 @@ func Durable(r *v1alpha1.RootStatus) v1alpha1.RootStatus {
 	return out
 }
 
-// Wanted returns the scopes of the last plan.
-func Wanted(s handover.State) map[string]sharding.Scope {
+// wanted returns the scopes of the last plan.
+func wanted(s handover.State) map[string]sharding.Scope {
 	out := map[string]sharding.Scope{}
 	for name, shard := range s.Shards {
 		if !shard.Wanted.Empty() {

@@ -1,4 +1,4 @@
-package roots
+package decide
 
 import (
 	"os"
@@ -9,6 +9,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/defaulting"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 
@@ -19,15 +20,25 @@ import (
 // write it again.
 func TestChildHasAllDefaults(t *testing.T) {
 	t.Parallel()
-	root := withDefaults(t, newMesh(t).root(1, 1))
-	want := child(root, "op-1-normal")
+	root := withDefaults(t, &v1alpha1.ShardingConfig{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "op"},
+		Spec: v1alpha1.ShardingConfigSpec{
+			Controller: &v1alpha1.ControllerConfig{LeaderElectionName: "lock"},
+			Root: &v1alpha1.RootConfig{
+				Prefix: "op", TargetStatefulSet: "op",
+				Auto:             &v1alpha1.AutoConfig{ShardingSize: 1, EveryShardReplicas: 1},
+				ResourceSelector: []v1alpha1.ObjectLimiter{{RelateResources: []v1alpha1.ResourceGroup{{APIGroups: []string{""}, Resources: []string{"configmaps"}}}}},
+			},
+		},
+	})
+	want := Child(root, "op-1-normal")
 	require.Equal(t, want.Spec, withDefaults(t, want).Spec)
 }
 
 // withDefaults returns an object as the API server stores it.
 func withDefaults(t *testing.T, c *v1alpha1.ShardingConfig) *v1alpha1.ShardingConfig {
 	t.Helper()
-	data, err := os.ReadFile("../../deploy/crd/ctrlmesh.kusionstack.io_shardingconfigs.yaml")
+	data, err := os.ReadFile("../../../deploy/crd/ctrlmesh.kusionstack.io_shardingconfigs.yaml")
 	require.NoError(t, err)
 	crd := &apiextensionsv1.CustomResourceDefinition{}
 	require.NoError(t, yaml.UnmarshalStrict(data, crd))

@@ -1,4 +1,4 @@
-package roots
+package decide
 
 import (
 	"fmt"
@@ -16,36 +16,36 @@ import (
 // first saw that.
 type exited map[string]time.Time
 
-// observe records which members have exited: those in a terminal phase, and those whose
+// observe returns which members have exited: those in a terminal phase, and those whose
 // object and Node are deleted. The deletion of the object alone proves nothing: a pod that
 // was deleted by force may still run on an unreachable node.
-func (e *exited) observe(members map[string]handover.Member, v view, now time.Time) {
+func (e exited) observe(v *view, members map[string]handover.Member) exited {
 	next := exited{}
 	for uid, m := range members {
-		pod := v.all[uid]
-		if pod != nil && !compile.Ended(pod) || pod == nil && v.world.Node(m.Node) {
+		pod := v.Pods.ByUID[uid]
+		if pod != nil && !compile.Ended(pod) || pod == nil && !v.Pods.NodesGone[m.Node] {
 			continue
 		}
-		next[uid] = collect.Since(*e, uid, now)
+		next[uid] = collect.Since(e, uid, v.now)
 	}
-	*e = next
+	return next
 }
 
 // over reports whether no request of a member without an agent can take effect any more:
 // the apiserver's bound on requests has passed since the member exited and its agent
 // disconnected.
-func (e exited) over(uid string, silent time.Time, requestTimeout time.Duration, now time.Time) bool {
+func (e exited) over(v *view, uid string, silent time.Time) bool {
 	since, ok := e[uid]
 	if since.Before(silent) {
 		since = silent
 	}
-	return ok && expired(since, requestTimeout, now)
+	return ok && v.expired(since)
 }
 
 // expired reports whether all requests that were sent by a moment are past the apiserver's
 // bound on requests.
-func expired(since time.Time, requestTimeout time.Duration, now time.Time) bool {
-	return now.Sub(since) >= requestTimeout+meshv1.LostWrite
+func (v *view) expired(since time.Time) bool {
+	return v.now.Sub(since) >= v.Agents.RequestTimeout+meshv1.LostWrite
 }
 
 // lost are the pods without a shard that were deleted or exited before the first grant.
@@ -61,16 +61,14 @@ type lostPod struct {
 	since time.Time // when this leader saw that it was deleted or has exited
 }
 
-// observe records which pods are lost, and removes those that act on nothing any more.
-// Without an agent, that is so a request timeout after the agent disconnected and the pod
-// was lost.
-func (l *lost) observe(v view, state handover.State, now time.Time) {
+// observe returns which pods are lost, without those that act on nothing any more. Without
+// an agent, that is so a request timeout after the agent disconnected and the pod was lost.
+func (l lost) observe(v *view, state handover.State) lost {
 	if state.Holds() {
-		*l = lost{}
-		return
+		return lost{}
 	}
 	seen := map[string]handover.Member{}
-	for _, p := range v.pods {
+	for _, p := range v.Pods.Workload {
 		if _, member := state.Members[string(p.UID)]; !member && p.Spec.NodeName != "" {
 			seen[string(p.UID)] = handover.Member{UID: string(p.UID), Name: p.Name, Node: p.Spec.NodeName}
 		}
@@ -78,20 +76,20 @@ func (l *lost) observe(v view, state handover.State, now time.Time) {
 	pods := map[string]lostPod{}
 	for uid, m := range l.seen {
 		_, member := state.Members[uid]
-		if p := v.all[uid]; !member && (p == nil || compile.Ended(p)) {
-			pods[uid] = lostPod{m, now}
+		if p := v.Pods.ByUID[uid]; !member && (p == nil || compile.Ended(p)) {
+			pods[uid] = lostPod{m, v.now}
 		}
 	}
 	for uid, p := range l.pods {
-		if _, again := seen[uid]; !again && !p.over(v, now) {
+		if _, again := seen[uid]; !again && !p.over(v) {
 			pods[uid] = p
 		}
 	}
-	l.seen, l.pods = seen, pods
+	return lost{seen, pods}
 }
 
 // over reports whether a lost pod acts on nothing any more.
-func (p lostPod) over(v view, now time.Time) bool {
+func (p lostPod) over(v *view) bool {
 	o, policy := v.observe(p.Node, p.UID), v.policy(p.UID)
 	if o.Connected {
 		return policy.PodPolicy != nil && policy.Refuse != "" && o.Version == policy.Version
@@ -100,16 +98,16 @@ func (p lostPod) over(v view, now time.Time) bool {
 	if silent := v.silentSince(o); since.Before(silent) {
 		since = silent
 	}
-	return expired(since, v.world.RequestTimeout, now)
+	return v.expired(since)
 }
 
 // members returns the pods to refuse, sorted by uid.
-func (l *lost) members() []handover.Member {
+func (l lost) members() []handover.Member {
 	return collect.Map(slices.Sorted(maps.Keys(l.pods)), func(uid string) handover.Member { return l.pods[uid].Member })
 }
 
 // names describes the pods.
-func (l *lost) names() []string {
+func (l lost) names() []string {
 	return collect.Map(l.members(), func(m handover.Member) string {
 		return fmt.Sprintf("pod %s on node %s, which was deleted or has exited, and may run on", m.Name, m.Node)
 	})

@@ -1,0 +1,253 @@
+package roots
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/manager/layout"
+	"github.com/ctrlmesh/ctrlmesh/manager/locks"
+	"github.com/ctrlmesh/ctrlmesh/manager/origin"
+	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/roots/decide"
+)
+
+// outsidePage bounds the pods outside the mesh that are read at once.
+const outsidePage = 250
+
+// lookups are what was read of a root's workload at its time, because it is read rarely.
+type lookups struct {
+	outside decide.Outside
+	// firstOrdinal is that of the pods of a StatefulSet, as of the time ordinalAt.
+	firstOrdinal int
+	ordinalAt    time.Time
+}
+
+// observe gathers what a decision depends on.
+func (rt *root) observe(ctx context.Context, config *v1alpha1.ShardingConfig, w World, now time.Time) (decide.Facts, error) {
+	f := decide.Facts{Spec: specOf(config, w), Stored: rt.stored, Pods: podsOf(config, w, rt.stored.State.Members), Namespaces: w.Namespaces}
+	f.Agents = decide.Agents{
+		Observed: map[decide.PodKey]push.Observation{}, Policies: w.Compiled.Policies,
+		Removed: w.Removed, Unconnected: w.Unconnected, Since: rt.of.since, RequestTimeout: w.RequestTimeout,
+	}
+	for key := range decide.Watched(rt.memory, f) {
+		f.Agents.Observed[key] = rt.of.Observe(key.Node, key.UID)
+	}
+	for _, s := range w.Compiled.Shards {
+		if s.Root != nil && s.Root.UID == rt.uid {
+			f.Shards = append(f.Shards, s)
+		}
+	}
+	f.Weights = rt.weights()
+	if config.Spec.Root.Method == v1alpha1.MethodLabels {
+		f.Stamping = rt.of.Stamping(config)
+	}
+	f.Locks = rt.survey(config, w, f)
+
+	var err error
+	if f.Spec.FirstOrdinal, err = rt.readOrdinals(ctx, config, now); err != nil {
+		return f, err
+	}
+	rt.readOutside(ctx, &f, now)
+	f.Locks.Holders = map[types.NamespacedName]string{}
+	for _, lock := range decide.Unled(rt.memory, f, now) {
+		f.Locks.Holders[lock] = HolderOf(ctx, rt.of.Client, lock.Namespace, lock.Name)
+	}
+	if decide.NeedsScale(rt.memory, f, now) {
+		replicas, err := readReplicas(ctx, rt.of.Client, config, f.Pods.Workload)
+		f.Scale = &decide.Scale{Replicas: replicas, Err: err}
+	}
+	return f, nil
+}
+
+// specOf returns what is asked of a root.
+func specOf(config *v1alpha1.ShardingConfig, w World) decide.Spec {
+	s := decide.Spec{Config: config, Asked: w.Enacted.Asked[config.UID], Change: w.Enacted.Changes[config.UID], Unknown: w.Unknown[config.UID]}
+	if s.Problem = compile.Invalid(config); s.Problem == nil {
+		s.Problem = w.Unresolved[config.UID]
+	}
+	for _, shard := range w.Compiled.Shards {
+		if shard.Config == nil || origin.Of(shard.Config) != origin.Of(config) {
+			continue
+		}
+		s.Conflicts, s.TooLarge = shard.Conflicts, shard.TooLarge
+		if s.Problem == nil && shard.Problem != nil && shard.Config.Generation == config.Generation {
+			s.Problem = errors.New(shard.Problem.Message)
+		}
+	}
+	return s
+}
+
+// podsOf returns the pods of a root.
+func podsOf(config *v1alpha1.ShardingConfig, w World, members map[string]handover.Member) decide.Pods {
+	out := decide.Pods{ByUID: map[string]*corev1.Pod{}, NodesGone: map[string]bool{}}
+	for _, p := range w.Pods {
+		if p.Namespace != config.Namespace {
+			continue
+		}
+		out.ByUID[string(p.UID)] = p
+		if compile.Labelled(p) && !compile.Ended(p) && layout.Selects(config.Spec.Root, p) {
+			out.Workload = append(out.Workload, p)
+		}
+	}
+	for uid, m := range members {
+		if out.ByUID[uid] == nil && !w.Node(m.Node) {
+			out.NodesGone[m.Node] = true
+		}
+	}
+	return out
+}
+
+func (rt *root) weights() decide.Weights {
+	w := rt.of.Weigher
+	out := decide.Weights{Current: w.Current(rt.uid), Problem: w.Problem(rt.uid)}
+	if out.Of, out.Counted = w.First(rt.uid); !out.Counted {
+		out.Of = w.Weights(rt.uid)
+	}
+	return out
+}
+
+// survey returns what is known of the operator's locks.
+func (rt *root) survey(config *v1alpha1.ShardingConfig, w World, f decide.Facts) decide.Locks {
+	observe := func(node, uid string) push.Observation { return f.Agents.Observed[decide.PodKey{Node: node, UID: uid}] }
+	out := decide.Locks{States: map[types.NamespacedName]locks.State{}, Claimed: map[types.NamespacedName]bool{}, Forbidden: w.ForbiddenLocks[config.UID]}
+	out.Surveyed, out.Undiscovered = locks.Survey(config, rt.stored.Status.Locks, locks.Sightings(f.Pods.Workload, observe), w.Configs, rt.of.Locks)
+	state := rt.of.Locks.States(client.ObjectKeyFromObject(config))
+	for _, l := range out.Surveyed {
+		name := types.NamespacedName{Namespace: l.Namespace, Name: l.Name}
+		if s, ok := state(name); ok {
+			out.States[name] = s
+		}
+		out.Claimed[name] = locks.Claimed(config, name, w.Configs, rt.of.Locks) != ""
+	}
+	return out
+}
+
+// readOutside lists the pods of the workload outside the mesh, where they matter and were not
+// just listed.
+func (rt *root) readOutside(ctx context.Context, f *decide.Facts, now time.Time) {
+	known := &rt.lookups.outside
+	if origin.KindOf(f.Spec.Config) == origin.VirtualApp {
+		known.Entry = decide.Entry(rt.of.Entry(f.Spec.Config))
+	}
+	if f.Outside = *known; decide.ListOutside(*f, now) {
+		if known.Pods, known.Err = findOutside(ctx, rt.of.Client, f.Spec.Config); known.Err == nil {
+			known.Listed = now
+		}
+	}
+	f.Outside = *known
+}
+
+// findOutside lists the pods of the workload that do not have the label of the mesh. The
+// manager does not watch those.
+func findOutside(ctx context.Context, c client.Reader, config *v1alpha1.ShardingConfig) (out []string, err error) {
+	unlabelled, err := labels.NewRequirement(v1alpha1.EnableProxyLabel, selection.NotEquals, []string{"true"})
+	if err != nil {
+		return nil, err
+	}
+	selector := labels.NewSelector().Add(*unlabelled)
+	if s := config.Spec.Root.TargetSelector; s != nil {
+		target, err := metav1.LabelSelectorAsSelector(s)
+		if err != nil {
+			return nil, fmt.Errorf("reading the selector: %w", err)
+		}
+		more, _ := target.Requirements()
+		selector = selector.Add(more...)
+	}
+	for next := ""; ; {
+		var page corev1.PodList
+		if err := c.List(ctx, &page, client.InNamespace(config.Namespace), client.MatchingLabelsSelector{Selector: selector}, client.Limit(outsidePage), client.Continue(next)); err != nil {
+			return nil, fmt.Errorf("listing pods: %w", err)
+		}
+		for i := range page.Items {
+			pod := &page.Items[i]
+			if !layout.Selects(config.Spec.Root, pod) || compile.Ended(pod) {
+				continue
+			}
+			if len(out) == decide.MaxNamed {
+				return append(out, "and more"), nil
+			}
+			out = append(out, pod.Name)
+		}
+		if next = page.Continue; next == "" {
+			return out, nil
+		}
+	}
+}
+
+// readOrdinals returns the first ordinal of the pods of a StatefulSet, which it reads now and
+// then; 0 for other workloads, and for one that does not exist.
+func (rt *root) readOrdinals(ctx context.Context, config *v1alpha1.ShardingConfig, now time.Time) (first int, err error) {
+	known := &rt.lookups
+	target := layout.Target(config.Spec.Root)
+	if target.Kind != layout.StatefulSet || now.Sub(known.ordinalAt) < decide.OutsideRarely {
+		return known.firstOrdinal, nil
+	}
+	set := &appsv1.StatefulSet{}
+	err = rt.of.Client.Get(ctx, client.ObjectKey{Namespace: config.Namespace, Name: target.Name}, set)
+	if client.IgnoreNotFound(err) != nil {
+		if !known.ordinalAt.IsZero() {
+			return known.firstOrdinal, nil // it rarely changes
+		}
+		return 0, fmt.Errorf("reading spec.ordinals of %s: %w", target, err)
+	}
+	known.firstOrdinal, known.ordinalAt = 0, now
+	if set.Spec.Ordinals != nil {
+		known.firstOrdinal = int(set.Spec.Ordinals.Start)
+	}
+	return known.firstOrdinal, nil
+}
+
+// readReplicas returns the desired number of pods of all workloads of a root; workloads that do
+// not exist count as 0. If the root selects its pods by label, its workloads are those of the
+// pods that exist: the successor of a workload's only pod is then not waited for.
+func readReplicas(ctx context.Context, c client.Client, config *v1alpha1.ShardingConfig, pods []*corev1.Pod) (n int, err error) {
+	workloads := map[layout.Workload]bool{}
+	if target := layout.Target(config.Spec.Root); target.Name != "" {
+		workloads[target] = true
+	} else {
+		for _, p := range pods {
+			if w, ok := layout.WorkloadOf(p); ok {
+				workloads[w] = true
+			}
+		}
+	}
+	for w := range workloads {
+		meta := metav1.ObjectMeta{Namespace: config.Namespace, Name: w.Name}
+		var workload client.Object = &appsv1.StatefulSet{ObjectMeta: meta}
+		if w.Kind != layout.StatefulSet {
+			workload = &appsv1.Deployment{ObjectMeta: meta}
+		}
+		scale := &autoscalingv1.Scale{}
+		err := c.SubResource("scale").Get(ctx, workload, scale)
+		if client.IgnoreNotFound(err) != nil {
+			return 0, fmt.Errorf("reading the scale of %s: %w", w, err)
+		}
+		n += int(scale.Spec.Replicas)
+	}
+	return n, nil
+}
+
+// HolderOf reads the holder of a Lease; empty if it has none, or cannot be read.
+func HolderOf(ctx context.Context, c client.Reader, namespace, name string) string {
+	lease := &coordinationv1.Lease{}
+	if err := c.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, lease); err != nil {
+		return ""
+	}
+	return ptr.Deref(lease.Spec.HolderIdentity, "")
+}
