@@ -9,7 +9,6 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/defaulting"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 
@@ -20,17 +19,7 @@ import (
 // write it again.
 func TestChildHasAllDefaults(t *testing.T) {
 	t.Parallel()
-	root := withDefaults(t, &v1alpha1.ShardingConfig{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "op"},
-		Spec: v1alpha1.ShardingConfigSpec{
-			Controller: &v1alpha1.ControllerConfig{LeaderElectionName: "lock"},
-			Root: &v1alpha1.RootConfig{
-				Prefix: "op", TargetStatefulSet: "op",
-				Auto:             &v1alpha1.AutoConfig{ShardingSize: 1, EveryShardReplicas: 1},
-				ResourceSelector: []v1alpha1.ObjectLimiter{{RelateResources: []v1alpha1.ResourceGroup{{APIGroups: []string{""}, Resources: []string{"configmaps"}}}}},
-			},
-		},
-	})
+	root := withDefaults(t, rootOf(1))
 	want := Child(root, "op-1-normal")
 	require.Equal(t, want.Spec, withDefaults(t, want).Spec)
 }

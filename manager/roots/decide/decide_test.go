@@ -1,0 +1,158 @@
+package decide
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/manager/acting"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/locks"
+	"github.com/ctrlmesh/ctrlmesh/manager/origin"
+	"github.com/ctrlmesh/ctrlmesh/manager/push"
+)
+
+// world is a root whose agents apply each policy at once.
+type world struct {
+	config *v1alpha1.ShardingConfig
+	pods   []*corev1.Pod
+	stored Stored
+	memory Memory
+	now    time.Time
+	// applied are the versions of policies in force, by pod uid.
+	applied  map[string]string
+	policies map[types.UID]compile.Policy
+}
+
+func newWorld(pods int) *world {
+	w := &world{config: rootOf(pods), now: time.Unix(1e9, 0), applied: map[string]string{}}
+	for i := range pods {
+		name, controller := fmt.Sprintf("op-%d", i), true
+		w.pods = append(w.pods, &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: "ns", Name: name, UID: types.UID(name),
+				Labels:          map[string]string{v1alpha1.EnableProxyLabel: "true"},
+				Annotations:     map[string]string{v1alpha1.TrustAnnotation: v1alpha1.TrustMesh},
+				OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "op", Controller: &controller}},
+			},
+			Spec:   corev1.PodSpec{NodeName: "node"},
+			Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
+		})
+	}
+	w.stored.State, _ = Load(nil)
+	return w
+}
+
+// rootOf returns a root of some shards with one replica each.
+func rootOf(shards int) *v1alpha1.ShardingConfig {
+	return &v1alpha1.ShardingConfig{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "op", UID: "root", Generation: 1},
+		Spec: v1alpha1.ShardingConfigSpec{
+			Controller: &v1alpha1.ControllerConfig{LeaderElectionName: "lock"},
+			Root: &v1alpha1.RootConfig{
+				Prefix: "op", TargetStatefulSet: "op",
+				Auto:             &v1alpha1.AutoConfig{ShardingSize: int32(shards), EveryShardReplicas: 1},
+				ResourceSelector: []v1alpha1.ObjectLimiter{{RelateResources: []v1alpha1.ResourceGroup{{APIGroups: []string{""}, Resources: []string{"configmaps"}}}}},
+			},
+		},
+	}
+}
+
+// facts returns what a round observes. Calls share nothing that may be written to.
+func (w *world) facts() Facts {
+	config, lock := w.config.DeepCopy(), types.NamespacedName{Namespace: "ns", Name: "lock"}
+	stored := w.stored
+	stored.Status = *stored.Status.DeepCopy()
+	f := Facts{
+		Spec: Spec{Config: config, Asked: acting.Of(&config.Spec)}, Stored: stored,
+		Pods:    Pods{ByUID: map[string]*corev1.Pod{}, NodesGone: map[string]bool{}},
+		Agents:  Agents{Observed: map[PodKey]push.Observation{}, Policies: w.policies, Since: time.Unix(1e9, 0).Add(-time.Hour), RequestTimeout: time.Minute},
+		Weights: Weights{Counted: true, Current: true},
+		Locks: Locks{
+			Surveyed: []v1alpha1.LockStatus{{Namespace: "ns", Name: "lock", HeldByMesh: true}},
+			States:   map[types.NamespacedName]locks.State{lock: {Held: true, Acquired: true, Renewed: w.now}},
+		},
+	}
+	for _, p := range w.pods {
+		p, uid := p.DeepCopy(), string(p.UID)
+		f.Pods.Workload = append(f.Pods.Workload, p)
+		f.Pods.ByUID[uid] = p
+		policy := w.policies[p.UID]
+		f.Agents.Observed[PodKey{"node", uid}] = push.Observation{Connected: true, Known: true, Capture: v1alpha1.CaptureEBPF, Version: w.applied[uid], Serial: int64(policy.GetSerial())}
+	}
+	return f
+}
+
+// round decides twice, asserts that both decisions are the same and that nothing was written to,
+// and lets agents apply what follows.
+func (w *world) round(t *testing.T) Decision {
+	t.Helper()
+	f := w.facts()
+	next, d := Decide(w.memory, f, w.now)
+	require.Equal(t, w.facts(), f)
+	again, same := Decide(w.memory, w.facts(), w.now)
+	require.Equal(t, next, again)
+	require.Equal(t, d, same)
+
+	w.memory = next
+	w.stored.Status, w.stored.State, w.stored.Acting = d.Status, d.State, d.Status.Root.Acting
+	known := map[origin.Name]compile.Root{origin.Of(w.config): next.Published(w.stored, 0)}
+	w.policies = compile.Compile([]*v1alpha1.ShardingConfig{w.config}, w.pods, known, compile.Rules{RequestTimeout: time.Minute}).Policies
+	for uid, p := range w.policies {
+		w.applied[string(uid)] = p.Version
+	}
+	w.now = w.now.Add(time.Second)
+	return d
+}
+
+// Decide is a function of its arguments, and writes to none of them. A leader that remembers
+// nothing gets there as well.
+func TestDecideIsAFunction(t *testing.T) {
+	for name, forgets := range map[string]bool{"a leader that remembers": false, "a leader that remembers nothing": true} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(3)
+			for _, shards := range []int{2, 3, 1} {
+				w.config = rootOf(shards)
+				w.config.Spec.Root.OnChange = v1alpha1.OnChangeRelist
+				w.config.Generation = int64(shards)
+				for range 20 {
+					if forgets {
+						w.memory = Memory{}
+					}
+					w.round(t)
+				}
+				var all sharding.Scope
+				owners := 0
+				for _, s := range w.stored.State.Shards {
+					require.False(t, all.Overlaps(s.Held))
+					if all = sharding.Union(all, s.Held); !s.Held.Empty() {
+						owners++
+					}
+				}
+				require.True(t, all.Everything())
+				require.Equal(t, shards, owners)
+			}
+		})
+	}
+}
+
+func TestFirstGrantWaitsForTheLock(t *testing.T) {
+	w := newWorld(1)
+	w.round(t) // pods are sent standby
+	f := w.facts()
+	f.Locks.Surveyed[0].HeldByMesh = false
+	f.Locks.States = nil
+	_, d := Decide(w.memory, f, w.now)
+	require.False(t, d.State.Holds())
+	require.Equal(t, locks.Acquire, d.Demand.Mode)
+	_, d = Decide(w.memory, w.facts(), w.now)
+	require.True(t, d.State.Holds())
+	require.Equal(t, locks.Keep, d.Demand.Mode)
+}
