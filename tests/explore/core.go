@@ -19,6 +19,7 @@ type core struct {
 	infos   []info
 	ids     map[string]int32
 	known   map[call]int32
+	judged  map[seen]judgement
 }
 
 type call struct {
@@ -47,7 +48,7 @@ type info struct {
 const nobody = -1
 
 func newCore(o Options) *core {
-	return &core{options: o, ids: map[string]int32{}, known: map[call]int32{}}
+	return &core{options: o, ids: map[string]int32{}, known: map[call]int32{}, judged: map[seen]judgement{}}
 }
 
 func (c *core) get(id int32) *info { return &c.infos[id] }
@@ -76,7 +77,7 @@ func (c *core) wants(id int32, k int, ready uint8) int32 {
 
 func (c *core) join(id int32, pod int, shard uint8) int32 {
 	return c.once(call{id, 'j', pod, int(shard)}, func() handover.Event {
-		return handover.Join{Members: []handover.Member{{UID: podName(pod), Name: podName(pod), Shard: shardName(int(shard))}}}
+		return handover.Join{Members: []handover.Member{{UID: podName(pod), Name: podName(pod), Node: nodeName, Shard: shardName(int(shard))}}}
 	})
 }
 

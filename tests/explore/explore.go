@@ -11,8 +11,9 @@
 // the mesh contend for the operator's lock, or lead by a lock that the restored etcd assigns to
 // the mesh. In every world an agent may be silent, because messages may never arrive.
 //
-// handover.Step is the real one. Agents and the lock are models of what package handover requires
-// of them.
+// handover.Step is the real one, and so are the rules of package decide about pods that are no
+// members, about shards that can take keys, and about the operator's lock. Agents and the lock are
+// models of what package handover requires of them.
 package explore
 
 import (

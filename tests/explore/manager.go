@@ -12,7 +12,8 @@ func (x *explorer) manager(w world, i int) {
 		}
 	}
 	if x.alone() {
-		read = x.core.others(read, x.othersWait(w, read), x.locksHeld(w))
+		j := x.judge(w, read)
+		read = x.core.others(read, j.othersIdle, j.locksHeld)
 		if w.failures > 0 {
 			n := w
 			n.failures--
@@ -30,7 +31,7 @@ func (x *explorer) manager(w world, i int) {
 		x.push(&n, state)
 		x.next(n, what, a, b)
 	}
-	ready := w.ready()
+	ready := x.judge(w, read).ready
 	for k := range x.Wants {
 		n := w
 		if uint8(k) != w.want {
@@ -130,32 +131,6 @@ func (p pod) waits(minSerial int8) bool {
 	return p.running && p.memory.keys == 0 && p.memory.serial == minSerial && p.writes == 0 && p.disk == p.memory && p.saved == p.floor
 }
 
-// othersWait reports whether all pods that are no members act on nothing. Agents refuse
-// those without an object, and confirm that once their writes have ended.
-func (x *explorer) othersWait(w world, read int32) bool {
-	info := x.core.get(read)
-	for j, p := range w.pods {
-		switch {
-		case !p.exists || info.members[j] != nobody:
-		case p.object && !p.waits(info.minSerial) && !x.Flaws.StrangersIgnored,
-			!p.object && p.memory.keys|p.writes != 0 && !x.Flaws.RemovedIgnored:
-			return false
-		}
-	}
-	return true
-}
-
-// locksHeld reports whether a manager may take it that no pod outside the mesh acts.
-func (x *explorer) locksHeld(w world) bool {
-	switch {
-	case !x.Outside || x.Flaws.LockIgnored:
-		return true
-	case x.Flaws.LockByName:
-		return w.lock.holder == mesh
-	}
-	return w.lock.holder == mesh && w.lock.proven
-}
-
 // locks visits what may happen to the operator's own lock.
 func (x *explorer) locks(w world) {
 	try := func(what string, possible bool, l lock) {
@@ -168,21 +143,10 @@ func (x *explorer) locks(w world) {
 	leads := w.read[0] == w.stored
 	try("mesh acquires the lock", leads && l.holder == free, lock{holder: mesh, outside: l.outside, proven: true})
 	try("mesh has held the lock for long", leads && l.holder == mesh && !l.proven && !l.outside, lock{holder: mesh, proven: true})
-	try("mesh releases the lock", leads && l.holder == mesh && (l.proven || x.Flaws.LockByName) && x.quiet(w), lock{outside: l.outside})
+	try("mesh releases the lock", leads && l.holder == mesh && (l.proven || x.Flaws.LockByName) && x.releasesLock(w), lock{outside: l.outside})
 	try("pod outside acquires the lock", l.holder == free, lock{holder: outside, outside: true})
 	try("pod outside stops", l.outside && l.holder != outside, lock{holder: l.holder, proven: l.proven})
 	try("pod outside ends", l.holder == outside, lock{})
-}
-
-// quiet reports whether no member acts, as all have confirmed, and none is to.
-func (x *explorer) quiet(w world) bool {
-	info := x.core.get(w.stored)
-	for j, serial := range info.members {
-		if serial != nobody && serial != info.serial[w.pods[j].shard] {
-			return false
-		}
-	}
-	return info.empty && info.settled && x.Wants[w.want] == [shards]uint8{}
 }
 
 // restore visits a backup of etcd and its restore. The streams of agents end, and what was

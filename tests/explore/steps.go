@@ -97,16 +97,6 @@ func (x *explorer) vanish(w world, i int, try func(string, int, func(*world, *po
 	})
 }
 
-// ready are the shards that some pod serves, as bits.
-func (w world) ready() (r uint8) {
-	for _, p := range w.pods {
-		if p.object && p.running {
-			r |= 1 << p.shard
-		}
-	}
-	return r
-}
-
 // stuck says what does not end although failures do, messages arrive, and all do
 // what they should.
 func (x *explorer) stuck(w world) string {
@@ -116,7 +106,7 @@ func (x *explorer) stuck(w world) string {
 	}
 	for range 50 {
 		before := w
-		w.stored = x.core.wants(x.core.others(w.stored, true, true), int(w.want), w.ready())
+		w.stored = x.core.wants(x.core.others(w.stored, true, true), int(w.want), x.judge(w, w.stored).ready)
 		for i := range w.pods {
 			if w.pods[i].exists {
 				w.stored = x.answer(w.stored, i, &w.pods[i])
@@ -127,7 +117,7 @@ func (x *explorer) stuck(w world) string {
 			switch {
 			case info.moves > 0 || !info.settled:
 				return "the handover does not end"
-			case w.ready() == 1<<shards-1 && info.held != x.Wants[w.want]:
+			case x.judge(w, w.stored).ready == 1<<shards-1 && info.held != x.Wants[w.want]:
 				return "the handover ends, but not with what is wanted"
 			}
 			return ""

@@ -39,7 +39,7 @@ func Restores() []Options {
 
 // Vanished are worlds in which a pod vanishes before or after a restore.
 func Vanished() []Options {
-	return []Options{{Members: [shards]int{1, 1, 0}, Wants: pass, Changes: 1, Vanish: 1, Restores: 1, Most: 200_000}}
+	return []Options{{Members: [shards]int{1, 1, 0}, Wants: pass, Changes: 1, Vanish: 1, Restores: 1, Most: 300_000}}
 }
 
 // Adoptions are worlds with pods outside the mesh, beside which shards are granted keys and

@@ -23,7 +23,7 @@ func (d *deciding) learn() {
 	m.forgotten = v.forgotten(m.forgotten, stored.Members)
 	m.lost = m.lost.observe(v, stored)
 	d.removed = v.removedPods(stored.Members)
-	d.next.Evidence.LocksHeld, d.next.Evidence.OthersIdle = v.locksHeld(), len(v.strangers(stored.Members, d.removed)) == 0
+	d.next.Evidence.LocksHeld, d.next.Evidence.OthersIdle = v.locksHeld(), v.othersIdle(d.removed)
 	for _, e := range v.serials(stored.Members) {
 		d.do(e)
 	}
@@ -135,6 +135,11 @@ func (v *view) unrefused(removed []push.Removed) []string {
 		}
 	}
 	return out
+}
+
+// othersIdle reports whether no pod on the mesh can act that is not a member.
+func (v *view) othersIdle(removed []push.Removed) bool {
+	return len(v.strangers(v.Stored.State.Members, removed)) == 0
 }
 
 // strangers describes the pods that are no members and may act: those without a shard whose

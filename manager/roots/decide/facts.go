@@ -210,3 +210,15 @@ func ListOutside(f Facts, now time.Time) bool {
 	every, matter := newView(f, now).outsideMatters()
 	return matter && now.Sub(f.Outside.Listed) >= every
 }
+
+// Evidence returns what facts prove about the pods that are no members, as Decide gives it to
+// the next state. It is for tests/explore, which applies reports one at a time.
+func Evidence(f Facts, now time.Time) (othersIdle, locksHeld bool) {
+	v := newView(f, now)
+	return v.othersIdle(v.removedPods(f.Stored.State.Members)), v.locksHeld()
+}
+
+// Ready returns the shards that can take keys. It is for tests/explore, too.
+func Ready(f Facts, now time.Time) map[string]bool {
+	return newView(f, now).ready(f.Stored.State.Members)
+}
