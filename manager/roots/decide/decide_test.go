@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -155,4 +156,19 @@ func TestFirstGrantWaitsForTheLock(t *testing.T) {
 	_, d = Decide(w.memory, w.facts(), w.now)
 	require.True(t, d.State.Holds())
 	require.Equal(t, locks.Keep, d.Demand.Mode)
+}
+
+// After a restore, a pod that was deleted may be in a shard that the state does not know.
+func TestStatusNamesRemovedPodsThatMayAct(t *testing.T) {
+	w := newWorld(1)
+	w.round(t)
+	w.round(t)
+	require.True(t, w.stored.State.Holds())
+	w.stored.State, _ = Load(w.stored.Status.Root) // another leader, without evidence
+	f := w.facts()
+	f.Agents.Removed = []push.Removed{{Node: "node-1", Namespace: "ns", UID: "uid-1"}}
+	_, d := Decide(Memory{}, f, w.now)
+	require.False(t, d.State.Evidence.OthersConfirmed)
+	ready := apimeta.FindStatusCondition(d.Status.Conditions, v1alpha1.ConditionReady)
+	require.Contains(t, ready.Message, "waiting for the pod with uid uid-1 on node node-1, which was deleted or has exited, and may run on")
 }

@@ -50,7 +50,7 @@ func (d *deciding) obstacle() *locks.Obstacle {
 		return &locks.Obstacle{Reason: v1alpha1.ReasonRolledBack,
 			Message: "agents have had later policies than status.root accounts for, as after a restore of etcd; all members are in standby until each of them has confirmed that, then the root starts anew"}
 	case state.Holds() && !state.Evidence.OthersConfirmed && v.now.Sub(v.Stored.ReadAt) >= status.Grace:
-		return v.unverified(state)
+		return d.unverified()
 	case compile.Withdrawn(v.Spec.Config):
 		return nil
 	case v.undivided(state) != nil:
@@ -62,7 +62,7 @@ func (d *deciding) obstacle() *locks.Obstacle {
 	case !state.Holds():
 		return d.gate.closed
 	case !state.Verified() && v.now.Sub(v.Stored.ReadAt) >= status.Grace:
-		return v.unverified(state)
+		return d.unverified()
 	}
 	return v.lockObstacle()
 }
@@ -85,8 +85,9 @@ func (v *view) lockObstacle() *locks.Obstacle {
 
 // unverified returns the obstacle that agents have not confirmed, since the state was read,
 // what their pods act on.
-func (v *view) unverified(state handover.State) *locks.Obstacle {
-	names := v.strangers(state.Members, nil)
+func (d *deciding) unverified() *locks.Obstacle {
+	state := d.next
+	names := d.v.strangers(state.Members, d.removed)
 	if state.Evidence.OthersConfirmed {
 		names = collect.Map(state.Unconfirmed(), func(m handover.Member) string { return fmt.Sprintf("pod %s on node %s", m.Name, m.Node) })
 	}
