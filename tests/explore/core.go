@@ -233,5 +233,6 @@ func mask(s sharding.Scope) uint8 {
 	return uint8(slices.IndexFunc(scopes[:], s.Equal))
 }
 
-func shardName(i int) string { return "s" + string(rune('0'+i)) }
-func podName(i int) string   { return "p" + string(rune('0'+i)) }
+func shardName(i int) string  { return "s" + string(rune('0'+i)) }
+func podName(i int) string    { return "p" + string(rune('0'+i)) }
+func podIndex(uid string) int { return int(uid[1] - '0') }

@@ -12,6 +12,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/acting"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/roots/decide"
@@ -152,6 +153,14 @@ func (x *explorer) lockFacts(l lock) decide.Locks {
 type judgement struct {
 	othersIdle, locksHeld bool
 	ready                 uint8 // shards that can take keys, as bits
+	// serials are the serials that agents report.
+	serials [slots]serialReport
+}
+
+// serialReport is the serial that an agent reports of a pod; 0 for none.
+type serialReport struct {
+	serial int
+	barred bool
 }
 
 // seen is what facts depend on.
@@ -183,6 +192,14 @@ func (x *explorer) judge(w world, read int32) judgement {
 	for shard := range decide.Ready(f, now) {
 		j.ready |= 1 << (shard[1] - '0')
 	}
+	for _, e := range decide.Serials(f, now) {
+		switch e := e.(type) {
+		case handover.Ahead:
+			j.serials[podIndex(e.UID)] = serialReport{serial: int(e.Serial)}
+		case handover.Barred:
+			j.serials[podIndex(e.UID)] = serialReport{int(e.Serial), true}
+		}
+	}
 	if x.Flaws.RemovedIgnored {
 		f.Agents.Removed = nil
 	}
@@ -193,6 +210,20 @@ func (x *explorer) judge(w world, read int32) judgement {
 	j.locksHeld = j.locksHeld || x.Flaws.LockIgnored
 	x.core.judged[key] = j
 	return j
+}
+
+// reported returns a State after the report of a pod's serial. Two managers do not learn from
+// serials that the State does not account for: what they wrote before is known to be written.
+func (x *explorer) reported(w world, read int32, i int) (state int32, what string, serial int) {
+	r, info := x.judge(w, read).serials[i], x.core.get(read)
+	unaccounted := r.serial > info.known(i, w.pods[i].shard)
+	switch {
+	case r.serial == 0, unaccounted && x.Flaws.Undetected, !x.alone() && (unaccounted || info.members[i] == nobody):
+		return read, "", 0
+	case r.barred:
+		return x.core.barred(read, i, r.serial), "barred: pod, serial", r.serial
+	}
+	return x.core.ahead(read, i, r.serial), "ahead: pod, serial", r.serial
 }
 
 // releasesLock reports whether Decide demands that the mesh releases the operator's lock. It is

@@ -77,17 +77,12 @@ func (p *pod) endStream() {
 // hear writes what there is to say of a pod.
 func (x *explorer) hear(w world, read int32, j int, write func(state int32, what string, serial int)) {
 	p, info := w.pods[j], x.core.get(read)
-	if x.ahead(info, j, p) {
-		write(x.core.ahead(read, j, int(p.floor.had())), "ahead: pod, serial", int(p.floor.had()))
-	}
+	write(x.reported(w, read, j))
 	if info.members[j] == nobody {
 		if p.object && (!x.alone() || p.waits(info.minSerial)) {
 			write(x.core.join(read, j, p.shard), "joins: pod, shard", int(p.shard))
 		}
 		return
-	}
-	if x.barred(info, j, p) {
-		write(x.core.barred(read, j, int(p.floor.had())), "barred: pod, serial", int(p.floor.had()))
 	}
 	for s, keys := range p.acks {
 		switch serial := int(info.serial[p.shard]); {
@@ -105,17 +100,6 @@ func (x *explorer) hear(w world, read int32, j int, write func(state int32, what
 	if !p.running && (p.writes == 0 || x.Flaws.GoneEarly) || !p.object && x.Flaws.GoneUnproven {
 		write(x.core.gone(read, j), "gone: pod", 0)
 	}
-}
-
-// ahead reports whether an agent says that a pod has had a serial beyond a State's.
-func (x *explorer) ahead(info *info, j int, p pod) bool {
-	known := p.object || info.members[j] != nobody
-	return x.alone() && !x.Flaws.Undetected && p.running && known && int(p.floor.had()) > info.known(j, p.shard)
-}
-
-// barred reports whether an agent does not apply the serial of a member's policy any more.
-func (x *explorer) barred(info *info, j int, p pod) bool {
-	return p.running && p.object && p.floor.barred && !x.forgotten(info, j, p) && p.floor.had() == info.serial[p.shard]
 }
 
 // known is the highest serial that a pod can have had by a State.

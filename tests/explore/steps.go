@@ -109,7 +109,7 @@ func (x *explorer) stuck(w world) string {
 		w.stored = x.core.wants(x.core.others(w.stored, true, true), int(w.want), x.judge(w, w.stored).ready)
 		for i := range w.pods {
 			if w.pods[i].exists {
-				w.stored = x.answer(w.stored, i, &w.pods[i])
+				w.stored = x.answer(&w, i)
 			}
 		}
 		if w == before {
@@ -127,11 +127,12 @@ func (x *explorer) stuck(w world) string {
 }
 
 // answer lets an agent take what a State says, and the manager hear of it.
-func (x *explorer) answer(state int32, i int, p *pod) int32 {
+func (x *explorer) answer(w *world, i int) int32 {
+	state, p := w.stored, &w.pods[i]
 	info := x.core.get(state)
 	p.writes, p.hidden = 0, 0
-	if x.ahead(info, i, *p) {
-		return x.core.ahead(state, i, int(p.floor.had()))
+	if next, _, _ := x.reported(*w, state, i); next != state {
+		return next
 	}
 	if info.members[i] == nobody {
 		if !p.object {
@@ -152,9 +153,6 @@ func (x *explorer) answer(state int32, i int, p *pod) int32 {
 	}
 	if !p.running {
 		return x.core.gone(state, i)
-	}
-	if x.barred(info, i, *p) {
-		return x.core.barred(state, i, int(p.floor.had()))
 	}
 	m := policy{serial: info.serial[p.shard], keys: info.sent[p.shard]}
 	if !p.object || x.forgotten(info, i, *p) {

@@ -222,3 +222,9 @@ func Evidence(f Facts, now time.Time) (othersIdle, locksHeld bool) {
 func Ready(f Facts, now time.Time) map[string]bool {
 	return newView(f, now).ready(f.Stored.State.Members)
 }
+
+// Serials returns what Decide learns from the serials that agents reported. It is for
+// tests/explore, too.
+func Serials(f Facts, now time.Time) []handover.Event {
+	return newView(f, now).serials(f.Stored.State.Members)
+}
