@@ -133,7 +133,7 @@ func (rt *root) write(ctx context.Context, next v1alpha1.ShardingConfigStatus) e
 			rt.object = nil
 			return errors.New("another manager has written its status: reading it again")
 		}
-		rt.object = fresh
+		rt.object, rt.stored.Status = fresh, fresh.Status
 	}
 }
 
