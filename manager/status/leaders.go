@@ -37,7 +37,8 @@ func PodReady(pod *corev1.Pod) bool {
 
 // Led is the input for the leader of a shard that should act.
 type Led struct {
-	// Name of the shard, and Config, the configuration that it belongs to.
+	// Name of the shard, with the namespace if it is hand-written; Config is the configuration
+	// that it belongs to.
 	Name   string
 	Config types.NamespacedName
 	// Locks are those that its members lead under; none without leader election.

@@ -3,6 +3,7 @@ package status
 import (
 	"fmt"
 	"net/http"
+	"path"
 	"slices"
 	"strings"
 
@@ -102,7 +103,7 @@ func (r refusal) byOthers() bool {
 // permit the creation of an object by its name.
 func (s Led) access(r refusal, same []refusal) locks.Access {
 	a := locks.Access{
-		Namespace: r.Namespace, Role: fmt.Sprintf("%s%s.%s-%s", accessPrefix, s.Config.Namespace, s.Config.Name, r.Resource), Resource: r.Resource,
+		Namespace: r.Namespace, Role: fmt.Sprintf("%s%s.%s-%s", accessPrefix, s.Config.Namespace, path.Base(s.Name), r.Resource), Resource: r.Resource,
 		Accounts: unique(collect.Map(same, func(o refusal) types.NamespacedName {
 			return types.NamespacedName{Namespace: s.Config.Namespace, Name: o.member.Account}
 		})),
