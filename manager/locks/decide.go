@@ -33,6 +33,9 @@ type Demand struct {
 	// Accounts are the ServiceAccounts of the configuration's pods. The mesh acquires a
 	// lock in another namespace than the configuration's only if one of them may.
 	Accounts []string
+	// Asked numbers the time since which the configuration has not demanded to release its locks;
+	// 0 if it does. It is greater for a later time.
+	Asked uint64
 }
 
 // Lock is an operator's lock.
@@ -70,6 +73,9 @@ type State struct {
 	Resources []string
 	// Problem is why the lock could not be read or acquired; empty if it could.
 	Problem string
+	// Asked is that of the demand that the keeper followed last. A lock may be about to be
+	// released by an earlier demand.
+	Asked uint64
 }
 
 func (s State) equal(t State) bool {

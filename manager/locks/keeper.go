@@ -63,6 +63,7 @@ type Keeper struct {
 	mu      sync.Mutex
 	states  map[types.NamespacedName]State
 	refused map[claim]string // why
+	asked   map[claim]uint64 // of the demands of the last round
 }
 
 // claim is the demand of a configuration for a lock.
@@ -76,6 +77,7 @@ func (k *Keeper) States(config types.NamespacedName) func(lock types.NamespacedN
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		s, ok = k.states[lock]
+		s.Asked = k.asked[claim{config, lock}]
 		if why, refused := k.refused[claim{config, lock}]; refused {
 			s.Held, s.Acquired, s.Problem = false, false, cmp.Or(why, s.Problem)
 		}
@@ -126,7 +128,7 @@ func (k *Keeper) Round(ctx context.Context, demands []Demand, orphan func(config
 			k.Log.Info(did, "lock", l.String(), "config", wanted[l.NamespacedName].config.String())
 		}
 	})
-	return k.publish(now), err
+	return k.publish(demands, now), err
 }
 
 // follow makes the keeper's locks those of the demands.
@@ -220,7 +222,14 @@ func (k *Keeper) search(ctx context.Context) (map[types.NamespacedName]types.Nam
 }
 
 // publish lets State know of a round.
-func (k *Keeper) publish(now time.Time) (changed bool) {
+func (k *Keeper) publish(demands []Demand, now time.Time) (changed bool) {
+	asked := map[claim]uint64{}
+	for _, d := range demands {
+		for _, l := range d.Locks {
+			of := claim{d.Config, l.NamespacedName}
+			asked[of] = max(asked[of], d.Asked)
+		}
+	}
 	states := make(map[types.NamespacedName]State, len(k.locks))
 	refused := map[claim]string{}
 	for name, l := range k.locks {
@@ -233,7 +242,7 @@ func (k *Keeper) publish(now time.Time) (changed bool) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	changed = !maps.EqualFunc(k.states, states, State.equal) || !maps.Equal(k.refused, refused)
-	k.states, k.refused = states, refused
+	changed = !maps.EqualFunc(k.states, states, State.equal) || !maps.Equal(k.refused, refused) || !maps.Equal(k.asked, asked)
+	k.states, k.refused, k.asked = states, refused, asked
 	return changed
 }

@@ -179,6 +179,16 @@ func TestLockIsAcquiredByItselfWhileShardsAct(t *testing.T) {
 	require.Equal(t, "outside_1", other.Holder)
 }
 
+// Who asks for a lock must know that the round before does not release it.
+func TestStateNamesTheDemandThatWasFollowed(t *testing.T) {
+	c := newCluster(t)
+	d := demand(Keep, leader)
+	d.Asked = 3
+	require.EqualValues(t, 3, c.round(d).Asked)
+	d.Mode, d.Asked = Release, 0
+	require.Zero(t, c.round(d).Asked)
+}
+
 func TestLockIsReleasedOnceNobodyNeedsIt(t *testing.T) {
 	c := newCluster(t)
 	other := demand(Acquire, leader)

@@ -25,7 +25,9 @@ import (
 // act carries out a decision that was written. It may do so again after a crash.
 func (rt *root) act(ctx context.Context, w World, f decide.Facts, d decide.Decision, now time.Time) error {
 	config, c := f.Spec.Config, rt.of.Client
+	asked := rt.demand.Asked
 	rt.demand = d.Demand
+	rt.demand.Asked = asked // publishDemands ends it
 	if d.Balanced != "" {
 		rt.of.Log.Info("moving keys for balance", "namespace", config.Namespace, "shardingConfig", config.Name, "move", d.Balanced)
 	}

@@ -125,7 +125,7 @@ func (rt *root) weights() decide.Weights {
 // survey returns what is known of the operator's locks.
 func (rt *root) survey(config *v1alpha1.ShardingConfig, w World, f decide.Facts) decide.Locks {
 	observe := func(node, uid string) push.Observation { return f.Agents.Observed[decide.PodKey{Node: node, UID: uid}] }
-	out := decide.Locks{States: map[types.NamespacedName]locks.State{}, Claimed: map[types.NamespacedName]bool{}, Forbidden: w.ForbiddenLocks[config.UID]}
+	out := decide.Locks{States: map[types.NamespacedName]locks.State{}, Claimed: map[types.NamespacedName]bool{}, Forbidden: w.ForbiddenLocks[config.UID], Asked: rt.demand.Asked}
 	out.Surveyed, out.Undiscovered = locks.Survey(config, rt.stored.Status.Locks, locks.Sightings(f.Pods.Workload, observe), w.Configs, rt.of.Locks)
 	state := rt.of.Locks.States(client.ObjectKeyFromObject(config))
 	for _, l := range out.Surveyed {

@@ -93,6 +93,7 @@ type Roots struct {
 	roots   map[origin.Name]*root
 	written atomic.Pointer[map[types.UID]known]
 	demands atomic.Pointer[[]locks.Demand]
+	asked   uint64 // the last number of a demand
 }
 
 // known is the part of a root's state that the rest of the manager may use.
@@ -189,6 +190,13 @@ func (r *Roots) publishDemands() {
 	for _, rt := range r.roots {
 		if rt.object == nil || rt.broken != nil {
 			rt.demand.Mode = locks.Watch
+		}
+		switch {
+		case rt.demand.Mode == locks.Release:
+			rt.demand.Asked = 0
+		case rt.demand.Asked == 0:
+			r.asked++
+			rt.demand.Asked = r.asked
 		}
 		out = append(out, rt.demand)
 	}

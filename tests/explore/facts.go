@@ -145,7 +145,8 @@ func (x *explorer) lockFacts(l lock) decide.Locks {
 	acquired := mesh && (l.proven || !x.Outside || x.Flaws.LockByName)
 	return decide.Locks{
 		Surveyed: []v1alpha1.LockStatus{{Namespace: lockName.Namespace, Name: lockName.Name, HeldByMesh: mesh}},
-		States:   map[types.NamespacedName]locks.State{lockName: {Held: mesh, Acquired: acquired, Renewed: now}},
+		States:   map[types.NamespacedName]locks.State{lockName: {Held: mesh, Acquired: acquired, Renewed: now, Asked: 1}},
+		Asked:    1, // the keeper works between two decisions here
 	}
 }
 

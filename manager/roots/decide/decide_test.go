@@ -78,7 +78,8 @@ func (w *world) facts() Facts {
 		Weights: Weights{Counted: true, Current: true},
 		Locks: Locks{
 			Surveyed: []v1alpha1.LockStatus{{Namespace: "ns", Name: "lock", HeldByMesh: true}},
-			States:   map[types.NamespacedName]locks.State{lock: {Held: true, Acquired: true, Renewed: w.now}},
+			States:   map[types.NamespacedName]locks.State{lock: {Held: true, Acquired: true, Renewed: w.now, Asked: 1}},
+			Asked:    1,
 		},
 	}
 	for _, p := range w.pods {
@@ -156,6 +157,32 @@ func TestFirstGrantWaitsForTheLock(t *testing.T) {
 	_, d = Decide(w.memory, w.facts(), w.now)
 	require.True(t, d.State.Holds())
 	require.Equal(t, locks.Keep, d.Demand.Mode)
+}
+
+// The keeper may be about to release a lock by the demand that it loaded before.
+func TestFirstGrantWaitsUntilItsDemandIsFollowed(t *testing.T) {
+	for name, c := range map[string]struct {
+		asked, followed uint64
+		holds           bool
+	}{
+		"released before":   {0, 0, false},
+		"an earlier demand": {2, 1, false},
+		"followed":          {2, 2, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(1)
+			w.round(t)
+			f := w.facts()
+			f.Locks.Asked = c.asked
+			for lock, s := range f.Locks.States {
+				s.Asked = c.followed
+				f.Locks.States[lock] = s
+			}
+			_, d := Decide(w.memory, f, w.now)
+			require.Equal(t, c.holds, d.State.Holds())
+			require.NotEqual(t, locks.Release, d.Demand.Mode)
+		})
+	}
 }
 
 // After a restore, a pod that was deleted may be in a shard that the state does not know.

@@ -106,6 +106,8 @@ type Locks struct {
 	Claimed map[types.NamespacedName]bool
 	// Forbidden is why members may not update the locks of their shards; empty if they may.
 	Forbidden string
+	// Asked is that of the root's demand as it was published before the locks were surveyed.
+	Asked uint64
 	// Holders are the holders of the shards' locks that Unled returns.
 	Holders map[types.NamespacedName]string
 }

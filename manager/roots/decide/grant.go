@@ -85,7 +85,12 @@ func (v *view) locksHeld() bool {
 func (v *view) unacquired() *locks.Obstacle {
 	for _, l := range v.locks {
 		name := types.NamespacedName{Namespace: l.Namespace, Name: l.Name}
-		if s, _ := v.lockState(name); !s.Acquired || s.Renewed.Before(v.Stored.ReadAt) {
+		s, _ := v.lockState(name)
+		if v.Locks.Asked == 0 || s.Asked < v.Locks.Asked {
+			// It may be about to be released by an earlier demand.
+			return &locks.Obstacle{Reason: v1alpha1.ReasonWaiting, Message: fmt.Sprintf("the mesh is about to acquire lock %s, or to confirm that it keeps it", name)}
+		}
+		if !s.Acquired || s.Renewed.Before(v.Stored.ReadAt) {
 			return &locks.Obstacle{Reason: v1alpha1.ReasonWaiting, Message: fmt.Sprintf("lock %s is in the mesh's name, but this manager has not acquired it: a pod outside the mesh may still lead if etcd was restored", name)}
 		}
 	}
