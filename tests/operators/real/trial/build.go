@@ -3,17 +3,32 @@ package trial
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
+	"slices"
 	"strings"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
+
+// Image is an image that an operator's manifests name. Its tag is the version of the module.
+type Image struct {
+	// Name as in the manifests, without the tag.
+	Name string
+	// Package of the program, and where the image has it.
+	Package, Program string
+	// Command is true if the manifests name the program; otherwise it is the entrypoint.
+	Command bool
+	// User that the image names, as of the operator's own Dockerfile.
+	User string
+}
 
 // Built is an operator that can be deployed.
 type Built struct {
@@ -22,44 +37,91 @@ type Built struct {
 	// Module is the folder of the operator's module in the module cache; empty for
 	// kube-controller-manager, which needs no file of it.
 	Module string
-	image  string
+
+	root    string                       // of the repository
+	cluster string                       // the cluster's version, which charts may require
+	objects []*unstructured.Unstructured // of the operator's manifests
+	target  *unstructured.Unstructured   // the workload among them
+	// required are the operators that are installed before it.
+	required []*Built
 }
 
 // buildFlags must be the same in all runs, so that the go command reuses its cache.
 var buildFlags = []string{"build", "-p=1", "-trimpath", "-ldflags=-s -w"}
 
-// Build compiles the operator from its published module, unless the cache has it, and loads its
-// image into all nodes.
+// Build compiles the operator from its published module, unless the cache has it, loads its
+// images into all nodes, and renders its manifests. It does so for the operators that it requires, too.
 func Build(ctx context.Context, c *kube.Cluster, o *Operator) (*Built, error) {
-	b := &Built{Operator: o, image: "localhost/operators/" + o.Name + ":trial"}
-	program, err := b.program(ctx, c.Root)
+	version, err := c.Clientset.Discovery().ServerVersion()
+	if err != nil {
+		return nil, fmt.Errorf("reading the cluster's version: %w", err)
+	}
+	b := &Built{Operator: o, root: c.Root, cluster: version.GitVersion}
+	for _, name := range o.Requires {
+		required, err := Build(ctx, c, Find(name))
+		if err != nil {
+			return nil, err
+		}
+		b.required = append(b.required, required)
+	}
+	programs, err := b.programs(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("building %s: %w", o.Name, err)
 	}
-	archive := filepath.Join(c.Root, ".run", "operators", o.Name+".tar")
-	if err := os.MkdirAll(filepath.Dir(archive), 0o755); err != nil {
-		return nil, fmt.Errorf("packing %s: %w", o.Name, err)
+	var archives []string
+	for _, image := range o.Images {
+		archive, err := b.pack(ctx, image, filepath.Join(programs, path.Base(image.Package)))
+		if err != nil {
+			return nil, fmt.Errorf("packing %s: %w", image.Name, err)
+		}
+		archives = append(archives, archive)
 	}
-	scripts := filepath.Join(c.Root, "tests", "cluster")
-	if err := runScript(ctx, filepath.Join(scripts, "image.sh"), b.image, archive, program+"="+o.Command[0]); err != nil {
-		return nil, fmt.Errorf("packing %s: %w", o.Name, err)
+	if err := runScript(ctx, filepath.Join(c.Root, "tests", "cluster", "load.sh"), archives...); err != nil {
+		return nil, fmt.Errorf("loading the images of %s: %w", o.Name, err)
 	}
-	return b, failure.Wrap(runScript(ctx, filepath.Join(scripts, "load.sh"), archive), "loading the image of %s", o.Name)
+	text, err := b.render(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("rendering the manifests of %s: %w", o.Name, err)
+	}
+	return b, failure.Wrap(b.read(text), "reading the manifests of %s", o.Name)
 }
 
-// program returns the path of the compiled program, and sets the version and the module.
-func (b *Built) program(ctx context.Context, root string) (string, error) {
-	if b.Name == KubeControllerManager {
-		program, err := filepath.EvalSymlinks(filepath.Join(root, ".run", "bin", KubeControllerManager))
-		if err != nil {
-			return "", fmt.Errorf("finding the cluster's own build: %w", err)
-		}
-		out, err := exec.CommandContext(ctx, filepath.Join(root, ".run", "bin", KubeControllerManager), "--version").Output()
-		b.Version = strings.TrimSpace(strings.TrimPrefix(string(out), "Kubernetes"))
-		return program, err
+// pack makes the archive of an image.
+func (b *Built) pack(ctx context.Context, image Image, program string) (archive string, err error) {
+	if program, err = filepath.EvalSymlinks(program); err != nil {
+		return "", err
 	}
-	source := filepath.Join(root, "tests", "operators", "real", "src", b.Name)
-	tool, err := b.locate(ctx, source)
+	folder := filepath.Join(b.root, ".run", "operators")
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return "", err
+	}
+	archive = filepath.Join(folder, b.Name+"-"+path.Base(image.Package)+".tar")
+	args := []string{reference(image.Name + ":" + b.Version), archive, "-user", image.User}
+	if !image.Command {
+		args = append(args, "-entrypoint", image.Program)
+	}
+	return archive, runScript(ctx, filepath.Join(b.root, "tests", "cluster", "image.sh"), append(args, program+"="+image.Program)...)
+}
+
+// reference returns the name of an image as containerd has it: with the registry.
+func reference(image string) string {
+	registry, _, found := strings.Cut(image, "/")
+	if found && (registry == "localhost" || strings.ContainsAny(registry, ".:")) {
+		return image
+	}
+	return "docker.io/" + image
+}
+
+// programs returns the folder of the compiled programs, and sets the version and the module.
+func (b *Built) programs(ctx context.Context) (string, error) {
+	if b.Name == KubeControllerManager {
+		folder := filepath.Join(b.root, ".run", "bin") // the cluster's own build
+		out, err := run(ctx, filepath.Join(folder, KubeControllerManager), "--version")
+		b.Version = strings.TrimSpace(strings.TrimPrefix(string(out), "Kubernetes"))
+		return folder, err
+	}
+	source := filepath.Join(b.root, "tests", "operators", "real", "src", b.Name)
+	tools, err := b.locate(ctx, source)
 	if err != nil {
 		return "", err
 	}
@@ -71,44 +133,35 @@ func (b *Built) program(ctx context.Context, root string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	program := filepath.Join(cache, "operator-"+b.Name+"-"+b.Version+"-"+key, "operator")
-	if _, err := os.Stat(program); err == nil {
-		return program, nil
+	folder := filepath.Join(cache, "operator-"+b.Name+"-"+b.Version+"-"+key)
+	if _, err := os.Stat(folder); err == nil {
+		return folder, nil
 	}
-	if err := os.MkdirAll(filepath.Dir(program), 0o755); err != nil {
-		return "", fmt.Errorf("making room in the cache: %w", err)
+	partial := fmt.Sprintf("%s.new.%d", folder, os.Getpid())
+	defer func() { _ = os.RemoveAll(partial) }()
+	if err := os.MkdirAll(partial, 0o755); err != nil {
+		return "", fmt.Errorf("creating a folder in the cache: %w", err)
 	}
-	partial := fmt.Sprintf("%s.new.%d", program, os.Getpid())
-	defer func() { _ = os.Remove(partial) }()
-	if _, err := goCommand(ctx, source, append(buildFlags, "-o", partial, tool)...); err != nil {
+	if _, err := goCommand(ctx, source, slices.Concat(buildFlags, []string{"-o", partial + "/"}, tools)...); err != nil {
 		return "", err
 	}
-	return program, os.Rename(partial, program)
+	return folder, os.Rename(partial, folder)
 }
 
-// locate sets the version and the module's folder, and returns the package of the program.
-func (b *Built) locate(ctx context.Context, source string) (tool string, err error) {
-	text, err := goCommand(ctx, source, "mod", "edit", "-json")
+// locate sets the version and the module's folder, and returns the packages of the programs.
+func (b *Built) locate(ctx context.Context, source string) (tools []string, err error) {
+	for _, image := range b.Images {
+		tools = append(tools, image.Package)
+	}
+	text, err := goCommand(ctx, source, "list", "-f", "{{.Module.Version}} {{.Module.Dir}}", tools[0])
 	if err != nil {
-		return "", err
-	}
-	var file struct{ Tool []struct{ Path string } }
-	if err := json.Unmarshal(text, &file); err != nil {
-		return "", fmt.Errorf("reading go.mod: %w", err)
-	}
-	if len(file.Tool) != 1 {
-		return "", fmt.Errorf("go.mod must name one tool, not %d", len(file.Tool))
-	}
-	tool = file.Tool[0].Path
-	text, err = goCommand(ctx, source, "list", "-f", "{{.Module.Version}} {{.Module.Dir}}", tool)
-	if err != nil {
-		return "", err
+		return nil, err
 	}
 	var ok bool
 	if b.Version, b.Module, ok = strings.Cut(strings.TrimSpace(string(text)), " "); !ok {
-		return "", fmt.Errorf("the module of %s is not in the module cache", tool)
+		return nil, fmt.Errorf("the module of %s is not in the module cache", tools[0])
 	}
-	return tool, nil
+	return tools, nil
 }
 
 // goCommand runs the go command as quietly as possible: what else runs on the machine comes first.

@@ -2,13 +2,9 @@ package trial
 
 import (
 	"slices"
-	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/intstr"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
@@ -35,6 +31,8 @@ const KubeControllerManager = "kube-controller-manager"
 // gives up for the trial. The latter keeps those that run the operator itself, such as
 // the controller of StatefulSets, and the publisher of kube-root-ca.crt: a member that published
 // the CA of its own volumes would give the mesh's to every namespace.
+//
+// Kubernetes publishes no manifests of it, so that those of the trial are used.
 func kubeControllerManager() *Operator {
 	controllers := []string{
 		"deployment-controller", "replicaset-controller", "replicationcontroller-controller",
@@ -42,16 +40,11 @@ func kubeControllerManager() *Operator {
 		"endpoints-controller", "endpointslice-controller", "endpointslice-mirroring-controller",
 		"serviceaccount-controller", "persistentvolumeclaim-protection-controller", "ttl-after-finished-controller",
 	}
-	args := []string{
-		"--leader-elect=true", "--leader-elect-resource-name=kcm", "--leader-elect-resource-namespace=$(HOME)",
-		"--use-service-account-credentials=false", "--kube-api-qps=100", "--kube-api-burst=200",
-		// A quota that counted a pod which was ending is corrected by the next full sync, by
-		// default 5 minutes later: after the end states are compared.
-		"--concurrent-resource-quota-syncs=5", "--resource-quota-sync-period=30s", "--v=1",
-	}
 	return &Operator{
-		Name: KubeControllerManager, Kind: statefulSet,
-		Command: []string{"/kube-controller-manager"}, Args: append(args, "--controllers="+strings.Join(controllers, ",")),
+		Name: KubeControllerManager, Home: "operators-kube-controller-manager", Kind: statefulSet,
+		Images: []Image{{
+			Name: "localhost/operators/kube-controller-manager", Package: KubeControllerManager, Program: "/kube-controller-manager", Command: true,
+		}},
 		Lock: &Lock{Name: "kcm"},
 		Divided: []meshv1alpha1.ResourceGroup{
 			resources("", "pods", "services", "endpoints", "replicationcontrollers", "resourcequotas", "serviceaccounts",
@@ -61,10 +54,8 @@ func kubeControllerManager() *Operator {
 			resources("discovery.k8s.io", "endpointslices"),
 			resources("policy", "poddisruptionbudgets"),
 		},
-		Probe: &corev1.Probe{ProbeHandler: corev1.ProbeHandler{
-			HTTPGet: &corev1.HTTPGetAction{Path: "/healthz", Port: intstr.FromInt32(10257), Scheme: corev1.URISchemeHTTPS},
-		}},
-		Note: "none; the publisher of `kube-root-ca.crt` stays outside the mesh, because a member sees the mesh's CA under that name",
+		Needed: "manifests of the trial, with cluster-admin",
+		Note:   "none; the publisher of `kube-root-ca.crt` stays outside the mesh, because a member sees the mesh's CA under that name",
 		Workload: Workload{
 			Tracked: schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: deployment},
 			Patches: []string{`{"spec":{"replicas":3}}`, `{"spec":{"replicas":1}}`, `{"spec":{"replicas":2}}`},
@@ -80,18 +71,16 @@ func kubeControllerManager() *Operator {
 
 func descheduler() *Operator {
 	return &Operator{
-		Name: "descheduler", Kind: deployment,
-		Command: []string{"/operator"},
-		Args: []string{
-			"--policy-config-file=/policy/policy.yaml", "--descheduling-interval=5s", "--v=2", "--leader-elect=true",
-		},
+		Name: "descheduler", Home: "descheduler", Kind: deployment,
+		Source: Source{Chart: "charts/descheduler"},
+		Images: []Image{{
+			Name: "registry.k8s.io/descheduler/descheduler", Package: "sigs.k8s.io/descheduler/cmd/descheduler",
+			Program: "/bin/descheduler", Command: true, User: "1000",
+		}},
 		Unreleased: 137 * time.Second,
 		Divided:    []meshv1alpha1.ResourceGroup{resources("", "pods"), resources("policy", "poddisruptionbudgets")},
+		Needed:     "values: a Deployment with leader election, its policy and interval; `image.tag`, as the chart in the module is one version older",
 		Note:       "none; the lock in kube-system is discovered",
-		Volumes: map[string]corev1.VolumeSource{
-			"/policy": {ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "descheduler"}}},
-			"/tmp":    {EmptyDir: &corev1.EmptyDirVolumeSource{}},
-		},
 		Workload: Workload{
 			Tracked: schema.GroupVersionKind{Version: "v1", Kind: "Pod"}, Evicts: true,
 			Compared: slices.Concat(kinds("", "v1", "Pod"), kinds("policy", "v1", "PodDisruptionBudget")),
@@ -101,22 +90,20 @@ func descheduler() *Operator {
 
 func sourceController() *Operator {
 	return &Operator{
-		Name: "source-controller", Kind: deployment,
-		Command: []string{"/operator"},
-		Args: []string{
-			"--watch-all-namespaces", "--enable-leader-election", "--storage-path=/data",
-			"--storage-adv-addr=source-controller.$(HOME).svc.cluster.local.", "--events-addr=",
-		},
-		Lock: &Lock{Name: "source-controller-leader-election"},
+		Name: "source-controller", Home: "source-system", Kind: deployment,
+		Source: Source{Kustomization: "config/default", Copied: "config"},
+		Images: []Image{{
+			Name: "fluxcd/source-controller", Package: "github.com/fluxcd/source-controller",
+			Program: "/usr/local/bin/source-controller", User: "65534:65534",
+		}},
+		// Only the leader is ready: it alone serves artifacts, which the readiness probe asks for.
+		Replicas: 1,
+		Lock:     &Lock{Name: "source-controller-leader-election"},
 		Divided: []meshv1alpha1.ResourceGroup{
 			resources("source.toolkit.fluxcd.io", "helmrepositories", "helmcharts", "gitrepositories", "buckets", "ocirepositories"),
 		},
-		Note:  "none; each shard serves the artifacts that it stored, so consumers need a route per shard",
-		CRDs:  []string{"config/crd/bases/*.yaml"},
-		Probe: httpProbe("/readyz", 9440),
-		Volumes: map[string]corev1.VolumeSource{
-			"/data": {EmptyDir: &corev1.EmptyDirVolumeSource{}}, "/tmp": {EmptyDir: &corev1.EmptyDirVolumeSource{}},
-		},
+		Needed: "nothing",
+		Note:   "none; each shard serves the artifacts that it stored, so consumers need a route per shard",
 		Workload: Workload{
 			Tracked:  schema.GroupVersionKind{Group: "source.toolkit.fluxcd.io", Version: "v1", Kind: "HelmRepository"},
 			Patches:  []string{`{"spec":{"timeout":"61s"}}`, `{"spec":{"timeout":"62s"}}`, `{"spec":{"timeout":"60s"}}`},
@@ -125,25 +112,26 @@ func sourceController() *Operator {
 	}
 }
 
+// clusterAPIImage is the published name of the core provider's image.
+const clusterAPIImage = "registry.k8s.io/cluster-api/cluster-api-controller"
+
 func clusterAPI() *Operator {
 	return &Operator{
-		Name: "cluster-api", Kind: deployment,
-		Command: []string{"/operator"},
-		Args: []string{
-			"--leader-elect", "--insecure-diagnostics=true", "--diagnostics-address=:8080",
-			"--skip-crd-migration-phases=StorageVersionMigration,CleanupManagedFields",
-		},
-		Lock: &Lock{Name: "controller-leader-election-capi"},
+		Name: "cluster-api", Home: "capi-system", Kind: deployment, Target: "capi-controller-manager",
+		Source: Source{Kustomization: "core/config/default", Copied: "core/config", Release: clusterAPIRelease, Defaults: true},
+		Images: []Image{{
+			Name: clusterAPIImage, Package: "sigs.k8s.io/cluster-api/core", Program: "/manager", Command: true, User: "65532",
+		}},
+		Requires: []string{"cert-manager"},
+		Lock:     &Lock{Name: "controller-leader-election-capi"},
 		Divided: []meshv1alpha1.ResourceGroup{
 			resources("cluster.x-k8s.io", "clusters", "machines", "machinesets", "machinedeployments", "machinepools", "machinehealthchecks"),
-			resources("infrastructure.example.com", "trialclusters", "trialmachines", "trialmachinetemplates"),
+			resources("infrastructure.cluster.x-k8s.io", "trialclusters", "trialmachines", "trialmachinetemplates"),
 			resources("", "secrets"),
 		},
-		Note:        "none; reviews of its webhooks reach the shard of their namespace",
-		Certificate: "/tmp/k8s-webhook-server/serving-certs",
-		Webhooks:    "core/config/webhook/manifests.yaml",
-		CRDs:        []string{"core/config/crd/bases/*.yaml"},
-		Probe:       httpProbe("/readyz", 9440),
+		Webhook: &meshv1alpha1.WebhookConfig{CertDir: "/tmp/k8s-webhook-server/serving-certs", Port: 9443},
+		Needed:  "image and pull policy as its release sets them, defaults of variables as clusterctl sets them; cert-manager for its webhooks",
+		Note:    "none; reviews of its webhooks reach the shard of their namespace",
 		Workload: Workload{
 			Tracked: schema.GroupVersionKind{
 				Group: "cluster.x-k8s.io", Version: "v1beta2", Kind: "MachineDeployment",
@@ -151,7 +139,7 @@ func clusterAPI() *Operator {
 			Patches: []string{`{"spec":{"replicas":2}}`, `{"spec":{"replicas":3}}`, `{"spec":{"replicas":1}}`},
 			Compared: slices.Concat(
 				kinds("cluster.x-k8s.io", "v1beta2", "Cluster", "MachineDeployment", "MachineSet", "Machine"),
-				kinds("infrastructure.example.com", "v1", "TrialCluster", "TrialMachine", "TrialMachineTemplate"),
+				kinds("infrastructure.cluster.x-k8s.io", "v1", "TrialCluster", "TrialMachine", "TrialMachineTemplate"),
 			),
 			// Which one it is depends on how often the leader has tried to connect.
 			Elapsed: []string{"Remote connection not established yet", "Remote connection probe failed"},
@@ -161,17 +149,15 @@ func clusterAPI() *Operator {
 
 func externalDNS() *Operator {
 	return &Operator{
-		Name: "external-dns", Kind: deployment,
-		Command: []string{"/operator"},
-		Args: []string{
-			"--source=crd", "--crd-source-apiversion=externaldns.k8s.io/v1alpha1", "--crd-source-kind=DNSEndpoint",
-			"--provider=inmemory", "--inmemory-zone=example.org", "--registry=noop", "--interval=3s", "--min-event-sync-interval=1s",
-		},
+		Name: "external-dns", Home: "external-dns", Kind: deployment,
+		Source: Source{Chart: "charts/external-dns"},
+		Images: []Image{{
+			Name: "registry.k8s.io/external-dns/external-dns", Package: "sigs.k8s.io/external-dns", Program: "/ko-app/external-dns", User: "65532",
+		}},
 		Lockless: true,
 		Divided:  []meshv1alpha1.ResourceGroup{resources("externaldns.k8s.io", "dnsendpoints")},
-		Note:     "none; it has no lock, so one pod runs outside the mesh, and the Deployment is recreated rather than rolled",
-		CRDs:     []string{"config/crd/standard/*.yaml"},
-		Probe:    httpProbe("/healthz", 7979),
+		Needed:   "values: its source and provider; `image.tag`, as the chart in the module is one version older",
+		Note:     "none; it has no lock, so one pod runs outside the mesh, and its chart recreates the Deployment rather than rolling it",
 		Workload: Workload{
 			Tracked: schema.GroupVersionKind{Group: "externaldns.k8s.io", Version: "v1alpha1", Kind: "DNSEndpoint"},
 			Patches: []string{
@@ -184,20 +170,26 @@ func externalDNS() *Operator {
 }
 
 // certManager stands for external-secrets: both write Secrets as their custom resources say, and this
-// one needs no service outside the cluster. Its lock is in kube-system.
+// one needs no service outside the cluster. Its lock is in kube-system, and its Role names it.
 func certManager() *Operator {
+	image := func(name string) Image {
+		return Image{
+			Name: "quay.io/jetstack/cert-manager-" + name, Package: "github.com/cert-manager/cert-manager/cmd/" + name,
+			Program: "/app/cmd/" + name + "/" + name, User: "1000",
+		}
+	}
 	return &Operator{
-		Name: "cert-manager", Kind: deployment,
-		Command: []string{"/operator"},
-		Args:    []string{"--cluster-resource-namespace=$(HOME)", "--kube-api-qps=100", "--kube-api-burst=200", "--v=2"},
-		Lock:    &Lock{Namespace: metav1.NamespaceSystem, Name: "cert-manager-controller"},
+		Name: "cert-manager", Home: "cert-manager", Kind: deployment,
+		Source: Source{Chart: "deploy/charts/cert-manager", Release: certManagerRelease},
+		Images: []Image{image("controller"), image("webhook"), image("cainjector")},
 		Divided: []meshv1alpha1.ResourceGroup{
 			resources("cert-manager.io", "issuers", "certificates", "certificaterequests"),
 			resources("acme.cert-manager.io", "orders", "challenges"),
 			resources("", "secrets"),
 		},
-		Note: "none; the issuers are self-signed, and its webhooks are not registered",
-		CRDs: []string{"deploy/crds/*.yaml"},
+		Needed: "its release's steps: the version in `Chart.yaml`, and the definitions as a template; values: `installCRDs`, " +
+			"and no `startupapicheck`, as in its static manifests",
+		Note: "none; the issuers are self-signed, and the lock in kube-system is discovered",
 		Workload: Workload{
 			Tracked: schema.GroupVersionKind{Group: "cert-manager.io", Version: "v1", Kind: "Certificate"},
 			Patches: []string{
@@ -206,10 +198,6 @@ func certManager() *Operator {
 			Compared: kinds("cert-manager.io", "v1", "Issuer", "Certificate"),
 		},
 	}
-}
-
-func httpProbe(path string, port int32) *corev1.Probe {
-	return &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: path, Port: intstr.FromInt32(port)}}}
 }
 
 // Excluded is an operator, or a version of one, that does not build here.

@@ -108,7 +108,7 @@ func (c *churn) patch(ctx context.Context, namespace, patch string) error {
 
 // pass creates a passing object, and deletes the one before it unless the operator does.
 func (c *churn) pass(ctx context.Context, namespace, name string) error {
-	text, err := c.manifest("passing.yaml", "$(HOME)", c.home, "$(NAMESPACE)", namespace, passingName, name)
+	text, err := c.manifest("passing.yaml", "$(NAMESPACE)", namespace, passingName, name)
 	if err != nil || text == nil {
 		return err
 	}
@@ -213,19 +213,19 @@ func (c *churn) observed(ctx context.Context) (map[types.NamespacedName]int64, e
 	}
 	seen := map[types.NamespacedName]int64{}
 	for i := range list.Items {
-		seen[client.ObjectKeyFromObject(&list.Items[i])] = observedGeneration(list.Items[i].Object)
+		seen[client.ObjectKeyFromObject(&list.Items[i])] = observedGeneration(list.Items[i].Object, cmp.Or(c.Condition, "Ready"))
 	}
 	return seen, nil
 }
 
-// observedGeneration is that of the status, else that of the condition Ready.
-func observedGeneration(obj map[string]any) int64 {
+// observedGeneration is that of the status, else that of a condition.
+func observedGeneration(obj map[string]any, condition string) int64 {
 	if generation, ok, _ := unstructured.NestedInt64(obj, "status", "observedGeneration"); ok {
 		return generation
 	}
 	conditions, _, _ := unstructured.NestedSlice(obj, "status", "conditions")
 	for _, c := range conditions {
-		if c, ok := c.(map[string]any); ok && c["type"] == "Ready" {
+		if c, ok := c.(map[string]any); ok && c["type"] == condition {
 			generation, _, _ := unstructured.NestedInt64(c, "observedGeneration")
 			return generation
 		}

@@ -1,13 +1,10 @@
 package trial
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"os"
-	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -15,10 +12,10 @@ import (
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/util/cert"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -27,141 +24,173 @@ import (
 )
 
 const (
-	account         = "operator"
-	certificateName = "serving-certificate"
-	rootName        = "operator"
-	appLabel        = "app"
-	trialMark       = "operators.example.com/trial" // on all namespaces of a trial: the operator's name
+	rootName   = "operator"
+	trialMark  = "operators.example.com/trial" // on all namespaces of a trial: the operator's name
+	definition = "CustomResourceDefinition"
 )
 
-// deploy runs the operator without the label of the mesh, with all objects that it needs.
+// read decodes the operator's manifests, in the order in which they are applied, and checks that
+// they name the operator's workload and images that are built.
+func (b *Built) read(text []byte) error {
+	objects, err := decode(text)
+	if err != nil {
+		return err
+	}
+	first := func(o *unstructured.Unstructured) int {
+		return slices.Index([]string{definition, "Namespace"}, o.GetKind())
+	}
+	slices.SortStableFunc(objects, func(x, y *unstructured.Unstructured) int { return cmp.Compare(first(y), first(x)) })
+	b.objects = objects
+	for _, o := range workloads(objects) {
+		if o.GetKind() == b.Kind && o.GetName() == b.Operator.target() {
+			b.target = o
+		}
+		for _, image := range imagesOf(o) {
+			if !slices.ContainsFunc(b.Images, func(i Image) bool { return i.Name+":"+b.Version == image }) {
+				return fmt.Errorf("%s %s has image %s, which is not built", o.GetKind(), o.GetName(), image)
+			}
+		}
+	}
+	if b.target == nil {
+		return fmt.Errorf("they have no %s %s", b.Kind, b.Operator.target())
+	}
+	return unstructured.SetNestedField(b.target.Object, int64(b.outside()), "spec", "replicas")
+}
+
+// workloads returns the Deployments and StatefulSets among objects.
+func workloads(objects []*unstructured.Unstructured) (out []*unstructured.Unstructured) {
+	for _, o := range objects {
+		if o.GetKind() == deployment || o.GetKind() == statefulSet {
+			out = append(out, o)
+		}
+	}
+	return out
+}
+
+func imagesOf(workload *unstructured.Unstructured) (images []string) {
+	for _, field := range []string{"initContainers", "containers"} {
+		containers, _, _ := unstructured.NestedSlice(workload.Object, "spec", "template", "spec", field)
+		for _, c := range containers {
+			if c, ok := c.(map[string]any); ok {
+				images = append(images, fmt.Sprint(c["image"]))
+			}
+		}
+	}
+	return images
+}
+
+// account returns the ServiceAccount of the operator's pods.
+func (b *Built) account() string {
+	name, _, _ := unstructured.NestedString(b.target.Object, "spec", "template", "spec", "serviceAccountName")
+	return cmp.Or(name, "default")
+}
+
+// deploy installs the operator without the label of the mesh, after those that it requires.
 func (t *trial) deploy(ctx context.Context) error {
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: t.home, Labels: map[string]string{trialMark + "-home": t.Name}}}
+	for _, required := range t.required {
+		if err := t.install(ctx, required); err != nil {
+			return fmt.Errorf("installing %s: %w", required.Name, err)
+		}
+	}
+	return t.install(ctx, t.Built)
+}
+
+// install applies the manifests of an operator, and waits until it runs.
+func (t *trial) install(ctx context.Context, b *Built) error {
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: b.Home, Labels: map[string]string{trialMark + "-home": b.Name}}}
 	if err := t.Create(ctx, ns); err != nil {
 		return fmt.Errorf("creating the operator's namespace: %w", err)
 	}
-	if err := t.applyCRDs(ctx); err != nil {
-		return err
-	}
-	if err := t.applyIn(ctx, t.home, "support.yaml"); err != nil {
-		return err
-	}
-	owned := []metav1.OwnerReference{{APIVersion: "v1", Kind: "Namespace", Name: ns.Name, UID: ns.UID}}
-	certificate, err := t.certificate()
+	support, err := b.support()
 	if err != nil {
 		return err
 	}
-	objects := []client.Object{
-		certificate,
-		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: t.home, Name: account}},
-		&rbacv1.ClusterRoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: t.home, OwnerReferences: owned},
-			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
-			Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: t.home, Name: account}},
-		},
-		&rbacv1.ClusterRole{ // lets the mesh weigh the namespaces
-			ObjectMeta: metav1.ObjectMeta{
-				Name: t.home, OwnerReferences: owned,
-				Labels: map[string]string{meshv1alpha1.GroupName + "/aggregate-to-stamp": "true"},
-			},
-			Rules: t.weighing(),
-		},
-		t.workload(t.replicasOutside()),
+	for _, o := range slices.Concat(support, b.objects) {
+		if o.GetNamespace() == "" && t.namespaced(o) {
+			o.SetNamespace(b.Home)
+		}
+		if err := t.ApplyObject(ctx, o); err != nil {
+			return fmt.Errorf("applying %s %s: %w", o.GetKind(), o.GetName(), err)
+		}
 	}
-	if err := t.CreateAll(ctx, objects...); err != nil {
-		return fmt.Errorf("deploying the operator: %w", err)
+	for _, o := range workloads(b.objects) {
+		err := t.until(ctx, o.GetName()+" to run", func(ctx context.Context) error { return t.RolledOut(ctx, named(o)) })
+		if err != nil {
+			return err
+		}
 	}
-	if err := t.until(ctx, "the operator to run", t.rolledOut); err != nil {
-		return err
-	}
-	return t.applyWebhooks(ctx, certificate.Data[corev1.TLSCertKey], owned)
+	return t.until(ctx, "the certificates of webhooks", func(ctx context.Context) error { return t.webhooksReady(ctx, b.objects) })
 }
 
-// certificate returns a Secret with a self-signed serving certificate.
-func (t *trial) certificate() (*corev1.Secret, error) {
-	crt, key, err := cert.GenerateSelfSignedCertKey(t.webhookName(), nil, nil)
+// support returns the objects of support.yaml, which the operator works with.
+func (b *Built) support() ([]*unstructured.Unstructured, error) {
+	text, err := b.manifest("support.yaml")
 	if err != nil {
-		return nil, fmt.Errorf("making a serving certificate: %w", err)
+		return nil, err
 	}
-	return &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: t.home, Name: certificateName},
-		Data:       map[string][]byte{corev1.TLSCertKey: crt, corev1.TLSPrivateKeyKey: key},
-	}, nil
+	objects, err := decode(text)
+	return objects, failure.Wrap(err, "reading support.yaml of %s", b.Name)
 }
 
-func (t *trial) weighing() (rules []rbacv1.PolicyRule) {
-	for _, g := range t.Divided {
-		rules = append(rules, rbacv1.PolicyRule{APIGroups: g.APIGroups, Resources: g.Resources, Verbs: []string{"list"}})
+// rbacByHand counts the roles and bindings that the trial has for an operator whose module
+// publishes its manifests.
+func (b *Built) rbacByHand() (n int, err error) {
+	if !b.Source.published() {
+		return 0, nil
 	}
-	return rules
+	support, err := b.support()
+	for _, o := range support {
+		if o.GroupVersionKind().Group == rbacv1.GroupName {
+			n++
+		}
+	}
+	return n, err
 }
 
-// replicasOutside returns how many pods run outside the mesh. Without a lock, a second pod would
-// write the same objects as the first.
-func (t *trial) replicasOutside() int32 {
-	if t.Lockless {
-		return 1
-	}
-	return 2
+// namespaced reports whether an object belongs into a namespace. Kinds that the cluster does not
+// know yet are of the operator, and their objects name their namespace.
+func (t *trial) namespaced(o *unstructured.Unstructured) bool {
+	mapping, err := t.RESTMapper().RESTMapping(o.GroupVersionKind().GroupKind(), o.GroupVersionKind().Version)
+	return err == nil && mapping.Scope.Name() == meta.RESTScopeNameNamespace
 }
 
-// workload returns the operator's Deployment or StatefulSet.
-func (t *trial) workload(replicas int32) client.Object {
-	meta := metav1.ObjectMeta{Namespace: t.home, Name: t.Name}
-	labels := map[string]string{appLabel: t.Name}
-	selector := &metav1.LabelSelector{MatchLabels: labels}
-	template := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: t.podSpec()}
-	if t.Kind == statefulSet {
-		return &appsv1.StatefulSet{ObjectMeta: meta, Spec: appsv1.StatefulSetSpec{
-			Replicas: &replicas, Selector: selector, Template: template, PodManagementPolicy: appsv1.ParallelPodManagement,
-		}}
+// uninstall deletes the objects of an operator's manifests, its definitions last: the
+// finalizers of their objects need the operator.
+func (t *trial) uninstall(ctx context.Context, b *Built) error {
+	support, err := b.support()
+	errs := []error{err}
+	for _, o := range slices.Backward(slices.Concat(support, b.objects)) {
+		if o.GetKind() != definition && o.GetKind() != "Namespace" {
+			errs = append(errs, ignoreGone(t.Delete(ctx, o.DeepCopy())))
+		}
 	}
-	spec := appsv1.DeploymentSpec{Replicas: &replicas, Selector: selector, Template: template}
-	if t.Lockless {
-		spec.Strategy.Type = appsv1.RecreateDeploymentStrategyType
+	errs = append(errs, removeNamespaces(ctx, t.Cluster, b.Home))
+	for _, o := range slices.Concat(support, b.objects) {
+		if o.GetKind() == definition {
+			errs = append(errs, ignoreGone(t.Delete(ctx, o.DeepCopy())))
+		}
 	}
-	return &appsv1.Deployment{ObjectMeta: meta, Spec: spec}
+	return failure.Wrap(errors.Join(errs...), "uninstalling %s", b.Name)
 }
 
-func (t *trial) podSpec() corev1.PodSpec {
-	fromField := func(path string) *corev1.EnvVarSource {
-		return &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: path}}
+// ignoreGone ignores that an object, or its kind, does not exist.
+func ignoreGone(err error) error {
+	if meta.IsNoMatchError(err) {
+		return nil
 	}
-	container := corev1.Container{
-		Name: "operator", Image: t.image, ImagePullPolicy: corev1.PullNever, Command: t.Command, ReadinessProbe: t.Probe,
-		Env: []corev1.EnvVar{
-			{Name: "POD_NAMESPACE", ValueFrom: fromField("metadata.namespace")},
-			{Name: "RUNTIME_NAMESPACE", ValueFrom: fromField("metadata.namespace")},
-			{Name: "POD_NAME", ValueFrom: fromField("metadata.name")},
-			{Name: "POD_UID", ValueFrom: fromField("metadata.uid")},
-		},
-	}
-	for _, arg := range t.Args {
-		container.Args = append(container.Args, strings.ReplaceAll(arg, "$(HOME)", t.home))
-	}
-	spec := corev1.PodSpec{ServiceAccountName: account, TerminationGracePeriodSeconds: new(int64(10))}
-	volumes := t.Volumes
-	if t.Certificate != "" {
-		volumes = map[string]corev1.VolumeSource{t.Certificate: {Secret: &corev1.SecretVolumeSource{SecretName: certificateName}}}
-		maps.Copy(volumes, t.Volumes)
-	}
-	for i, path := range slices.Sorted(maps.Keys(volumes)) {
-		name := fmt.Sprintf("volume-%d", i)
-		spec.Volumes = append(spec.Volumes, corev1.Volume{Name: name, VolumeSource: volumes[path]})
-		container.VolumeMounts = append(container.VolumeMounts, corev1.VolumeMount{Name: name, MountPath: path})
-	}
-	spec.Containers = []corev1.Container{container}
-	return spec
+	return client.IgnoreNotFound(err)
 }
 
-// named returns an empty object that names the workload.
-func (t *trial) named() client.Object {
-	meta := metav1.ObjectMeta{Namespace: t.home, Name: t.Name}
-	if t.Kind == statefulSet {
+// named returns an empty object that names a workload.
+func named(o *unstructured.Unstructured) client.Object {
+	meta := metav1.ObjectMeta{Namespace: o.GetNamespace(), Name: o.GetName()}
+	if o.GetKind() == statefulSet {
 		return &appsv1.StatefulSet{ObjectMeta: meta}
 	}
 	return &appsv1.Deployment{ObjectMeta: meta}
 }
+
+func (t *trial) named() client.Object { return named(t.target) }
 
 func (t *trial) rolledOut(ctx context.Context) error { return t.RolledOut(ctx, t.named()) }
 
@@ -180,50 +209,45 @@ func (t *trial) label(ctx context.Context, on bool) error {
 
 func (t *trial) scale(ctx context.Context, replicas int32) error {
 	scale := &autoscalingv1.Scale{
-		ObjectMeta: metav1.ObjectMeta{Namespace: t.home, Name: t.Name}, Spec: autoscalingv1.ScaleSpec{Replicas: replicas},
+		ObjectMeta: metav1.ObjectMeta{Namespace: t.Home, Name: t.target.GetName()}, Spec: autoscalingv1.ScaleSpec{Replicas: replicas},
 	}
 	return failure.Wrap(t.SubResource("scale").Update(ctx, t.named(), client.WithSubResourceBody(scale)), "scaling the operator")
 }
 
 // pods returns the operator's pods that are not terminating.
 func (t *trial) pods(ctx context.Context) ([]corev1.Pod, error) {
+	labels, _, err := unstructured.NestedStringMap(t.target.Object, "spec", "selector", "matchLabels")
+	if err != nil {
+		return nil, fmt.Errorf("reading the selector of the operator: %w", err)
+	}
 	var list corev1.PodList
-	err := t.List(ctx, &list, client.InNamespace(t.home), client.MatchingLabels{appLabel: t.Name})
+	err = t.List(ctx, &list, client.InNamespace(t.Home), client.MatchingLabels(labels))
 	alive := slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil })
 	return alive, failure.Wrap(err, "listing the operator's pods")
 }
 
-// applyCRDs applies the definitions of the operator's module unchanged.
-func (t *trial) applyCRDs(ctx context.Context) error {
-	for _, pattern := range t.CRDs {
-		files, err := filepath.Glob(filepath.Join(t.Module, pattern))
-		if err != nil || len(files) == 0 {
-			return errors.Join(err, fmt.Errorf("the module has no %s", pattern))
+// grantedLocks returns the locks of shards that the mesh permitted the operator to use, because
+// its own Role does not.
+func (t *trial) grantedLocks(ctx context.Context) (locks []string, err error) {
+	var list rbacv1.RoleList
+	if err := t.List(ctx, &list, client.MatchingLabels{meshv1alpha1.LockAccessLabel: "true"}); err != nil {
+		return nil, fmt.Errorf("listing the Roles for locks: %w", err)
+	}
+	for _, role := range list.Items {
+		if role.Annotations[meshv1alpha1.LockHolderAnnotation] != t.Home+"/"+rootName {
+			continue
 		}
-		for _, file := range files {
-			if err := t.applyCRD(ctx, file); err != nil {
-				return err
-			}
+		for _, rule := range role.Rules {
+			locks = append(locks, rule.ResourceNames...)
 		}
 	}
-	return nil
-}
-
-// templated matches the lines that the operator's own chart would fill in: labels that name a release.
-var templated = regexp.MustCompile(`(?m)^.*\{\{.*\}\}.*\n`)
-
-func (t *trial) applyCRD(ctx context.Context, file string) error {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return fmt.Errorf("reading the operator's definitions: %w", err)
-	}
-	text = templated.ReplaceAll(text, nil)
-	return failure.Wrap(t.Apply(ctx, text), "applying %s", filepath.Base(file))
+	slices.Sort(locks)
+	return slices.Compact(locks), nil
 }
 
 // applyIn applies a manifest of the operator in a namespace.
 func (t *trial) applyIn(ctx context.Context, namespace, file string) error {
-	text, err := t.manifest(file, "$(HOME)", t.home, "$(NAMESPACE)", namespace)
+	text, err := t.manifest(file, "$(NAMESPACE)", namespace)
 	if err != nil {
 		return err
 	}
@@ -232,9 +256,7 @@ func (t *trial) applyIn(ctx context.Context, namespace, file string) error {
 		return fmt.Errorf("reading %s of %s: %w", file, t.Name, err)
 	}
 	for _, obj := range objects {
-		if obj.GetKind() != "CustomResourceDefinition" {
-			obj.SetNamespace(namespace)
-		}
+		obj.SetNamespace(namespace)
 		if err := t.ApplyObject(ctx, obj); err != nil {
 			return fmt.Errorf("applying %s of %s: %w", file, t.Name, err)
 		}

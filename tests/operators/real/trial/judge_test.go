@@ -21,7 +21,7 @@ func recorded(t *testing.T) ([]audit.State, []audit.Request) {
 	require.NoError(t, err)
 	states, err := audit.States(strings.NewReader(string(text)), types.NamespacedName{Namespace: "operators-demo", Name: rootName}, time.Time{})
 	require.NoError(t, err)
-	requests, err := audit.Requests(strings.NewReader(string(text)), audit.Callers{Users: []string{audit.ServiceAccount("operators-demo", account)}})
+	requests, err := audit.Requests(strings.NewReader(string(text)), audit.Callers{Users: []string{audit.ServiceAccount("operators-demo", "operator")}})
 	require.NoError(t, err)
 	return states, requests
 }

@@ -1,6 +1,7 @@
 package trial
 
 import (
+	"cmp"
 	"embed"
 	"errors"
 	"fmt"
@@ -8,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -23,15 +23,23 @@ const (
 	statefulSet = "StatefulSet"
 )
 
-// Operator describes a published operator: how to run it, what to divide, and how its
+// Operator describes a published operator: how to install it, what to divide, and how its
 // objects change in a trial.
 type Operator struct {
-	// Name of the module folder below src, of the image and of the workload.
+	// Name of the module folder below src, and of the folder below manifests.
 	Name string
-	// Kind of the workload.
-	Kind string
-	// Command and Args of the container. "$(HOME)" in Args is the operator's namespace.
-	Command, Args []string
+	// Home is the namespace into which the operator is installed.
+	Home string
+	// Source is where its manifests come from.
+	Source Source
+	// Images are built from the operator's module. The manifests name them.
+	Images []Image
+	// Requires are operators of the catalogue that are installed first, as they are.
+	Requires []string
+	// Kind and Target name the workload that is adopted; Target is Name if it is empty.
+	Kind, Target string
+	// Replicas outside the mesh; 2 if it is 0.
+	Replicas int32
 	// Lock that the root names; nil if the mesh discovers it, or if there is none.
 	Lock *Lock
 	// Unreleased is how long a lock stays held after its holder has exited: the lease
@@ -41,20 +49,12 @@ type Operator struct {
 	Lockless bool
 	// Divided are the resources that the shards divide.
 	Divided []meshv1alpha1.ResourceGroup
+	// Webhook is where the members serve webhooks; nil if they serve none.
+	Webhook *meshv1alpha1.WebhookConfig
+	// Needed says what the installation needed beside replicas and label, for the report.
+	Needed string
 	// Note says what had to be shared or changed, for the report.
 	Note string
-	// CRDs are globs below the folder of the operator's module.
-	CRDs []string
-	// Probe is the readiness probe of the container.
-	Probe *corev1.Probe
-	// Volumes are mounted at the given paths.
-	Volumes map[string]corev1.VolumeSource
-	// Certificate is where a self-signed serving certificate is mounted, if the operator
-	// requires one.
-	Certificate string
-	// Webhooks is the file of the operator's webhook configurations, below the folder of its
-	// module; empty if none are registered.
-	Webhooks string
 	// Controllers are those that the cluster's own controller manager must not run
 	// meanwhile.
 	Controllers []string
@@ -65,6 +65,9 @@ type Operator struct {
 type Workload struct {
 	// Tracked is the kind whose objects change and show when the operator has acted.
 	Tracked schema.GroupVersionKind
+	// Condition of the status with the observed generation, for a status that has none of its
+	// own; Ready if it is empty.
+	Condition string
 	// Patches are JSON merge patches that the tracked object gets in turn. None: only
 	// passing objects change.
 	Patches []string
@@ -86,6 +89,18 @@ const (
 	passingName = "passing"
 )
 
+// target returns the name of the workload that is adopted.
+func (o *Operator) target() string { return cmp.Or(o.Target, o.Name) }
+
+// outside returns how many pods run outside the mesh. Without a lock, a second pod would
+// write the same objects as the first.
+func (o *Operator) outside() int32 {
+	if o.Lockless {
+		return 1
+	}
+	return cmp.Or(o.Replicas, 2)
+}
+
 // manifest returns a manifest of the operator with its variables set, nil if it has none.
 func (o *Operator) manifest(file string, variables ...string) ([]byte, error) {
 	text, err := manifests.ReadFile("manifests/" + o.Name + "/" + file)
@@ -95,7 +110,7 @@ func (o *Operator) manifest(file string, variables ...string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading a manifest of %s: %w", o.Name, err)
 	}
-	return []byte(strings.NewReplacer(variables...).Replace(string(text))), nil
+	return []byte(strings.NewReplacer(append(variables, "$(HOME)", o.Home)...).Replace(string(text))), nil
 }
 
 func resources(group string, plurals ...string) meshv1alpha1.ResourceGroup {

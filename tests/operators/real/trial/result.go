@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -17,9 +18,16 @@ import (
 type Result struct {
 	Operator, Version  string
 	Key, Method, Locks string
-	Shared             string
-	Sizes              []int32
-	Divided            bool
+	// Source and Needed say where the manifests come from, and what they needed.
+	Source, Needed, Shared string
+	// Published is true if the operator's module has the manifests.
+	Published bool
+	// RBACByHand counts roles and bindings beside those of the operator's manifests.
+	RBACByHand int
+	// GrantedLocks are those that the mesh permitted the operator to use.
+	GrantedLocks []string
+	Sizes        []int32
+	Divided      bool
 	Violations
 	Writes, OutsideWrites int
 	Reviews               map[string]int // by the agents' decision; empty without webhooks
@@ -31,10 +39,12 @@ type Result struct {
 // Violations count broken guarantees of the mesh.
 type Violations struct{ TwoOwners, Unreconciled, SilentStops, Differences int }
 
-func newResult(b *Built, plan Plan) *Result {
+func newResult(b *Built, plan Plan) (*Result, error) {
+	byHand, err := b.rbacByHand()
 	return &Result{
 		Operator: b.Name, Version: b.Version, Key: "Namespace", Locks: b.locks(), Shared: b.Note, Sizes: plan.Sizes,
-	}
+		Source: b.Source.String(), Needed: b.Needed, Published: b.Source.published(), RBACByHand: byHand,
+	}, err
 }
 
 // locks describes how the mesh knows the operator's locks.
@@ -53,14 +63,14 @@ func (b *Built) locks() string {
 
 // OK reports whether the mesh kept its guarantees.
 func (r *Result) OK() bool {
-	return r.Divided && r.Problem == "" && r.Violations == (Violations{})
+	return r.Divided && r.Problem == "" && r.RBACByHand == 0 && r.Violations == (Violations{})
 }
 
 // String returns the result in one line.
 func (r *Result) String() string {
-	line := fmt.Sprintf("%s %s: divided=%t method=%s writes=%d outside=%d two_owners=%d unreconciled=%d silent_stops=%d adoption_gap_p99_ms=%d differences=%d (%v)",
+	line := fmt.Sprintf("%s %s: divided=%t method=%s writes=%d outside=%d two_owners=%d unreconciled=%d silent_stops=%d adoption_gap_p99_ms=%d differences=%d rbac_by_hand=%s granted_locks=%d (%v)",
 		r.Operator, r.Version, r.Divided, r.Method, r.Writes, r.OutsideWrites, r.TwoOwners, r.Unreconciled, r.SilentStops,
-		r.AdoptionGapP99, r.Differences, r.Took.Round(time.Second))
+		r.AdoptionGapP99, r.Differences, r.byHand(), len(r.GrantedLocks), r.Took.Round(time.Second))
 	if len(r.Reviews) > 0 {
 		line += fmt.Sprintf(" reviews_local=%d forwarded=%d unreachable=%d", r.Reviews["local"], r.Reviews["forwarded"], r.Reviews["unreachable"])
 	}
@@ -68,6 +78,14 @@ func (r *Result) String() string {
 		line += ": " + strings.ReplaceAll(r.Problem, "\n", "; ")
 	}
 	return line
+}
+
+// byHand returns RBACByHand, or that there are no manifests that it would add to.
+func (r *Result) byHand() string {
+	if !r.Published {
+		return "unpublished"
+	}
+	return strconv.Itoa(r.RBACByHand)
 }
 
 // Save writes the result to the folder of the cluster's state, where Latest finds it.
@@ -106,9 +124,10 @@ func resultFile(c *kube.Cluster, operator string) string {
 	return filepath.Join(c.Root, ".run", "operators", operator+".json")
 }
 
-// Summary is the last line of a run. The p99 is that of the slowest operator.
+// Summary is the last line of a run. The p99 is that of the slowest operator. Roles and bindings
+// by hand are counted for operators that publish manifests.
 func Summary(results []*Result) (line string, ok bool) {
-	var divided int
+	var divided, byHand int
 	var all Violations
 	var gap int64
 	ok = len(results) > 0
@@ -120,8 +139,9 @@ func Summary(results []*Result) (line string, ok bool) {
 		all.Unreconciled += r.Unreconciled
 		all.SilentStops += r.SilentStops
 		all.Differences += r.Differences
+		byHand += r.RBACByHand
 		gap, ok = max(gap, r.AdoptionGapP99), ok && r.OK()
 	}
-	return fmt.Sprintf("operators: tried=%d divided=%d two_owners=%d unreconciled=%d silent_stops=%d adoption_gap_p99_ms=%d differences=%d",
-		len(results), divided, all.TwoOwners, all.Unreconciled, all.SilentStops, gap, all.Differences), ok
+	return fmt.Sprintf("operators: tried=%d divided=%d two_owners=%d unreconciled=%d silent_stops=%d adoption_gap_p99_ms=%d differences=%d rbac_by_hand=%d",
+		len(results), divided, all.TwoOwners, all.Unreconciled, all.SilentStops, gap, all.Differences, byHand), ok
 }

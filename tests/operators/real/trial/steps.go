@@ -50,6 +50,10 @@ func (t *trial) steps(ctx context.Context, c *churn, result *Result) error {
 	if err := t.reviewed(ctx, result); err != nil {
 		return err
 	}
+	var err error
+	if result.GrantedLocks, err = t.grantedLocks(ctx); err != nil {
+		return err
+	}
 	c.enter(phaseRemoval)
 	t.say("  removed from the mesh")
 	return failure.Wrap(t.unadopt(ctx, c), "removal")
@@ -84,10 +88,10 @@ func (t *trial) adopt(ctx context.Context, c *churn, result *Result) error {
 func (t *trial) newRoot(size int32) *meshv1alpha1.ShardingConfig {
 	spec := meshv1alpha1.ShardingConfigSpec{Root: &meshv1alpha1.RootConfig{
 		Prefix:           t.Name,
-		TargetRef:        &meshv1alpha1.TargetRef{Kind: t.Kind, Name: t.Name},
+		TargetRef:        &meshv1alpha1.TargetRef{Kind: t.Kind, Name: t.target.GetName()},
 		Auto:             &meshv1alpha1.AutoConfig{ShardingSize: size, EveryShardReplicas: 1},
 		ResourceSelector: []meshv1alpha1.ObjectLimiter{{RelateResources: t.Divided}},
-	}}
+	}, Webhook: t.Webhook}
 	switch {
 	case t.Lock == nil:
 	case t.Lock.Namespace == "":
@@ -95,15 +99,12 @@ func (t *trial) newRoot(size int32) *meshv1alpha1.ShardingConfig {
 	default:
 		spec.Controller = &meshv1alpha1.ControllerConfig{Locks: []meshv1alpha1.LockReference{{Namespace: t.Lock.Namespace, Name: t.Lock.Name}}}
 	}
-	if t.Webhooks != "" {
-		spec.Webhook = &meshv1alpha1.WebhookConfig{CertDir: t.Certificate, Port: webhookPort}
-	}
-	return &meshv1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: t.home, Name: rootName}, Spec: spec}
+	return &meshv1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: t.Home, Name: rootName}, Spec: spec}
 }
 
 func (t *trial) root(ctx context.Context) (*meshv1alpha1.ShardingConfig, error) {
 	root := &meshv1alpha1.ShardingConfig{}
-	return root, failure.Wrap(t.Get(ctx, client.ObjectKey{Namespace: t.home, Name: rootName}, root), "reading the root")
+	return root, failure.Wrap(t.Get(ctx, client.ObjectKey{Namespace: t.Home, Name: rootName}, root), "reading the root")
 }
 
 func (t *trial) changeRoot(ctx context.Context, edit func(*meshv1alpha1.RootConfig)) error {
@@ -152,7 +153,7 @@ func (t *trial) killLeader(ctx context.Context, c *churn) error {
 	var leader string
 	err := t.until(ctx, "the shards' leaders", func(ctx context.Context) error {
 		var list meshv1alpha1.ShardingConfigList
-		if err := t.List(ctx, &list, client.InNamespace(t.home)); err != nil {
+		if err := t.List(ctx, &list, client.InNamespace(t.Home)); err != nil {
 			return err
 		}
 		for _, shard := range list.Items {
@@ -169,7 +170,7 @@ func (t *trial) killLeader(ctx context.Context, c *churn) error {
 		return err
 	}
 	t.say("  leader %s is killed", leader)
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: t.home, Name: leader}}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: t.Home, Name: leader}}
 	if err := t.Delete(ctx, pod, client.GracePeriodSeconds(0)); err != nil {
 		return fmt.Errorf("killing the leader: %w", err)
 	}
@@ -183,7 +184,7 @@ func (t *trial) killLeader(ctx context.Context, c *churn) error {
 // unadopt disables the root, removes the label by a rolling update, and deletes the root.
 func (t *trial) unadopt(ctx context.Context, c *churn) error {
 	if t.Lockless { // several pods would all act once the shards are deleted
-		if err := t.rescale(ctx, c, t.replicasOutside()); err != nil {
+		if err := t.rescale(ctx, c, t.outside()); err != nil {
 			return err
 		}
 	}
@@ -222,7 +223,7 @@ func (t *trial) unadopt(ctx context.Context, c *churn) error {
 
 // removeRoot deletes the root, if there is one, and waits until it is deleted.
 func (t *trial) removeRoot(ctx context.Context) error {
-	root := &meshv1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: t.home, Name: rootName}}
+	root := &meshv1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: t.Home, Name: rootName}}
 	if err := client.IgnoreNotFound(t.Delete(ctx, root)); err != nil {
 		return fmt.Errorf("deleting the root: %w", err)
 	}

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/audit"
@@ -40,7 +39,6 @@ type trial struct {
 	*kube.Cluster
 	*Built
 	plan  Plan
-	home  string
 	begun kube.Mark
 }
 
@@ -48,8 +46,10 @@ type trial struct {
 // says as much as is known.
 func Run(ctx context.Context, c *kube.Cluster, b *Built, plan Plan) (result *Result, err error) {
 	start := time.Now()
-	t := &trial{Cluster: c, Built: b, plan: plan, home: "operators-" + b.Name}
-	result = newResult(b, plan)
+	t := &trial{Cluster: c, Built: b, plan: plan}
+	if result, err = newResult(b, plan); err != nil {
+		return result, err
+	}
 	defer func() {
 		result.Took = time.Since(start)
 		if err != nil {
@@ -151,8 +151,8 @@ func (t *trial) compare(ctx context.Context, reference []endState, result *Resul
 
 // judgeAudit judges the writes in the audit log.
 func (t *trial) judgeAudit(result *Result) error {
-	root := types.NamespacedName{Namespace: t.home, Name: rootName}
-	states, requests, err := t.Evidence(t.begun, root, account)
+	root := types.NamespacedName{Namespace: t.Home, Name: rootName}
+	states, requests, err := t.Evidence(t.begun, root, t.account())
 	if err != nil {
 		return err
 	}
@@ -177,9 +177,12 @@ func (t *trial) judged(r audit.Request) bool {
 // remove deletes all objects of the trial. The operator is deleted last: objects may have its
 // finalizers.
 func (t *trial) remove(ctx context.Context) error {
-	err := removeNamespaces(ctx, t.Cluster, append(tenantsOf(referenceSet), tenantsOf(adoptedSet)...)...)
-	workload := client.IgnoreNotFound(t.Delete(ctx, t.named()))
-	return errors.Join(err, workload, t.removeRoot(ctx), removeNamespaces(ctx, t.Cluster, t.home))
+	errs := []error{removeNamespaces(ctx, t.Cluster, append(tenantsOf(referenceSet), tenantsOf(adoptedSet)...)...)}
+	errs = append(errs, ignoreGone(t.Delete(ctx, t.named())), t.removeRoot(ctx))
+	for _, b := range append([]*Built{t.Built}, t.required...) {
+		errs = append(errs, t.uninstall(ctx, b))
+	}
+	return errors.Join(errs...)
 }
 
 func (t *trial) say(format string, args ...any) { t.plan.Say(format, args...) }
