@@ -342,6 +342,19 @@ func TestLocksOfOlderKindsAreHeldAsWell(t *testing.T) {
 	require.NoError(t, c.Get(t.Context(), leader, &corev1.Endpoints{})) //nolint:staticcheck // old clients do
 }
 
+// The Python client writes the lease duration as a string.
+func TestDurationInAStringIsObserved(t *testing.T) {
+	python := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: leader.Namespace, Name: leader.Name, Annotations: map[string]string{
+		resourcelock.LeaderElectionRecordAnnotationKey: `{"holderIdentity": "outside_1", "leaseDurationSeconds": "40", "renewTime": "2026-01-01 00:00:00.000001"}`,
+	}}}
+	c := newCluster(t, python)
+	require.Equal(t, "outside_1", c.round(demand(Acquire, leader)).Holder)
+	c.now = c.now.Add(30 * time.Second)
+	require.False(t, c.round(demand(Acquire, leader)).Held, "the holder may still lead")
+	c.now = c.now.Add(15 * time.Second)
+	require.True(t, c.round(demand(Acquire, leader)).Held)
+}
+
 func TestFailuresDoNotLoseALock(t *testing.T) {
 	c := newCluster(t)
 	require.True(t, c.round(demand(Acquire, leader)).Held)

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/election"
 )
 
 // Resources that a lock may consist of.
@@ -58,11 +59,11 @@ func (r record) heldFor() string { return strings.TrimPrefix(r.holder, v1alpha1.
 
 // lockSpec are the fields of a Lease that make up the record.
 type lockSpec struct {
-	HolderIdentity       string `json:"holderIdentity"`
-	LeaseDurationSeconds int64  `json:"leaseDurationSeconds"`
-	RenewTime            string `json:"renewTime"`
-	LeaseTransitions     int64  `json:"leaseTransitions"`
-	LeaderTransitions    int64  `json:"leaderTransitions"`
+	HolderIdentity       string           `json:"holderIdentity"`
+	LeaseDurationSeconds election.Seconds `json:"leaseDurationSeconds"`
+	RenewTime            string           `json:"renewTime"`
+	LeaseTransitions     int64            `json:"leaseTransitions"`
+	LeaderTransitions    int64            `json:"leaderTransitions"`
 }
 
 // recordOf returns the record of an object. It is not ok if the object has none, such as a

@@ -9,6 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
+
+	"github.com/ctrlmesh/ctrlmesh/internal/election"
 )
 
 // leaderAnnotation holds the election record of ConfigMap and Endpoints locks.
@@ -18,9 +20,9 @@ const leaderAnnotation = "control-plane.alpha.kubernetes.io/leader"
 type record struct {
 	Holder string `json:"holderIdentity"`
 	// Nil if absent.
-	Seconds     *int64  `json:"leaseDurationSeconds"`
-	Acquired    *string `json:"acquireTime"`
-	Transitions *int64  `json:"leaseTransitions"`
+	Seconds     *election.Seconds `json:"leaseDurationSeconds"`
+	Acquired    *string           `json:"acquireTime"`
+	Transitions *int64            `json:"leaseTransitions"`
 }
 
 // object is the part of a lock that this package reads.
@@ -98,7 +100,7 @@ func protoObject(body []byte) (o object) {
 	}
 	o.Metadata.Name, o.Metadata.ResourceVersion, o.Metadata.Annotations = lease.Name, lease.ResourceVersion, lease.Annotations
 	spec := &lease.Spec
-	o.Spec = record{Seconds: widen(spec.LeaseDurationSeconds), Transitions: widen(spec.LeaseTransitions)}
+	o.Spec = record{Seconds: widen[election.Seconds](spec.LeaseDurationSeconds), Transitions: widen[int64](spec.LeaseTransitions)}
 	if spec.HolderIdentity != nil {
 		o.Spec.Holder = *spec.HolderIdentity
 	}
@@ -108,9 +110,9 @@ func protoObject(body []byte) (o object) {
 	return o
 }
 
-func widen(n *int32) *int64 {
+func widen[T ~int64](n *int32) *T {
 	if n == nil {
 		return nil
 	}
-	return new(int64(*n))
+	return new(T(*n))
 }

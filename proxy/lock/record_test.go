@@ -44,10 +44,12 @@ func TestFindRecordInObjects(t *testing.T) {
 		object   runtime.Object
 		holder   string
 	}{
-		"lease":                     {"leases", elected("pod_1"), "pod_1"},
-		"released lease":            {"leases", elected(""), ""},
-		"heartbeat":                 {"leases", heartbeat, ""},
-		"configmap":                 {"configmaps", configMap(`{"holderIdentity":"pod_1","leaseDurationSeconds":15}`), "pod_1"},
+		"lease":          {"leases", elected("pod_1"), "pod_1"},
+		"released lease": {"leases", elected(""), ""},
+		"heartbeat":      {"leases", heartbeat, ""},
+		"configmap":      {"configmaps", configMap(`{"holderIdentity":"pod_1","leaseDurationSeconds":15}`), "pod_1"},
+		"configmap of the Python client": {"configmaps",
+			configMap(`{"holderIdentity": "pod_1", "leaseDurationSeconds": "17", "acquireTime": "2026-01-01 00:00:00.000001", "renewTime": "2026-01-01 00:00:00.000001"}`), "pod_1"},
 		"released configmap":        {"configmaps", configMap(`{"holderIdentity":""}`), ""},
 		"configmap without record":  {"configmaps", configMap(""), ""},
 		"configmap with a nonsense": {"configmaps", configMap("{"), ""},
