@@ -108,7 +108,7 @@ func (l *leader) controllers() []controllers.Reconciler {
 		},
 		&root.Controller{Cache: l.reader, Roots: l.roots, Push: l.push, State: s},
 		&lock.Controller{Keeper: l.keeper, Roots: l.roots, Push: l.push, State: s, Log: l.Log},
-		&grant.Controller{Client: l.live, May: lock.Reviewer{Kube: l.kube}.MayUpdate, State: s, Log: l.Log},
+		&grant.Controller{Client: l.live, May: lock.Reviewer{Kube: l.kube}.MayLead, State: s, Log: l.Log},
 		&failover.Controller{Client: l.live, Observe: l.push.Observe, Recorder: l.recorder, State: s, Log: l.Log},
 		l.certificates,
 		l.bundleWriter,

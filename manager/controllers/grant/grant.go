@@ -42,7 +42,7 @@ const askEvery = time.Minute
 type Controller struct {
 	// Client reads and writes past any cache.
 	Client client.Client
-	// May reports whether a ServiceAccount may update a lock's Lease.
+	// May reports whether a ServiceAccount may read and update a lock's Lease.
 	May   func(ctx context.Context, account, lock types.NamespacedName) (bool, error)
 	State *controllers.State
 	Log   *slog.Logger
@@ -104,8 +104,7 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// missing returns the locks that accounts may not update although they may update the
-// operator's own.
+// missing returns the locks that accounts may not use although they may use the operator's own.
 func (r *Controller) missing(ctx context.Context, n *need, now time.Time) (missing access, err error) {
 	for _, a := range slices.Sorted(maps.Keys(n.shards)) {
 		for _, shard := range slices.Sorted(maps.Keys(n.shards[a])) {
@@ -157,7 +156,7 @@ type refusal struct {
 
 func (e *refusal) Error() string {
 	locks := collect.Map(e.missing.locks, func(l string) string { return e.n.in(l).String() })
-	return fmt.Sprintf("the operator may update its own lock, but not %s, so that its shards have no leader (%s): run %s",
+	return fmt.Sprintf("the operator may read and update its own lock, but not %s, so that its shards have no leader (%s): run %s",
 		strings.Join(locks, ", "), e.cause, e.n.commands(e.missing))
 }
 

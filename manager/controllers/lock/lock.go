@@ -154,12 +154,25 @@ type Reviewer struct{ Kube kubernetes.Interface }
 
 // MayUpdate reports whether a ServiceAccount may update a lock.
 func (r Reviewer) MayUpdate(ctx context.Context, account, lock types.NamespacedName) (bool, error) {
+	return r.may(ctx, "update", account, lock)
+}
+
+// MayLead reports whether a ServiceAccount may read and update a lock. Roles may allow one for
+// all locks, and the other for a lock that they name.
+func (r Reviewer) MayLead(ctx context.Context, account, lock types.NamespacedName) (bool, error) {
+	if may, err := r.may(ctx, "update", account, lock); err != nil || !may {
+		return false, err
+	}
+	return r.may(ctx, "get", account, lock)
+}
+
+func (r Reviewer) may(ctx context.Context, verb string, account, lock types.NamespacedName) (bool, error) {
 	review, err := r.Kube.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
 		Spec: authorizationv1.SubjectAccessReviewSpec{
 			User:   serviceaccount.MakeUsername(account.Namespace, account.Name),
 			Groups: append(serviceaccount.MakeGroupNames(account.Namespace), user.AllAuthenticated),
 			ResourceAttributes: &authorizationv1.ResourceAttributes{
-				Namespace: lock.Namespace, Name: lock.Name, Verb: "update", Group: "coordination.k8s.io", Resource: "leases",
+				Namespace: lock.Namespace, Name: lock.Name, Verb: verb, Group: "coordination.k8s.io", Resource: "leases",
 			},
 		},
 	}, metav1.CreateOptions{})
