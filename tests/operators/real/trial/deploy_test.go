@@ -64,7 +64,7 @@ func TestManifestsOfOtherImagesAreRejected(t *testing.T) {
 	b.Version = "v2"
 	require.ErrorContains(t, b.read([]byte(deployed)), "image example.com/controller:v1, which is not built")
 	b = controller()
-	b.Operator.Target = "other"
+	b.Target = "other"
 	require.ErrorContains(t, b.read([]byte(deployed)), "no Deployment other")
 }
 

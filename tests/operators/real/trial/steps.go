@@ -30,7 +30,7 @@ func (t *trial) steps(ctx context.Context, c *churn, result *Result) error {
 	_ = kube.Sleep(ctx, t.plan.Churn)
 	c.enter(phaseAdoption)
 	t.say("  adopted into %d shards", t.plan.Sizes[0])
-	if err := t.adopt(ctx, c, result); err != nil {
+	if err := t.adopt(ctx, c); err != nil {
 		return fmt.Errorf("adoption: %w", err)
 	}
 	result.Divided = true
@@ -50,8 +50,7 @@ func (t *trial) steps(ctx context.Context, c *churn, result *Result) error {
 	if err := t.reviewed(ctx, result); err != nil {
 		return err
 	}
-	var err error
-	if result.GrantedLocks, err = t.grantedLocks(ctx); err != nil {
+	if err := t.describe(ctx, result); err != nil {
 		return err
 	}
 	c.enter(phaseRemoval)
@@ -59,8 +58,20 @@ func (t *trial) steps(ctx context.Context, c *churn, result *Result) error {
 	return failure.Wrap(t.unadopt(ctx, c), "removal")
 }
 
+// describe adds to the result by which method lists are narrowed, which agents report with some
+// delay, and which locks the mesh permitted the operator to use.
+func (t *trial) describe(ctx context.Context, result *Result) error {
+	root, err := t.root(ctx)
+	if err != nil {
+		return err
+	}
+	result.Method = root.Status.Method
+	result.GrantedLocks, err = t.grantedLocks(ctx)
+	return err
+}
+
 // adopt applies the root, labels the pod template and waits until the shards work.
-func (t *trial) adopt(ctx context.Context, c *churn, result *Result) error {
+func (t *trial) adopt(ctx context.Context, c *churn) error {
 	root := t.newRoot(t.plan.Sizes[0])
 	if err := t.Create(ctx, root); err != nil {
 		return fmt.Errorf("creating the root: %w", err)
@@ -78,7 +89,6 @@ func (t *trial) adopt(ctx context.Context, c *churn, result *Result) error {
 	if err != nil {
 		return err
 	}
-	result.Method = root.Status.Method
 	t.say("  method %s, %s", root.Status.Method, describeShards(root))
 	_ = kube.Sleep(ctx, t.plan.Churn)
 	return nil
