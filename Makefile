@@ -87,6 +87,7 @@ chaos: cluster-ensure images test-images install ## Break the mesh and count wha
 	@$(PROGRESS) "building the suite" go build -o .run/chaos ./tests/chaos
 	@.run/chaos -suite $(SUITE) $(if $(PARTS),-only $(PARTS))
 operators: cluster-ensure images test-images install ## Try published operators: adopted, divided, rescaled, removed (ONLY=descheduler,cluster-api for some; PAGE=docs/operators.md writes the results)
+	@tests/setup.sh operators
 	@go run ./tests/operators/real $(if $(ONLY),-only $(ONLY)) $(if $(PAGE),-page $(PAGE))
 bench: deps cluster-ensure images ## Measure the proxy beside others, and what capture costs
 	@tests/bench/run.sh

@@ -26,6 +26,8 @@ type Image struct {
 	Package, Program string
 	// Command is true if the manifests name the program; otherwise it is the entrypoint.
 	Command bool
+	// Python is true if the program needs the interpreter of this machine and its packages.
+	Python bool
 	// User that the image names, as of the operator's own Dockerfile.
 	User string
 }
@@ -100,7 +102,27 @@ func (b *Built) pack(ctx context.Context, image Image, program string) (archive 
 	if !image.Command {
 		args = append(args, "-entrypoint", image.Program)
 	}
+	if image.Python {
+		interpreter, err := python()
+		if err != nil {
+			return "", err
+		}
+		args = append(args, interpreter...)
+	}
 	return archive, runScript(ctx, filepath.Join(b.root, "tests", "cluster", "image.sh"), append(args, program+"="+image.Program)...)
+}
+
+// python returns the sources of an image with this machine's Python, as of tests/cluster/image.sh.
+func python() ([]string, error) {
+	program, err := filepath.EvalSymlinks("/usr/bin/python3")
+	if err != nil {
+		return nil, fmt.Errorf("finding Python: %w", err)
+	}
+	library, packages := filepath.Join("/usr/lib", filepath.Base(program)), "/usr/lib/python3/dist-packages"
+	return []string{
+		"-with-libs", program, "-with-libs", filepath.Join(library, "lib-dynload"),
+		"usr/bin/python3@" + filepath.Base(program), library + "=" + library + "/", packages + "=" + packages + "/",
+	}, nil
 }
 
 // reference returns the name of an image as containerd has it: with the registry.
@@ -121,6 +143,11 @@ func (b *Built) programs(ctx context.Context) (string, error) {
 		return folder, err
 	}
 	source := filepath.Join(b.root, "tests", "operators", "real", "src", b.Name)
+	if b.Debian != "" {
+		version, err := run(ctx, "dpkg-query", "-W", "-f", "${Version}", b.Debian)
+		b.Version = string(version)
+		return source, err
+	}
 	tools, err := b.locate(ctx, source)
 	if err != nil {
 		return "", err

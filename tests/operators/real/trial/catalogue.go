@@ -11,7 +11,7 @@ import (
 
 // Catalogue returns all operators, the cheapest to build first.
 func Catalogue() []*Operator {
-	return []*Operator{kubeControllerManager(), descheduler(), sourceController(), clusterAPI(), externalDNS(), certManager()}
+	return []*Operator{kubeControllerManager(), descheduler(), sourceController(), clusterAPI(), externalDNS(), certManager(), pythonClient()}
 }
 
 // Find returns an operator of the catalogue, nil if there is none of that name.
@@ -196,6 +196,26 @@ func certManager() *Operator {
 				`{"spec":{"dnsNames":["a.example.org","b.example.org"]}}`, `{"spec":{"dnsNames":["a.example.org"]}}`,
 			},
 			Compared: kinds("cert-manager.io", "v1", "Issuer", "Certificate"),
+		},
+	}
+}
+
+// pythonClient is not published: it shows how the official Python client behaves on the mesh. Its lock
+// is a ConfigMap, whose record it writes in a way of its own, and ConfigMaps are divided.
+func pythonClient() *Operator {
+	return &Operator{
+		Name: "python-client", Home: "python-client", Kind: deployment, Debian: "python3-kubernetes",
+		Images: []Image{{
+			Name: "localhost/operators/python-client", Package: "operator.py", Program: "/operator.py", Command: true, Python: true, User: "65534",
+		}},
+		Unreleased: 17 * time.Second,
+		Divided:    []meshv1alpha1.ResourceGroup{resources("operators.example.com", "copies"), resources("", "configmaps")},
+		Needed:     "manifests of the trial: an operator of 80 lines with the client of Debian's python3-kubernetes",
+		Note:       "none; the lock, a ConfigMap, is discovered",
+		Workload: Workload{
+			Tracked:  schema.GroupVersionKind{Group: "operators.example.com", Version: "v1", Kind: "Copy"},
+			Patches:  []string{`{"spec":{"data":{"key":"b"}}}`, `{"spec":{"data":{"key":"c"}}}`, `{"spec":{"data":{"key":"a"}}}`},
+			Compared: slices.Concat(kinds("operators.example.com", "v1", "Copy"), kinds("", "v1", "ConfigMap")),
 		},
 	}
 }

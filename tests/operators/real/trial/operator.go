@@ -32,6 +32,8 @@ type Operator struct {
 	Home string
 	// Source is where its manifests come from.
 	Source Source
+	// Debian is the package of the client, for an operator of src that is not built from a module.
+	Debian string
 	// Images are built from the operator's module. The manifests name them.
 	Images []Image
 	// Requires are operators of the catalogue that are installed first, as they are.
