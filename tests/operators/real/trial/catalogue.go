@@ -11,7 +11,7 @@ import (
 
 // Catalogue returns all operators, the cheapest to build first.
 func Catalogue() []*Operator {
-	return []*Operator{kubeControllerManager(), descheduler(), sourceController(), clusterAPI(), externalDNS(), certManager(), pythonClient()}
+	return []*Operator{kubeControllerManager(), descheduler(), sourceController(), clusterAPI(), externalDNS(), prometheusOperator(), certManager(), pythonClient()}
 }
 
 // Find returns an operator of the catalogue, nil if there is none of that name.
@@ -200,6 +200,39 @@ func certManager() *Operator {
 	}
 }
 
+// prometheusOperator runs no Prometheus: the workload asks for no replicas, so that its
+// StatefulSets have no pods.
+func prometheusOperator() *Operator {
+	return &Operator{
+		Name: "prometheus-operator", Home: "prometheus-operator", Kind: deployment,
+		Source: Source{
+			Kustomization: ".", Only: []string{"kustomization.yaml", "bundle.yaml"}, Release: prometheusOperatorRelease,
+		},
+		Images: []Image{{
+			Name: "quay.io/prometheus-operator/prometheus-operator", Package: "github.com/prometheus-operator/prometheus-operator/cmd/operator",
+			Program: "/bin/operator", User: "65534",
+		}},
+		Lockless: true,
+		Divided: []meshv1alpha1.ResourceGroup{
+			resources("monitoring.coreos.com", "prometheuses", "prometheusagents", "alertmanagers", "thanosrulers",
+				"servicemonitors", "podmonitors", "probes", "scrapeconfigs", "prometheusrules", "alertmanagerconfigs"),
+			resources("apps", "statefulsets"),
+			resources("", "secrets", "configmaps", "services", "endpoints"),
+		},
+		Needed: "its namespace, as its documentation sets it",
+		Note:   "none; it has no lock, so one pod runs outside the mesh",
+		Workload: Workload{
+			Tracked:   schema.GroupVersionKind{Group: "monitoring.coreos.com", Version: "v1", Kind: "Prometheus"},
+			Condition: "Reconciled",
+			Patches:   []string{`{"spec":{"retention":"25h"}}`, `{"spec":{"retention":"26h"}}`, `{"spec":{"retention":"24h"}}`},
+			Compared: slices.Concat(
+				kinds("monitoring.coreos.com", "v1", "Prometheus", "ServiceMonitor", "PrometheusRule"),
+				kinds("apps", "v1", "StatefulSet"), kinds("", "v1", "Service", "ConfigMap"),
+			),
+		},
+	}
+}
+
 // pythonClient is not published: it shows how the official Python client behaves on the mesh. Its lock
 // is a ConfigMap, whose record it writes in a way of its own, and ConfigMaps are divided.
 func pythonClient() *Operator {
@@ -231,5 +264,7 @@ func Exclusions() []Excluded {
 			"`external-secrets/apis: invalid version: 403 Forbidden: This module version is not available`", "cert-manager 1.11.5"},
 		{"source-controller 1.10.1", "`requires go >= 1.27.0 (running go 1.26.8)`; of 1.9.6, `fluxcd/pkg/artifact@v0.18.3: 403 Forbidden`", "source-controller 1.9.0"},
 		{"external-dns 0.23.0", "`requires go >= 1.27.0 (running go 1.26.8)`; of 0.22.0, `exoscale/egoscale/v3@v3.1.44: 403 Forbidden`", "external-dns 0.21.0"},
+		{"prometheus-operator 0.95.2", "`403 Forbidden: This module version is not available`; of 0.94.0, the module `pkg/client` is not published", "prometheus-operator 0.85.0"},
+		{"an operator in Java", "no Go module and no package of Debian has one, nor a client of Kubernetes for Java", "the official Python client"},
 	}
 }

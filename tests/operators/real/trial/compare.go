@@ -123,9 +123,11 @@ var (
 	droppedAnnotations = []string{
 		"deployment.kubernetes.io/revision", "endpoints.kubernetes.io/last-change-trigger-time",
 		"machinedeployment.clusters.x-k8s.io/revision", "machinedeployment.clusters.x-k8s.io/revision-history",
+		"prometheus-operator-input-hash", // covers the uid and the generation
 	}
 	droppedFields = map[string]bool{
 		"uid": true, "resourceVersion": true, "observedGeneration": true, "containerID": true, "imageID": true, "generation": true,
+		"currentRevision": true, "updateRevision": true, // of a StatefulSet: which of them are equal depends on what came before
 		"revision":   true, // of cert-manager: how often a certificate was issued
 		"deprecated": true, // of Cluster API: conditions of an older version, which keep the message of a past step
 	}

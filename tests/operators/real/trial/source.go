@@ -195,6 +195,12 @@ func clusterAPIRelease(r Release) error {
 	)
 }
 
+// prometheusOperatorRelease sets the namespace, by the command of the operator's documentation:
+// kustomize edit set namespace.
+func prometheusOperatorRelease(r Release) error {
+	return edit(filepath.Join(r.Folder, "kustomization.yaml"), `\z`, "namespace: "+r.Home+"\n")
+}
+
 // edit replaces what matches an expression in a file. It is an error if nothing matches.
 func edit(file, expression, replacement string) error {
 	text, err := os.ReadFile(file)

@@ -48,6 +48,16 @@ func TestReleaseStepsOfClusterAPI(t *testing.T) {
 	require.Equal(t, "kind: ClusterRole\n", read(t, folder, "../rbac/role.yaml"), "what the kustomization refers to is copied, too")
 }
 
+func TestReleaseStepsOfPrometheusOperator(t *testing.T) {
+	b := &Built{Operator: prometheusOperator(), root: t.TempDir(), Module: module(t, map[string]string{
+		"kustomization.yaml": "resources:\n- bundle.yaml\n", "bundle.yaml": "kind: A\n", "main.go": "package main\n",
+	})}
+	folder, err := b.copied()
+	require.NoError(t, err)
+	require.Equal(t, "resources:\n- bundle.yaml\nnamespace: prometheus-operator\n", read(t, folder, "kustomization.yaml"))
+	require.NoFileExists(t, filepath.Join(folder, "main.go"))
+}
+
 func TestReleaseStepWithoutEffectIsAnError(t *testing.T) {
 	folder := module(t, map[string]string{"a.yaml": "image: x\n"})
 	require.ErrorContains(t, edit(filepath.Join(folder, "a.yaml"), "imagePullPolicy: .*", "imagePullPolicy: Never"), "a.yaml has no")
