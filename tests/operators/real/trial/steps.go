@@ -193,7 +193,7 @@ func (t *trial) killLeader(ctx context.Context, c *churn) error {
 
 // unadopt disables the root, removes the label by a rolling update, and deletes the root.
 func (t *trial) unadopt(ctx context.Context, c *churn) error {
-	if t.Lockless { // several pods would all act once the shards are deleted
+	if t.outside() == 1 { // without a lock, several pods would all act once the shards are deleted
 		if err := t.rescale(ctx, c, t.outside()); err != nil {
 			return err
 		}
