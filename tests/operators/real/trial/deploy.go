@@ -101,14 +101,11 @@ func (t *trial) install(ctx context.Context, b *Built) error {
 	if err := t.Create(ctx, ns); err != nil {
 		return fmt.Errorf("creating the operator's namespace: %w", err)
 	}
-	support, err := b.support()
+	objects, err := t.objectsOf(b)
 	if err != nil {
 		return err
 	}
-	for _, o := range slices.Concat(support, b.objects) {
-		if o.GetNamespace() == "" && t.namespaced(o) {
-			o.SetNamespace(b.Home)
-		}
+	for _, o := range objects {
 		if err := t.ApplyObject(ctx, o); err != nil {
 			return fmt.Errorf("applying %s %s: %w", o.GetKind(), o.GetName(), err)
 		}
@@ -120,6 +117,19 @@ func (t *trial) install(ctx context.Context, b *Built) error {
 		}
 	}
 	return t.until(ctx, "the certificates of webhooks", func(ctx context.Context) error { return t.webhooksReady(ctx, b.objects) })
+}
+
+// objectsOf returns the objects of an operator's manifests after those that it works with. What
+// the manifests give no namespace belongs into the operator's.
+func (t *trial) objectsOf(b *Built) ([]*unstructured.Unstructured, error) {
+	support, err := b.support()
+	objects := slices.Concat(support, b.objects)
+	for _, o := range objects {
+		if o.GetNamespace() == "" && t.namespaced(o) {
+			o.SetNamespace(b.Home)
+		}
+	}
+	return objects, err
 }
 
 // support returns the objects of support.yaml, which the operator works with.
@@ -157,15 +167,15 @@ func (t *trial) namespaced(o *unstructured.Unstructured) bool {
 // uninstall deletes the objects of an operator's manifests, its definitions last: the
 // finalizers of their objects need the operator.
 func (t *trial) uninstall(ctx context.Context, b *Built) error {
-	support, err := b.support()
+	objects, err := t.objectsOf(b)
 	errs := []error{err}
-	for _, o := range slices.Backward(slices.Concat(support, b.objects)) {
+	for _, o := range slices.Backward(objects) {
 		if o.GetKind() != definition && o.GetKind() != "Namespace" {
 			errs = append(errs, ignoreGone(t.Delete(ctx, o.DeepCopy())))
 		}
 	}
 	errs = append(errs, removeNamespaces(ctx, t.Cluster, b.Home))
-	for _, o := range slices.Concat(support, b.objects) {
+	for _, o := range objects {
 		if o.GetKind() == definition {
 			errs = append(errs, ignoreGone(t.Delete(ctx, o.DeepCopy())))
 		}
