@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -49,7 +50,7 @@ func (s Source) String() string {
 	case s.Chart != "":
 		return "chart `" + s.Chart + "`"
 	case s.Kustomization != "":
-		return "kustomization `" + s.Kustomization + "`"
+		return "kustomization `" + path.Join(s.Kustomization, "kustomization.yaml") + "`"
 	default:
 		return "none is published"
 	}
