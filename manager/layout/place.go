@@ -95,7 +95,8 @@ func (p *placing) place(pod *corev1.Pod, shard string) {
 func (p *placing) byLack() {
 	staying := make([][]*corev1.Pod, len(p.shards))
 	var free []*corev1.Pod
-	going := 0 // pods that will be replaced
+	stale := make([]int, len(p.shards)) // members that act until they are replaced
+	going := 0                          // pods that will be replaced
 	for _, pod := range p.pods {
 		member, ok := p.assigned[string(pod.UID)]
 		switch i := slices.IndexFunc(p.shards, func(s Shard) bool { return s.Name == member.Shard }); {
@@ -105,6 +106,7 @@ func (p *placing) byLack() {
 			p.outdated = append(p.outdated, string(pod.UID))
 			going++
 		case member.Stale:
+			stale[i]++
 			going++
 		default:
 			staying[i] = append(staying[i], pod)
@@ -112,7 +114,7 @@ func (p *placing) byLack() {
 	}
 	slices.SortStableFunc(free, func(a, b *corev1.Pod) int { return cmp.Compare(ahead(b), ahead(a)) })
 	for _, pod := range free {
-		i := p.lacksMost(staying, pod.Labels[templateHash])
+		i := p.lacksMost(staying, stale, pod.Labels[templateHash])
 		staying[i] = append(staying[i], pod)
 		p.placed[string(pod.UID)] = p.shards[i].Name
 	}
@@ -142,8 +144,9 @@ func ahead(pod *corev1.Pod) (n int) {
 
 // lacksMost returns the index of the shard for a new pod with the given template hash.
 // During a rollout, pods of another template are about to be deleted, so they only break
-// ties. A shard without pods always comes before one with pods.
-func (p *placing) lacksMost(staying [][]*corev1.Pod, hash string) int {
+// ties. A shard without pods always comes before one with pods. Of shards that need a pod equally,
+// one without a stale member comes first: without a lock, the member acts beside the new pod.
+func (p *placing) lacksMost(staying [][]*corev1.Pod, stale []int, hash string) int {
 	best, bestSame, bestAll := 0, math.Inf(1), math.Inf(1)
 	for i, s := range p.shards {
 		same := 0
@@ -153,7 +156,7 @@ func (p *placing) lacksMost(staying [][]*corev1.Pod, hash string) int {
 			}
 		}
 		ofSame, ofAll := filled(s, same), filled(s, len(staying[i]))
-		if cmp.Or(cmp.Compare(ofSame, bestSame), cmp.Compare(ofAll, bestAll)) < 0 {
+		if cmp.Or(cmp.Compare(ofSame, bestSame), cmp.Compare(ofAll, bestAll), cmp.Compare(stale[i], stale[best])) < 0 {
 			best, bestSame, bestAll = i, ofSame, ofAll
 		}
 	}

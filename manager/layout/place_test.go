@@ -178,6 +178,19 @@ func TestPodsAreFreedForShardsWithNobody(t *testing.T) {
 	require.Equal(t, []string{"c"}, outdated, "its shard is no more")
 }
 
+// The successor of a member that was evicted from one shard must not join another whose stale
+// member still acts: without a lock, both would act on the same keys.
+func TestSuccessorComesBeforeStaleMembers(t *testing.T) {
+	root := deployment(auto(3))
+	root.Auto.EveryShardReplicas = 1
+	assigned := members(map[string]string{"a": "op-1-normal", "c": "op-3-normal"})
+	a := assigned["a"]
+	a.Stale = true
+	assigned["a"] = a
+	placed, _ := Place(root, 0, []*corev1.Pod{pod("a", 3, "v1"), pod("c", 2, "v1"), pod("d", 1, "v1")}, assigned)
+	require.Equal(t, map[string]string{"d": "op-2-normal"}, placed)
+}
+
 func TestPodsAreFreedForShardsThatLackSome(t *testing.T) {
 	root := deployment(auto(2))
 	root.Auto.EveryShardReplicas = 2
