@@ -34,7 +34,7 @@ func TestReasonsAreDocumented(t *testing.T) {
 
 // reasons returns the reasons in the code. Those of conditions are the constants Reason... of
 // the manager; those of Events are the constants of the proxy, and the arguments of the
-// functions that record Events.
+// functions that record Events, and the fields of values of the type Event.
 func reasons(t *testing.T) (conditions, events map[string]bool) {
 	found := found{conditions: map[string]bool{}, events: map[string]bool{}, constants: map[string]string{}}
 	for _, dir := range []string{"api", "manager", "agent", "proxy"} {
@@ -52,6 +52,8 @@ func reasons(t *testing.T) (conditions, events map[string]bool) {
 					found.constant(n, dir)
 				case *ast.CallExpr:
 					found.call(n, dir)
+				case *ast.CompositeLit:
+					found.literal(n)
 				}
 				return true
 			})
@@ -78,10 +80,13 @@ var reasonArgument = map[string]int{"Eventf": 3, "Pod": 1, "Node": 0, "recordLos
 func (f *found) constant(n *ast.ValueSpec, dir string) {
 	for i, name := range n.Names {
 		value, ok := literal(n.Values, i)
-		if !ok || !strings.HasPrefix(name.Name, "Reason") {
+		if !ok {
 			continue
 		}
 		f.constants[name.Name] = value
+		if !strings.HasPrefix(name.Name, "Reason") {
+			continue
+		}
 		if dir == "proxy" {
 			f.events[value] = true
 		} else {
@@ -101,6 +106,26 @@ func (f *found) call(n *ast.CallExpr, dir string) {
 	}
 }
 
+// literal adds the reasons of values of the type Event, which has a type before its reason.
+func (f *found) literal(n *ast.CompositeLit) {
+	of := n.Type
+	list, isList := of.(*ast.ArrayType)
+	if isList {
+		of = list.Elt
+	}
+	if name, ok := of.(*ast.Ident); !ok || name.Name != "Event" {
+		return
+	}
+	if !isList && len(n.Elts) == 4 {
+		f.arguments = append(f.arguments, n.Elts[1])
+	}
+	for _, e := range n.Elts {
+		if e, ok := e.(*ast.CompositeLit); isList && ok && e.Type == nil && len(e.Elts) == 4 {
+			f.arguments = append(f.arguments, e.Elts[1])
+		}
+	}
+}
+
 // event adds the reason that an argument is: a literal or a constant, converted or not.
 func (f *found) event(argument ast.Expr) {
 	if value, ok := literal([]ast.Expr{argument}, 0); ok {
@@ -109,8 +134,15 @@ func (f *found) event(argument ast.Expr) {
 	if conversion, ok := argument.(*ast.CallExpr); ok && len(conversion.Args) == 1 {
 		argument = conversion.Args[0]
 	}
-	if s, ok := argument.(*ast.SelectorExpr); ok && f.constants[s.Sel.Name] != "" {
-		f.events[f.constants[s.Sel.Name]] = true
+	name := ""
+	switch e := argument.(type) {
+	case *ast.SelectorExpr:
+		name = e.Sel.Name
+	case *ast.Ident:
+		name = e.Name
+	}
+	if reason := f.constants[name]; reason != "" {
+		f.events[reason] = true
 	}
 }
 
