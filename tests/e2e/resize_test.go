@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -107,9 +108,13 @@ func (r root) scale(t *testing.T, size, members int32) {
 	t.Helper()
 	config := r.config(t)
 	scale := &autoscalingv1.Scale{}
-	require.NoError(t, cluster.SubResource("scale").Get(t.Context(), config, scale))
-	scale.Spec.Replicas = size
-	require.NoError(t, cluster.SubResource("scale").Update(t.Context(), config, client.WithSubResourceBody(scale)))
+	require.NoError(t, retry.RetryOnConflict(retry.DefaultBackoff, func() error { // the status changes, too
+		if err := cluster.SubResource("scale").Get(t.Context(), config, scale); err != nil {
+			return err
+		}
+		scale.Spec.Replicas = size
+		return cluster.SubResource("scale").Update(t.Context(), config, client.WithSubResourceBody(scale))
+	}))
 	r.settles(t, members)
 	require.NoError(t, cluster.SubResource("scale").Get(t.Context(), config, scale))
 	require.Equal(t, members, scale.Status.Replicas)
