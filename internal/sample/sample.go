@@ -3,7 +3,11 @@
 // samples of sets with much in common have hashes in common.
 package sample
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+)
 
 // Size is the number of hashes in a sample of a set that has more.
 const Size = 32
@@ -11,25 +15,12 @@ const Size = 32
 // Key returns the hash of a namespace, or of an object if name is not empty. It never
 // changes: agents and managers of different versions compare keys. Zero is no key.
 func Key(namespace, name string) uint64 {
-	h := fnv(0xcbf29ce484222325, namespace)
+	h := sharding.Hash(namespace)
 	if name != "" {
-		h = fnv(fnv(h, "/"), name)
+		h = sharding.Continue(sharding.Continue(h, "/"), name)
 	}
-	// FNV gives similar names similar hashes, and shards own ranges of them. Each sample must
-	// have its part of every range.
-	h ^= h >> 33
-	h *= 0xff51afd7ed558ccd
-	h ^= h >> 33
-	h *= 0xc4ceb9fe1a85ec53
-	return max(1, h^h>>33)
-}
-
-// fnv continues an FNV-1a hash.
-func fnv(h uint64, text string) uint64 {
-	for i := range len(text) {
-		h = (h ^ uint64(text[i])) * 0x100000001b3
-	}
-	return h
+	// Shards own ranges of hashes, and each sample must have its part of every range.
+	return max(1, sharding.Mix(h))
 }
 
 // Merge returns the sample of the union of sets by their samples, sorted.

@@ -72,7 +72,7 @@ func (s Scope) OwnsHash(h uint64) bool {
 	if len(s.parts) == 0 {
 		return false
 	}
-	bit := uint32(1) << bucketOf(h)
+	bit := uint32(1) << (Mix(h) % Buckets)
 	for _, p := range s.parts {
 		if p.buckets&bit == 0 {
 			continue
