@@ -3,6 +3,7 @@ package sharding
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"time"
 
@@ -13,6 +14,55 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness/operator"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
+
+const (
+	// killManagerEvery is the minimum between two kills of the manager. Without a manager the
+	// lock of an operator that is being adopted is not acquired, so that no member leads.
+	killManagerEvery = time.Minute
+	// disruptAgentsEvery is the minimum between two disruptions of agents. A first grant waits
+	// 65 s for writes whose responses are lost.
+	disruptAgentsEvery = 75 * time.Second
+)
+
+// siteDisruptions are what disrupts operators and the mesh while configurations change.
+var siteDisruptions = []struct {
+	name  string
+	cause disruption
+	every time.Duration // the minimum between two with the same minimum, since all operators suffer
+}{
+	{"an operator killed", killPod, 0},
+	{"an operator killed", killPod, 0},
+	{"an operator's pod deleted", deletePod, 0},
+	{"an agent killed", killAgent, disruptAgentsEvery},
+	{"the manager killed", killManager, killManagerEvery},
+	{"an agent cut off", partitionAgent, disruptAgentsEvery},
+}
+
+// disruptAll disrupts random operators and the mesh until ctx ends. mean is the mean time between
+// two tries.
+func disruptAll(ctx context.Context, seed uint64, mean time.Duration, operators []*shardedOperator) error {
+	random := rand.New(rand.NewPCG(seed, 0))
+	last := map[time.Duration]time.Time{}
+	for {
+		if kube.Sleep(ctx, time.Duration(random.Int64N(int64(2*mean)))) != nil {
+			return nil
+		}
+		o, d := operators[random.IntN(len(operators))], siteDisruptions[random.IntN(len(siteDisruptions))]
+		start := time.Now()
+		if start.Sub(last[d.every]) < d.every {
+			continue
+		}
+		err := d.cause(ctx, o, random)
+		last[d.every] = time.Now()
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
+			return fmt.Errorf("%s: %s: %w", o.Part, d.name, err)
+		}
+		o.Logf("  %s: %s, %v", o.Part, d.name, time.Since(start).Round(100*time.Millisecond))
+	}
+}
 
 // somePod returns a ready pod of the operator, one of those with the fewest restarts: the
 // kubelet's back-off grows with restarts and is not measured here.

@@ -24,8 +24,10 @@ const (
 	// cause. Then the root is corrected, and must settle.
 	editsAtOnce = 10
 	editEvery   = 4 * time.Second // at most
-	// editDisruptEvery is the mean time between two disruptions.
-	editDisruptEvery = 10 * time.Second
+	// editDisruptEvery is the mean time between two tries of a disruption.
+	editDisruptEvery = 6 * time.Second
+	// actFor is how long shards act before the next edits.
+	actFor = 15 * time.Second
 	// editsSettle bounds the time until a corrected root settles: it may be deleted and made
 	// anew, and its pods replaced.
 	editsSettle = 5 * time.Minute
@@ -73,31 +75,12 @@ func (s *suite) edits(ctx context.Context) error {
 		o.Writer.MaxWait = time.Hour // nothing is reconciled while the root is wrong
 		breaking, stop := context.WithCancel(ctx)
 		broken := make(chan error, 1)
-		go func() { broken <- o.disruptUntil(breaking) }()
+		go func() { broken <- disruptAll(breaking, editsSeed+1, editDisruptEvery, []*shardedOperator{o}) }()
 		err = o.editAll(ctx)
 		stop()
 		err = errors.Join(err, <-broken)
 	}
 	return errors.Join(err, o.judgeEdits(ctx), o.Remove(ctx))
-}
-
-// disruptUntil disrupts the operator and the mesh at random, until ctx ends.
-func (o *shardedOperator) disruptUntil(ctx context.Context) error {
-	random := rand.New(rand.NewPCG(editsSeed, 1))
-	for {
-		if kube.Sleep(ctx, time.Duration(random.Int64N(int64(2*editDisruptEvery)))) != nil {
-			return nil
-		}
-		d := siteDisruptions[random.IntN(len(siteDisruptions))]
-		err := d.cause(ctx, o, random)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err != nil:
-			return fmt.Errorf("%s: %w", d.name, err)
-		}
-		o.Logf("  %s", d.name)
-	}
 }
 
 // editAll edits the root minEdits times. Every editsAtOnce edits it must settle.
@@ -118,6 +101,9 @@ func (o *shardedOperator) editAll(ctx context.Context) error {
 			}
 		}
 		if err := o.correct(ctx, correct); err != nil {
+			return err
+		}
+		if err := kube.Sleep(ctx, actFor); err != nil { // the duration is part of the test
 			return err
 		}
 	}
