@@ -15,11 +15,11 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/dialect/serve"
-	"github.com/ctrlmesh/ctrlmesh/manager/inject"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 	"github.com/ctrlmesh/ctrlmesh/manager/quota"
 	"github.com/ctrlmesh/ctrlmesh/manager/resources"
 	"github.com/ctrlmesh/ctrlmesh/manager/roots"
+	"github.com/ctrlmesh/ctrlmesh/manager/roots/decide"
 )
 
 // State is what the controllers share. Each field has one writer.
@@ -35,7 +35,7 @@ type State struct {
 	// MeshBundle and EgressBundle are the CAs that all namespaces have which need them.
 	MeshBundle, EgressBundle Value[[]byte]
 	// Entries are the webhook entries of VirtualApps by uid.
-	Entries Value[map[types.UID]inject.EntryState]
+	Entries Value[map[types.UID]decide.Entry]
 	// ForbiddenLocks are why members of configurations, by uid, may not update the locks of
 	// their shards.
 	ForbiddenLocks Value[map[types.UID]string]
@@ -55,11 +55,11 @@ func (s *State) RequestTimeout() time.Duration {
 }
 
 // Entry returns the webhook entry of a VirtualApp.
-func (s *State) Entry(app *v1alpha1.ShardingConfig) inject.EntryState {
+func (s *State) Entry(app *v1alpha1.ShardingConfig) decide.Entry {
 	if entries := s.Entries.Load(); entries != nil {
 		return (*entries)[app.UID]
 	}
-	return inject.EntryState{}
+	return decide.Entry{}
 }
 
 // Signals notify of state that is kept outside State.

@@ -1,7 +1,6 @@
 package inject
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"iter"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/failure"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 )
 
 const (
@@ -36,7 +36,7 @@ const (
 // before are the pod's current volumes.
 func toAddress(pod *corev1.Pod, before []corev1.Volume, namespace, bundle string, agents netip.AddrPort) (ops []jsonpatch.JsonPatchOperation, content string, warnings []string, err error) {
 	env := environment(agents)
-	account := cmp.Or(pod.Spec.ServiceAccountName, "default")
+	account := compile.AccountOf(pod)
 	volumes := slices.Clone(before)
 	token := ""
 	for at, c := range containersOf(pod) {

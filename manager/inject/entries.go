@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"slices"
 	"strings"
-	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -23,12 +22,6 @@ const EntriesConfiguration = "ctrlmesh-virtualapps"
 // EntryOf returns the name of the webhook of a VirtualApp.
 func EntryOf(app *v1alpha1.ShardingConfig) string {
 	return app.Name + "." + app.Namespace + ".virtualapps." + kruise.GroupName
-}
-
-// EntryState is what is known of the webhook of a VirtualApp.
-type EntryState struct {
-	Since time.Time // from when on it was in place; zero if it is not
-	Full  bool      // there is no room for it
 }
 
 // maxEntries is the maximum size of all entries in bytes: the apiserver stores objects of 1.5 MB.

@@ -143,7 +143,7 @@ func (rt *root) survey(config *v1alpha1.ShardingConfig, w World, f decide.Facts)
 func (rt *root) readOutside(ctx context.Context, f *decide.Facts, now time.Time) {
 	known := &rt.lookups.outside
 	if origin.KindOf(f.Spec.Config) == origin.VirtualApp {
-		known.Entry = decide.Entry(rt.of.Entry(f.Spec.Config))
+		known.Entry = rt.of.Entry(f.Spec.Config)
 	}
 	if f.Outside = *known; decide.ListOutside(*f, now) {
 		if known.Pods, known.Err = findOutside(ctx, rt.of.Client, f.Spec.Config); known.Err == nil {

@@ -26,7 +26,6 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
-	"github.com/ctrlmesh/ctrlmesh/manager/inject"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
@@ -80,7 +79,7 @@ type Roots struct {
 	// Stamping returns the progress of the labels of a configuration's objects.
 	Stamping func(*v1alpha1.ShardingConfig) *v1alpha1.StampingStatus
 	// Entry returns what is known of the webhook that puts new pods of a VirtualApp on the mesh.
-	Entry    func(*v1alpha1.ShardingConfig) inject.EntryState
+	Entry    func(*v1alpha1.ShardingConfig) decide.Entry
 	Recorder events.EventRecorder
 	Weigher  *weigh.Weigher
 	// Written is called when the result of Known changes, Asked when that of Demands does.

@@ -20,6 +20,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
+	"github.com/ctrlmesh/ctrlmesh/manager/roots/decide"
 )
 
 // resync is how soon the edit of an entry is reverted.
@@ -86,16 +87,16 @@ func (r *Controller) publish(configs, full []*v1alpha1.ShardingConfig, before, n
 		}
 		return nil
 	}
-	next := map[types.UID]inject.EntryState{}
+	next := map[types.UID]decide.Entry{}
 	for _, c := range full {
-		next[c.UID] = inject.EntryState{Full: true}
+		next[c.UID] = decide.Entry{Full: true}
 	}
 	for _, c := range configs {
 		is := named(now, inject.EntryOf(c))
 		if is == nil {
 			continue
 		}
-		next[c.UID] = inject.EntryState{Since: time.Now()}
+		next[c.UID] = decide.Entry{Since: time.Now()}
 		if known != nil && !(*known)[c.UID].Since.IsZero() && equality.Semantic.DeepEqual(is, named(before, is.Name)) {
 			next[c.UID] = (*known)[c.UID]
 		}

@@ -36,16 +36,13 @@ func (e exited) observe(v *view, members map[string]handover.Member) exited {
 // disconnected.
 func (e exited) over(v *view, uid string, silent time.Time) bool {
 	since, ok := e[uid]
-	if since.Before(silent) {
-		since = silent
-	}
-	return ok && v.expired(since)
+	return ok && v.expired(since, silent)
 }
 
-// expired reports whether all requests that were sent by a moment are past the apiserver's
-// bound on requests.
-func (v *view) expired(since time.Time) bool {
-	return v.now.Sub(since) >= v.Agents.RequestTimeout+meshv1.LostWrite
+// expired reports whether all requests that were sent by the latest of some moments are past the
+// apiserver's bound on requests.
+func (v *view) expired(since ...time.Time) bool {
+	return v.now.Sub(slices.MaxFunc(since, time.Time.Compare)) >= v.Agents.RequestTimeout+meshv1.LostWrite
 }
 
 // lost are the pods without a shard that were deleted or exited before the first grant.
@@ -94,11 +91,7 @@ func (p lostPod) over(v *view) bool {
 	if o.Connected {
 		return policy.PodPolicy != nil && policy.Refuse != "" && o.Version == policy.Version
 	}
-	since := p.since
-	if silent := v.silentSince(o); since.Before(silent) {
-		since = silent
-	}
-	return v.expired(since)
+	return v.expired(p.since, v.silentSince(o))
 }
 
 // members returns the pods to refuse, sorted by uid.

@@ -1,7 +1,6 @@
 package decide
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -121,7 +120,7 @@ func (d *deciding) demand() locks.Demand {
 	out := locks.Demand{Config: types.NamespacedName{Namespace: config.Namespace, Name: config.Name}, Mode: d.mode()}
 	out.Locks = collect.Map(compile.OperatorLocks(config, d.v.locks), func(name types.NamespacedName) locks.Lock { return locks.LockOf(name, d.v.locks) })
 	for _, p := range d.v.Pods.Workload {
-		if account := cmp.Or(p.Spec.ServiceAccountName, "default"); !slices.Contains(out.Accounts, account) {
+		if account := compile.AccountOf(p); !slices.Contains(out.Accounts, account) {
 			out.Accounts = append(out.Accounts, account)
 		}
 	}
