@@ -34,7 +34,7 @@ type Demand struct {
 	// lock in another namespace than the configuration's only if one of them may.
 	Accounts []string
 	// Asked numbers the time since which the configuration has not demanded to release its locks;
-	// 0 if it does. It is greater for a later time.
+	// 0 if it does, or may next. It is greater for a later time.
 	Asked uint64
 }
 

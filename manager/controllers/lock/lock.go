@@ -81,18 +81,19 @@ func (r *Controller) handWrittenDemands(l *controllers.Listed, now time.Time) (o
 			continue
 		}
 		config := types.NamespacedName{Namespace: c.Namespace, Name: c.Name}
-		mode, accounts := locks.Acquire, accountsOf(l.Pods, c)
-		if len(accounts) == 0 {
+		// Before a release, rounds have watched for membersGone: members that are seen meanwhile
+		// wait until a round has asked for the lock again.
+		one := locks.Demand{Config: config, Mode: locks.Acquire, Accounts: accountsOf(l.Pods, c), Asked: 1}
+		if len(one.Accounts) == 0 {
 			since := collect.Since(r.emptySince, c.UID, now)
 			emptySince[c.UID] = since
-			if mode = locks.Watch; now.Sub(since) >= membersGone && r.nobodyActs(l, config) {
-				mode = locks.Release
+			if one.Mode, one.Asked = locks.Watch, 0; now.Sub(since) >= membersGone && r.nobodyActs(l, config) {
+				one.Mode = locks.Release
 			}
 		} else if r.holdsSome(c) && !r.nobodyActs(l, config) {
-			mode = locks.Keep // members may act
+			one.Mode = locks.Keep // members may act
 		}
 		named := compile.NamedLocks(c)
-		one := locks.Demand{Config: config, Mode: mode, Accounts: accounts}
 		found := one
 		if found.Mode == locks.Acquire {
 			found.Mode = locks.Keep

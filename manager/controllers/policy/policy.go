@@ -145,15 +145,27 @@ func (r *Controller) addHandWritten(known map[origin.Name]compile.Root, l *contr
 		}
 		one := compile.Root{Standby: unknown.Message, Undivided: unknown.Message != ""}
 		one.Locks, _ = locks.Survey(c, c.Status.Locks, nil, nil, r.Keeper)
-		for _, name := range compile.NamedLocks(c) {
-			if s, _ := r.Keeper.States(client.ObjectKeyFromObject(c))(name); !s.Held {
-				one.Standby = fmt.Sprintf("the mesh does not hold lock %s, so a pod outside the mesh may lead", name)
-				break
-			}
+		if why := unheld(compile.NamedLocks(c), r.Keeper.States(client.ObjectKeyFromObject(c))); why != "" {
+			one.Standby = why
 		}
 		known[origin.Of(c)] = one
 	}
 	return true
+}
+
+// unheld returns why a pod outside the mesh may lead beside the members of a hand-written
+// configuration, by what is known of the locks that it names; empty if none may.
+func unheld(names []types.NamespacedName, known func(types.NamespacedName) (locks.State, bool)) string {
+	for _, name := range names {
+		switch s, _ := known(name); {
+		case !s.Held:
+			return fmt.Sprintf("the mesh does not hold lock %s, so a pod outside the mesh may lead", name)
+		case s.Asked == 0:
+			// There were no members when the keeper looked last, so that it may be about to release it.
+			return fmt.Sprintf("the mesh is about to confirm that it keeps lock %s", name)
+		}
+	}
+	return ""
 }
 
 // list reads the cache. known has the states of roots; nil while one of them is not known.

@@ -1,15 +1,16 @@
 package policy
 
 import (
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
+	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 )
 
 // A status that the manager writes triggers no controller that would write it again.
@@ -43,4 +44,17 @@ func TestEventsThatTriggerPolicies(t *testing.T) {
 		c.change(after)
 		require.Equal(t, !c.wakes, sameMeaning(c.before, after), "%s of %T", c.what, c.before)
 	}
+}
+
+// A member of a hand-written shard that appears after all others were gone for long may find the
+// lock held by the mesh, which is about to release it.
+func TestMembersByHandWaitUntilTheLockIsAskedFor(t *testing.T) {
+	lock := types.NamespacedName{Namespace: "ns", Name: "lock"}
+	why := func(s locks.State, ok bool) string {
+		return unheld([]types.NamespacedName{lock}, func(types.NamespacedName) (locks.State, bool) { return s, ok })
+	}
+	require.Contains(t, why(locks.State{}, false), "does not hold lock ns/lock")
+	require.Contains(t, why(locks.State{Holder: "other", Asked: 1}, true), "does not hold lock ns/lock")
+	require.Contains(t, why(locks.State{Held: true}, true), "about to confirm that it keeps lock ns/lock")
+	require.Empty(t, why(locks.State{Held: true, Asked: 1}, true))
 }
