@@ -58,6 +58,8 @@ var (
 	UndividedResources = gauges("ctrlmesh_undivided_resources", "Resources that several shards of a root write although it does not divide them. evidence writes: in the same namespaces, or to the same objects; watches: while they watch all namespaces.", "namespace", "shardingconfig", "evidence")
 	// ForeignWrites is the number of writes that passed.
 	ForeignWrites = gauges("ctrlmesh_foreign_writes", "Writes of divided resources to objects of other shards of a root that were not refused, within the last hour at most.", "namespace", "shardingconfig")
+	// IdleShards is the number of shards that never write.
+	IdleShards = gauges("ctrlmesh_idle_shards", "Shards of a root that have objects and have written nothing for 10 minutes, while others do.", "namespace", "shardingconfig")
 	// ShardLeader is 1 for a shard that has a leader.
 	ShardLeader = gauges("ctrlmesh_shard_leader", "1 if a ready member holds the locks of a shard that should act; 0 if none does, or if all wait for a lock that the mesh does not manage. No series for operators without leader election.", "namespace", "shardingconfig", "shard")
 	// ShardReadyMembers is the number of ready pods of a shard.
@@ -139,10 +141,12 @@ func ForgetRoot(namespace, config string) {
 	ShardSkew.Delete(of)
 	UndividedResources.DeletePartialMatch(of)
 	ForeignWrites.Delete(of)
+	IdleShards.Delete(of)
 }
 
-// CountUndivided sets the metrics of what shards of a root write beyond what they own.
-func CountUndivided(namespace, config string, root *v1alpha1.RootStatus) {
+// CountWrites sets the metrics of what shards of a root write beyond what they own, and of those
+// that do not write.
+func CountWrites(namespace, config string, root *v1alpha1.RootStatus) {
 	evidence := map[string]int{"writes": 0, "watches": 0}
 	for _, u := range root.Undivided {
 		if u.Common > 0 {
@@ -159,6 +163,13 @@ func CountUndivided(namespace, config string, root *v1alpha1.RootStatus) {
 		foreign += f.Writes
 	}
 	ForeignWrites.WithLabelValues(namespace, config).Set(float64(foreign))
+	idle := 0
+	for _, s := range root.Shards {
+		if s.Idle {
+			idle++
+		}
+	}
+	IdleShards.WithLabelValues(namespace, config).Set(float64(idle))
 }
 
 // PodsOf is a gauge of pods by object.

@@ -30,18 +30,21 @@ func TestPodsOfDeletedObjectsAreRemoved(t *testing.T) {
 	require.Equal(t, 3.0, testutil.ToFloat64(p.WithLabelValues("ns", "b")))
 }
 
-func TestUndividedResourcesCountByEvidence(t *testing.T) {
+func TestWritesOfShardsAreCounted(t *testing.T) {
 	root := &v1alpha1.RootStatus{
 		Undivided:     []v1alpha1.UndividedResource{{Resource: "secrets", Common: 3}, {Resource: "services", Common: 1}, {Resource: "pods"}},
 		ForeignWrites: []v1alpha1.ForeignWrites{{Resource: "a", Writes: 2}, {Resource: "b", Writes: 3}},
+		Shards:        []v1alpha1.ShardStatus{{Name: "a", Idle: true}, {Name: "b"}, {Name: "c", Idle: true}},
 	}
 	value := func(evidence string) float64 {
 		return testutil.ToFloat64(UndividedResources.WithLabelValues("ns", "op", evidence))
 	}
-	CountUndivided("ns", "op", root)
-	require.Equal(t, []float64{2, 1, 5}, []float64{value("writes"), value("watches"), testutil.ToFloat64(ForeignWrites.WithLabelValues("ns", "op"))})
-	CountUndivided("ns", "op", &v1alpha1.RootStatus{})
+	CountWrites("ns", "op", root)
+	require.Equal(t, []float64{2, 1, 5, 2}, []float64{
+		value("writes"), value("watches"), testutil.ToFloat64(ForeignWrites.WithLabelValues("ns", "op")), testutil.ToFloat64(IdleShards.WithLabelValues("ns", "op")),
+	})
+	CountWrites("ns", "op", &v1alpha1.RootStatus{})
 	require.Equal(t, []float64{0, 0}, []float64{value("writes"), value("watches")})
 	ForgetRoot("ns", "op")
-	require.Zero(t, testutil.CollectAndCount(UndividedResources)+testutil.CollectAndCount(ForeignWrites))
+	require.Zero(t, testutil.CollectAndCount(UndividedResources)+testutil.CollectAndCount(ForeignWrites)+testutil.CollectAndCount(IdleShards))
 }

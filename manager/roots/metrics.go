@@ -73,7 +73,7 @@ func (r *rootMetrics) count(config *v1alpha1.ShardingConfig, root *v1alpha1.Root
 			metrics.Shard{Namespace: config.Namespace, Config: config.Name, Name: shard}.Forget()
 		}
 	}
-	metrics.CountUndivided(config.Namespace, config.Name, root)
+	metrics.CountWrites(config.Namespace, config.Name, root)
 	var skew float64
 	if _, err := fmt.Sscanf(root.Skew, "%g", &skew); err == nil {
 		metrics.ShardSkew.WithLabelValues(config.Namespace, config.Name).Set(skew)
