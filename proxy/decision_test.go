@@ -113,14 +113,14 @@ func decider(t testing.TB, d decided) func() {
 	out := asked.Outgoing()
 	pol, x := m.pod.env.Policy.Load(), &pipeline.State{}
 	var rules pipeline.Stages
-	for _, s := range pol.Plan(info).Stages {
+	for _, s := range pol.Plan(&asked).Stages {
 		switch fmt.Sprintf("%T", s) {
 		case "*stages.limitStage", "*stages.faultStage":
 			rules.Add(s)
 		}
 	}
 	return func() {
-		*x = pipeline.State{Req: asked, Decision: pipeline.Decision{Plan: pol.Plan(info), Out: out}}
+		*x = pipeline.State{Req: asked, Decision: pipeline.Decision{Plan: pol.Plan(&asked), Out: out}}
 		if rules.Apply(x) != nil {
 			t.Fatal("refused")
 		}

@@ -139,7 +139,7 @@ func (x *exchange) chargeHead() *apierrors.StatusError {
 	if x.Req.Classify(); x.Req.Malformed != nil {
 		return x.Exceeded()
 	}
-	if plan := pol.Plan(x.Req.Info); plan.Urgent == nil || !plan.Urgent(x.Req.Info) {
+	if plan := pol.Plan(&x.Req); plan.Urgent == nil || !plan.Urgent(x.Req.Info) {
 		return x.Exceeded()
 	}
 	return x.Charge(&x.Budgets.Lock)

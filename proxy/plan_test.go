@@ -50,7 +50,7 @@ func TestPlanHasOnlyStagesWithSomethingToDo(t *testing.T) {
 			}
 			pol := m.pod.env.Policy.Load()
 			require.Equal(t, "certificate classify token", namesOf(pol.Gate))
-			plan := pol.Plan(&apirequest.RequestInfo{IsResourceRequest: true, Verb: c.verb, APIGroup: group, Resource: c.resource, Subresource: c.subresource})
+			plan := pol.Plan(&pipeline.Request{Info: &apirequest.RequestInfo{IsResourceRequest: true, Verb: c.verb, APIGroup: group, Resource: c.resource, Subresource: c.subresource}})
 			require.Equal(t, c.want, namesOf(plan.Stages))
 		})
 	}

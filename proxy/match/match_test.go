@@ -11,7 +11,9 @@ import (
 )
 
 func TestResource(t *testing.T) {
-	get := func(resource, subresource string) Kind { return Kind{"get", "", resource, subresource} }
+	get := func(resource, subresource string) Kind {
+		return Kind{Verb: "get", Resource: resource, Subresource: subresource}
+	}
 	for _, tt := range []struct {
 		resources string
 		kind      Kind
@@ -38,9 +40,9 @@ func TestResource(t *testing.T) {
 
 	m, err := NewResource(&meshv1.ResourceMatch{ApiGroups: []string{"apps"}, Verbs: []string{"update"}})
 	require.NoError(t, err)
-	require.True(t, m.Of(Kind{"update", "apps", "deployments", ""}))
-	require.False(t, m.Of(Kind{"update", "", "pods", ""}))
-	require.False(t, m.Of(Kind{"get", "apps", "deployments", ""}))
+	require.True(t, m.Of(Kind{Verb: "update", Group: "apps", Resource: "deployments"}))
+	require.False(t, m.Of(Kind{Verb: "update", Resource: "pods"}))
+	require.False(t, m.Of(Kind{Verb: "get", Group: "apps", Resource: "deployments"}))
 }
 
 func TestObject(t *testing.T) {

@@ -12,7 +12,11 @@ import (
 )
 
 // Kind is what the requests of a plan have in common.
-type Kind struct{ Verb, Group, Resource, Subresource string }
+type Kind struct {
+	Verb, Group, Resource, Subresource string
+	// Upgrade: a get of a subresource, which asks to change the protocol of its connection.
+	Upgrade bool
+}
 
 // GroupResource returns the resource without its verb.
 func (k Kind) GroupResource() schema.GroupResource {
@@ -27,9 +31,11 @@ var (
 // Writes reports whether a request changes something, by its verb.
 func (k Kind) Writes() bool { return slices.Contains(writes, k.Verb) }
 
-// Connects reports whether a request opens a connection into a pod or a service, by any
-// verb.
-func (k Kind) Connects() bool { return k.Group == "" && slices.Contains(connects, k.Subresource) }
+// Connects reports whether a request opens a connection into a pod, a service or what another
+// subresource leads to, as the console of a virtual machine, by any verb.
+func (k Kind) Connects() bool {
+	return k.Upgrade || k.Group == "" && slices.Contains(connects, k.Subresource)
+}
 
 // Storable reports whether parts of a path are short enough to be stored: the names of
 // objects and resources are not longer.
@@ -39,7 +45,7 @@ func Storable(names ...string) bool {
 
 // Clone returns a copy that does not keep the path in memory from which k was cut.
 func (k Kind) Clone() Kind {
-	return Kind{strings.Clone(k.Verb), strings.Clone(k.Group), strings.Clone(k.Resource), strings.Clone(k.Subresource)}
+	return Kind{strings.Clone(k.Verb), strings.Clone(k.Group), strings.Clone(k.Resource), strings.Clone(k.Subresource), k.Upgrade}
 }
 
 // Object is what differs between the resource requests of a plan.

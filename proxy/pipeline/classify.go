@@ -113,16 +113,30 @@ func (r *Request) checkPath(info *apirequest.RequestInfo) *apierrors.StatusError
 	return nil
 }
 
+// Kind returns what the plan of a request depends on. Info must be set.
+func (r *Request) Kind() match.Kind {
+	k := match.Kind{Verb: r.Info.Verb, Group: r.Info.APIGroup, Resource: r.Info.Resource, Subresource: r.Info.Subresource}
+	// Any subresource may be one that answers by WebSocket, as pods/log and those of aggregated APIs.
+	k.Upgrade = k.Subresource != "" && k.Verb == "get" && r.AsksWebSocket()
+	return k
+}
+
+// AsksWebSocket reports whether a request asks to change to WebSocket, and to nothing else.
+func (r *Request) AsksWebSocket() bool {
+	values := r.Header["Upgrade"]
+	return len(values) == 1 && strings.EqualFold(values[0], "websocket")
+}
+
+// upgraded are the subresources that speak SPDY or WebSocket, whatever the method.
 var upgraded = []string{"pods/exec", "pods/attach", "pods/portforward", "pods/proxy", "services/proxy", "nodes/proxy"}
 
-// Upgrades reports whether a subresource speaks SPDY or websocket.
+// Upgrades reports whether connections of a kind may change protocol.
 func Upgrades(key match.Kind) bool {
-	return key.Group == "" && slices.Contains(upgraded, key.Resource+"/"+key.Subresource)
+	return key.Upgrade || key.Group == "" && slices.Contains(upgraded, key.Resource+"/"+key.Subresource)
 }
 
 func isProxy(info *apirequest.RequestInfo) bool {
-	return Upgrades(match.Kind{Group: info.APIGroup, Resource: info.Resource, Subresource: info.Subresource}) &&
-		info.Subresource == "proxy"
+	return info.Subresource == "proxy" && Upgrades(match.Kind{Group: info.APIGroup, Resource: info.Resource, Subresource: info.Subresource})
 }
 
 // clean reports whether s can stand in a request line or a Host header.

@@ -42,6 +42,7 @@ func TestMember(t *testing.T) {
 		{"WatchEnd", m.testWatchEnd},
 		{"WatchList", m.testWatchList},
 		{"Informers", m.testInformers},
+		{"WebSocket", m.testWebSocket},
 		{"Kubectl", m.testKubectl},
 		{"DeleteCollection", m.testDeleteCollection},
 		{"Metrics", m.testMetrics},

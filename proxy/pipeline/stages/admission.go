@@ -13,9 +13,10 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
 
-// upgradeStage reads the protocol to which a request wants to change. It refuses every other
-// use of the header, and does not remove it: two servers could disagree on a request that
-// asks for h2c and is served over HTTP/1.1.
+// upgradeStage reads the protocol to which a request wants to change. It ignores a wish for
+// WebSocket where what is read is filtered: clients that get 200 instead, as Java clients for
+// their watches, read on by HTTP. It refuses every other use of the header: two servers could
+// disagree on a request that asks for h2c and is served over HTTP/1.1.
 type upgradeStage struct {
 	// allowed: the resource is one whose connection may change protocol.
 	allowed bool
@@ -42,6 +43,8 @@ func (s upgradeStage) protocol(r *pipeline.Request) (string, *apierrors.StatusEr
 		return "", status.BadRequest("malformed upgrade")
 	case !strings.EqualFold(values[0], "SPDY/3.1") && !strings.EqualFold(values[0], "websocket"):
 		return "", status.BadRequest("an upgrade to %q is not proxied", pipeline.Bounded(values[0]))
+	case !s.allowed && r.AsksWebSocket() && r.Reads() && r.Info.IsResourceRequest:
+		return "", nil
 	case !s.allowed:
 		return "", status.BadRequest("this resource is not upgraded")
 	case r.Length != 0:

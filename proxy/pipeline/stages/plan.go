@@ -4,8 +4,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	apirequest "k8s.io/apiserver/pkg/endpoints/request"
-
 	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
@@ -22,14 +20,14 @@ type plans struct {
 	count  atomic.Int32
 }
 
-// Plan returns the stages for a verb of a resource.
-func (p *Policy) Plan(info *apirequest.RequestInfo) *pipeline.Plan {
-	key := match.Kind{Verb: info.Verb, Group: info.APIGroup, Resource: info.Resource, Subresource: info.Subresource}
+// Plan returns the stages for a request, whose Info is set.
+func (p *Policy) Plan(r *pipeline.Request) *pipeline.Plan {
+	key := r.Kind()
 	if known, ok := p.Cached.Load(key); ok {
 		return known.(*pipeline.Plan)
 	}
 	key = key.Clone()
-	made := p.make(key, info.IsResourceRequest)
+	made := p.make(key, r.Info.IsResourceRequest)
 	if p.count.Load() < maxPlans && match.Storable(key.Verb, key.Subresource, key.Group, key.Resource) {
 		if _, loaded := p.Cached.LoadOrStore(key, made); !loaded {
 			p.count.Add(1)

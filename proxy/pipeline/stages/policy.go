@@ -212,7 +212,7 @@ func (p *Policy) Evaluate(x *pipeline.State) *pipeline.Outcome {
 	if end := p.Gate.Apply(x); end != nil {
 		return end
 	}
-	x.Plan = p.Plan(x.Req.Info)
+	x.Plan = p.Plan(&x.Req)
 	return x.Plan.Stages.Apply(x)
 }
 
