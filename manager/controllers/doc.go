@@ -11,7 +11,7 @@
 //	traffic     the statuses of CircuitBreakers and FaultInjections
 //	status      the statuses of ShardingConfigs
 //	certificate the CAs and the manager's own certificate, in package trust
-//	bundle      State.MeshBundle, EgressBundle: the CAs that all namespaces have
+//	bundle      State.MeshBundle, EgressBundle: the CAs that all namespaces have; MissingBundles: those that refuse them
 //	stamp       the rules of the stamping webhook
 //	entry       State.Entries: the webhook that puts the pods of VirtualApps on the mesh
 //	webhook     how agents route the reviews of admission

@@ -32,8 +32,10 @@ type State struct {
 	Listed Value[Listed]
 	// Compiled are the policies that were pushed last; nil before the first push.
 	Compiled Value[Compiled]
-	// MeshBundle and EgressBundle are the CAs that all namespaces have which need them.
+	// MeshBundle and EgressBundle are the CAs that all namespaces have which need them, but for those that have refused them for long.
 	MeshBundle, EgressBundle Value[[]byte]
+	// MissingBundles are why bundles cannot be written, by namespace.
+	MissingBundles Value[map[string]string]
 	// Entries are the webhook entries of VirtualApps by uid.
 	Entries Value[map[types.UID]decide.Entry]
 	// ForbiddenLocks are why members of configurations, by uid, may not update the locks of
@@ -60,6 +62,14 @@ func (s *State) Entry(app *v1alpha1.ShardingConfig) decide.Entry {
 		return (*entries)[app.UID]
 	}
 	return decide.Entry{}
+}
+
+// MissingBundle returns why the bundles of a namespace cannot be written; empty if they can.
+func (s *State) MissingBundle(namespace string) string {
+	if missing := s.MissingBundles.Load(); missing != nil {
+		return (*missing)[namespace]
+	}
+	return ""
 }
 
 // Signals notify of state that is kept outside State.

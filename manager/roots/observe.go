@@ -57,6 +57,7 @@ func (rt *root) observe(ctx context.Context, config *v1alpha1.ShardingConfig, w 
 	if config.Spec.Root.Method == v1alpha1.MethodLabels {
 		f.Stamping = rt.of.Stamping(config)
 	}
+	f.MissingBundle = rt.of.MissingBundle(config.Namespace)
 	f.Locks = rt.survey(config, w, f)
 
 	var err error

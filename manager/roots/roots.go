@@ -78,6 +78,8 @@ type Roots struct {
 	Locks locks.Known
 	// Stamping returns the progress of the labels of a configuration's objects.
 	Stamping func(*v1alpha1.ShardingConfig) *v1alpha1.StampingStatus
+	// MissingBundle returns why the CAs of a namespace cannot be written; empty if they can.
+	MissingBundle func(namespace string) string
 	// Entry returns what is known of the webhook that puts new pods of a VirtualApp on the mesh.
 	Entry    func(*v1alpha1.ShardingConfig) decide.Entry
 	Recorder events.EventRecorder

@@ -146,7 +146,7 @@ func (r rootConditions) degraded(long bool) condition {
 	case !r.withdrawn && r.missing > 0 && len(r.Pods) > 0 && long:
 		return condition{true, v1alpha1.ReasonNotEnoughPods, r.few}
 	}
-	return memberTroubles(r.Config, r.verdicts, r.Stamping)
+	return r.memberTroubles(r.Config, r.verdicts)
 }
 
 // undividedCondition returns the condition about resources that several shards write, those

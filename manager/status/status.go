@@ -38,6 +38,8 @@ type Common struct {
 	// is none.
 	Obstacle *locks.Obstacle
 	Stamping *v1alpha1.StampingStatus
+	// MissingBundle is why the CAs of the namespace cannot be written; empty if they can.
+	MissingBundle string
 	// Wanted returns the version of a pod's policy.
 	Wanted func(uid string) string
 	// Observe returns what the agents of a node reported about a pod.
@@ -283,17 +285,19 @@ func (in Input) degraded(verdicts []verdict) condition {
 	case broken >= 0:
 		return condition{true, verdicts[broken].reason, describe(verdicts, verdict.broken)}
 	}
-	return memberTroubles(in.Shard.Config, verdicts, in.Stamping)
+	return in.memberTroubles(in.Shard.Config, verdicts)
 }
 
 // memberTroubles returns the Degraded condition of a configuration without broken members.
-func memberTroubles(config *v1alpha1.ShardingConfig, verdicts []verdict, stamping *v1alpha1.StampingStatus) condition {
+func (c Common) memberTroubles(config *v1alpha1.ShardingConfig, verdicts []verdict) condition {
 	stuck := func(v verdict) bool { return stuck(config, v) }
 	switch {
 	case slices.ContainsFunc(verdicts, stuck):
 		return condition{true, v1alpha1.ReasonCannotFailOpen, stuckMessage + describe(verdicts, stuck)}
-	case stamping != nil && stamping.Message != "":
-		return condition{true, v1alpha1.ReasonStampingProblems, stamping.Message}
+	case c.MissingBundle != "":
+		return condition{true, v1alpha1.ReasonBundleRefused, bundleMessage + c.MissingBundle}
+	case c.Stamping != nil && c.Stamping.Message != "":
+		return condition{true, v1alpha1.ReasonStampingProblems, c.Stamping.Message}
 	case config.Spec.Webhook != nil:
 		if i := slices.IndexFunc(verdicts, func(v verdict) bool { return v.unrouted != "" }); i >= 0 {
 			return condition{true, v1alpha1.ReasonWebhookNotRouted, fmt.Sprintf("%spod %s: %s", unroutedMessage, verdicts[i].Name, verdicts[i].unrouted)}
@@ -309,6 +313,7 @@ const (
 
 	unroutedMessage    = "reviews that the apiserver sends to some members are not routed to the shard that owns the namespace: "
 	handingOverMessage = "keys are handed over"
+	bundleMessage      = "the CAs in its namespace are out of date, so that new pods do not start, and those that run will refuse their agents after the next rotation: make room in the namespace's quota, or exempt the ConfigMap from its policies: "
 	stuckMessage       = "failurePolicy is Open, but members that are not captured by ebpf are refused when their agent dies: "
 )
 

@@ -251,3 +251,14 @@ func TestBounded(t *testing.T) {
 	require.Equal(t, maxNamed, strings.Count(msg, "pod p-"))
 	require.Contains(t, msg, "and 196 more")
 }
+
+func TestBundleThatCannotBeWrittenDegrades(t *testing.T) {
+	in := input(fine, pod("a"))
+	in.MissingBundle = "writing ConfigMap ns/ctrlmesh-ca.crt: exceeded quota"
+	s := Of(in)
+	require.Equal(t, metav1.ConditionTrue, findCondition(t, s, v1alpha1.ConditionReady).Status, "the pods that run have a CA")
+	degraded := findCondition(t, s, v1alpha1.ConditionDegraded)
+	require.EqualValues(t, v1alpha1.ReasonBundleRefused, degraded.Reason)
+	require.Contains(t, degraded.Message, "make room in the namespace's quota")
+	require.Contains(t, degraded.Message, in.MissingBundle)
+}

@@ -19,6 +19,16 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
+)
+
+const (
+	// patience is how long the rotation of a CA waits for a namespace whose bundle cannot be written.
+	patience = 10 * time.Minute
+	// parallel bounds the bundles that are written at the same time, perBundle the time of each. A
+	// webhook may take 10 s by default.
+	parallel  = 16
+	perBundle = 12 * time.Second
 )
 
 // Controller writes the bundles into namespaces.
@@ -28,6 +38,9 @@ type Controller struct {
 	// Mesh and Egress return the bundles of the CAs.
 	Mesh, Egress func() []byte
 	State        *controllers.State
+
+	// failing is since when bundles cannot be written.
+	failing map[need]time.Time
 }
 
 // Watch watches the mesh's ConfigMaps in all namespaces.
@@ -64,24 +77,69 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	if c == nil {
 		return nil
 	}
-	needs := needsOf(c.Pods, c.Configs)
-	mesh, egress := r.Mesh(), r.Egress()
-	var errs []error
-	for _, n := range slices.SortedFunc(maps.Keys(needs), func(a, b need) int {
+	needs := slices.SortedFunc(maps.Keys(needsOf(c.Pods, c.Configs)), func(a, b need) int {
 		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
-	}) {
-		// A namespace that is being deleted admits no pods.
-		if err := r.Bundles.Ensure(ctx, n.namespace, n.name); !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
-			errs = append(errs, err)
+	})
+	mesh, egress, now := r.Mesh(), r.Egress(), time.Now()
+	errs := r.ensure(ctx, needs)
+	failing, causes := map[need]time.Time{}, map[string]string{}
+	for i, n := range needs {
+		if errs[i] != nil {
+			failing[n] = collect.Since(r.failing, n, now)
+			causes[n.namespace] = errs[i].Error()
 		}
 	}
-	if err := errors.Join(errs...); err != nil {
-		return err
+	r.failing = failing
+	if before := r.State.MissingBundles.Load(); before == nil || !maps.Equal(*before, causes) {
+		r.State.MissingBundles.Store(&causes)
 	}
 	// If a CA has changed meanwhile, the next run stores it.
-	r.State.MeshBundle.Store(&mesh)
-	r.State.EgressBundle.Store(&egress)
-	return nil
+	if spread(needs, failing, now, inject.MeshBundle, inject.BothBundle) {
+		r.State.MeshBundle.Store(&mesh)
+	}
+	if spread(needs, failing, now, inject.EgressBundle) {
+		r.State.EgressBundle.Store(&egress)
+	}
+	return errors.Join(errs...)
+}
+
+// ensure writes bundles, and returns an error, or nil, for each. Namespaces whose webhooks are slow
+// delay no others for long.
+func (r *Controller) ensure(ctx context.Context, needs []need) []error {
+	errs := make([]error, len(needs))
+	var g errgroup.Group
+	g.SetLimit(parallel)
+	for i, n := range needs {
+		g.Go(func() error {
+			ctx, cancel := context.WithTimeout(ctx, perBundle)
+			defer cancel()
+			err := r.Bundles.Ensure(ctx, n.namespace, n.name)
+			if !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) { // that admits no pods
+				errs[i] = err
+			}
+			return nil
+		})
+	}
+	_ = g.Wait() // no function fails
+	return errs
+}
+
+// spread reports whether a rotation of the CA of some bundles may go on: no namespace lacks one, or
+// those that do have refused it for patience, while another has it. A quota or a policy of a tenant
+// then affects the tenant alone.
+func spread(needs []need, failing map[need]time.Time, now time.Time, bundles ...string) bool {
+	missing, some := false, false
+	for _, n := range needs {
+		if !slices.Contains(bundles, n.name) {
+			continue
+		}
+		since, fails := failing[n]
+		if fails && now.Sub(since) < patience {
+			return false
+		}
+		missing, some = missing || fails, some || !fails
+	}
+	return some || !missing
 }
 
 // otherNeeds reports whether pods need other bundles.

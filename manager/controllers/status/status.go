@@ -54,7 +54,7 @@ func (r *Controller) Spec() controllers.Spec {
 	changed := &r.State.Changed
 	return controllers.Spec{
 		Name: "status", Reconcile: r.Reconcile, Settle: controllers.SettleStatus, Resync: 10 * time.Second,
-		On: []controllers.Source{&r.State.Compiled, &changed.Agents, &changed.Locks, &changed.Stamping},
+		On: []controllers.Source{&r.State.Compiled, &r.State.MissingBundles, &changed.Agents, &changed.Locks, &changed.Stamping},
 	}
 }
 
@@ -94,7 +94,7 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 		known, obstacle := r.surveyHandWritten(shard, c)
 		next := status.Of(status.Input{Shard: shard, Leader: leaders[shard.String()], Common: status.Common{
 			Locks: known, Obstacle: obstacle, Stamping: r.Sweeper.Status(current),
-			Wanted: wanted, Observe: r.Push.Observe, Now: time.Now(), Since: r.since,
+			MissingBundle: r.State.MissingBundle(current.Namespace), Wanted: wanted, Observe: r.Push.Observe, Now: time.Now(), Since: r.since,
 		}})
 		if equality.Semantic.DeepEqual(current.Status, next) {
 			continue

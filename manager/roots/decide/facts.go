@@ -33,6 +33,8 @@ type Facts struct {
 	Shards []compile.Shard
 	// Stamping is the progress of the labels of objects; nil if none are needed.
 	Stamping *v1alpha1.StampingStatus
+	// MissingBundle is why the CAs of the namespace cannot be written; empty if they can.
+	MissingBundle string
 	// Scale is nil unless NeedsScale.
 	Scale *Scale
 }

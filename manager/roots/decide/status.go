@@ -36,7 +36,7 @@ func (d *deciding) status() v1alpha1.ShardingConfigStatus {
 		Config: config, State: state, Root: out, Pods: v.Pods.Workload, Conflicts: v.Spec.Conflicts, TooLarge: v.Spec.TooLarge, Problem: v.Spec.Problem,
 		Restarting: d.memory.evictions.why, Unconfirmed: d.unconfirmed, Leaders: d.memory.leading.leaders, Undivided: d.memory.beyond.Result,
 		Common: status.Common{
-			Locks: v.locks, Obstacle: obstacle, Stamping: v.Stamping, Observe: v.observe, Now: v.now, Since: v.Agents.Since,
+			Locks: v.locks, Obstacle: obstacle, Stamping: v.Stamping, MissingBundle: v.MissingBundle, Observe: v.observe, Now: v.now, Since: v.Agents.Since,
 			Wanted: func(uid string) string { return v.policy(uid).GetVersion() },
 		},
 	})
