@@ -36,6 +36,23 @@ func (p *Pod) bound(what string) {
 	p.notify(stages.ReasonBound, "pod %s has reached the proxy's bound on %s; what is beyond it is refused", p.env.ID, what)
 }
 
+// distrusted counts and reports a client of the pod that does not trust the mesh's CA.
+func (p *Pod) distrusted() {
+	p.workload().Counter(p.server.metrics.Distrusted).Inc()
+	p.distrust.Store(time.Now().UnixNano())
+	p.notify(stages.ReasonDistrust, "a client in pod %s does not trust the mesh's CA, and reaches no apiserver: let it verify the apiserver by /var/run/secrets/kubernetes.io/serviceaccount/ca.crt, and by no CA from its image, its environment, a Secret or the API", p.env.ID)
+}
+
+// distrustFor is how long a client that does not trust the mesh's CA is reported. It is longer than
+// the kubelet waits before it restarts a container that keeps failing.
+const distrustFor = 6 * time.Minute
+
+// Distrusted reports whether a client of the pod did not trust the mesh's CA lately.
+func (p *Pod) Distrusted() bool {
+	at := p.distrust.Load()
+	return at != 0 && time.Since(time.Unix(0, at)) < distrustFor
+}
+
 // noticeInterval is the least time between two notices of one kind about a pod.
 const noticeInterval = time.Minute
 

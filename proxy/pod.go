@@ -84,6 +84,8 @@ type accepting struct {
 	tunnels tunnels
 	stall   time.Duration // of an HTTP/2 stream
 	dropped *rate.Limiter // of requests
+	// distrust is when a client last did not trust the mesh's CA, in Unix nanoseconds.
+	distrust atomic.Int64
 }
 
 // inForce is the policy that applies to a pod, and the requests in progress under it.
@@ -122,7 +124,8 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 		},
 	}
 	p.budgets.Pod, p.budgets.Bound = p.env.ID, p.bound
-	p.accepting = accepting{conns: s.conns.Conns(p.bound), stall: downstream.Stall, dropped: rate.NewLimiter(abandonedRate, abandonedBurst)}
+	p.conns, p.stall, p.dropped = s.conns.Conns(p.bound), downstream.Stall, rate.NewLimiter(abandonedRate, abandonedBurst)
+	p.conns.Distrusted = p.distrusted
 	p.env.Draining = p.conns.Draining
 	p.env.Notify, p.env.Get, p.env.NoResponse, p.env.Enter = p.notify, p.get, p.noResponse, p.enter
 	context.AfterFunc(p.life, func() { time.AfterFunc(p.unseen(), func() { p.endWriting(nil) }) })
@@ -153,6 +156,7 @@ func (p *Pod) newHTTP() *http.Server {
 		MaxReadFrameSize:              maxFrame,
 	})
 	server.TLSConfig = both
+	server.ErrorLog = downstream.WatchHandshakes(server.ErrorLog, p.distrusted)
 	return server
 }
 

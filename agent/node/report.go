@@ -56,7 +56,7 @@ func (n *Node) report(uid string, p *pod) *meshv1.PodReport {
 	r.LockHolder, r.HeldLocks = p.proxied.LockHolder(), p.proxied.HeldLocks()
 	r.ObservedLocks = observedLocks(p.proxied.ObservedLocks())
 	r.LockRefusals = lockRefusals(p.proxied.LockRefusals())
-	r.Methods = p.proxied.Methods()
+	r.Methods, r.Distrusted = p.proxied.Methods(), p.proxied.Distrusted()
 	r.EgressMessage = p.egressProblem
 	r.TrafficMessage = p.trafficProblem()
 	r.WebhookMessage = n.webhookProblem(p)

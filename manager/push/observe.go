@@ -39,6 +39,8 @@ type Observation struct {
 	Methods map[string]string
 	// WebhookMessage says why reviews that arrive at the pod are not routed.
 	WebhookMessage string
+	// Distrusted reports whether a client of the pod did not trust the mesh's CA lately.
+	Distrusted bool
 	// Activity is what the pod did to objects lately, by resource. The caller must not modify
 	// it.
 	Activity []*meshv1.ResourceActivity

@@ -67,6 +67,8 @@ type verdict struct {
 	// unrouted is why reviews that arrive at it are not routed; empty if they are, or are not
 	// to be.
 	unrouted string
+	// distrusted: one of its clients does not trust the mesh's CA.
+	distrusted bool
 }
 
 func (v verdict) unready() bool { return !v.ready }
@@ -141,7 +143,7 @@ func (in Input) member(pod *corev1.Pod) verdict {
 	o := in.Observe(node, uid)
 	v := verdict{MemberStatus: v1alpha1.MemberStatus{
 		Name: pod.Name, Node: node, Capture: o.Capture, PolicyVersion: o.Version, LockHolder: o.LockHolder,
-	}, unrouted: o.WebhookMessage}
+	}, unrouted: o.WebhookMessage, distrusted: o.Distrusted}
 	before := in.before(pod, o)
 	if before != nil {
 		v.Capture, v.PolicyVersion, v.LockHolder = before.Capture, before.PolicyVersion, before.LockHolder
@@ -291,9 +293,12 @@ func (in Input) degraded(verdicts []verdict) condition {
 // memberTroubles returns the Degraded condition of a configuration without broken members.
 func (c Common) memberTroubles(config *v1alpha1.ShardingConfig, verdicts []verdict) condition {
 	stuck := func(v verdict) bool { return stuck(config, v) }
+	distrusted := func(v verdict) bool { return v.distrusted }
 	switch {
 	case slices.ContainsFunc(verdicts, stuck):
 		return condition{true, v1alpha1.ReasonCannotFailOpen, stuckMessage + describe(verdicts, stuck)}
+	case slices.ContainsFunc(verdicts, distrusted):
+		return condition{true, v1alpha1.ReasonMeshCANotTrusted, distrustMessage + describe(verdicts, distrusted)}
 	case c.MissingBundle != "":
 		return condition{true, v1alpha1.ReasonBundleRefused, bundleMessage + c.MissingBundle}
 	case c.Stamping != nil && c.Stamping.Message != "":
@@ -314,6 +319,7 @@ const (
 	unroutedMessage    = "reviews that the apiserver sends to some members are not routed to the shard that owns the namespace: "
 	handingOverMessage = "keys are handed over"
 	bundleMessage      = "the CAs in its namespace are out of date, so that new pods do not start, and those that run will refuse their agents after the next rotation: make room in the namespace's quota, or exempt the ConfigMap from its policies: "
+	distrustMessage    = "clients do not trust the mesh's CA and reach no apiserver: let them verify it by /var/run/secrets/kubernetes.io/serviceaccount/ca.crt, and by no CA from their image, their environment, a Secret or the API: "
 	stuckMessage       = "failurePolicy is Open, but members that are not captured by ebpf are refused when their agent dies: "
 )
 

@@ -262,3 +262,14 @@ func TestBundleThatCannotBeWrittenDegrades(t *testing.T) {
 	require.Contains(t, degraded.Message, "make room in the namespace's quota")
 	require.Contains(t, degraded.Message, in.MissingBundle)
 }
+
+func TestClientsThatDoNotTrustTheMeshDegrade(t *testing.T) {
+	o := fine
+	o.Distrusted = true
+	s := Of(input(o, pod("a")))
+	require.Equal(t, metav1.ConditionTrue, findCondition(t, s, v1alpha1.ConditionReady).Status, "its other clients may be served")
+	degraded := findCondition(t, s, v1alpha1.ConditionDegraded)
+	require.EqualValues(t, v1alpha1.ReasonMeshCANotTrusted, degraded.Reason)
+	require.Contains(t, degraded.Message, "serviceaccount/ca.crt")
+	require.Contains(t, degraded.Message, "pod a")
+}

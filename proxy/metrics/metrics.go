@@ -27,7 +27,7 @@ const ClientGone = 499
 type Node struct {
 	Refusals, UpstreamErrors, DryRun                *prometheus.CounterVec
 	Bounds, Tunnels, TunnelBytes, Filtered, Foreign *prometheus.CounterVec
-	Egress, Reviews, Supplemented                   *prometheus.CounterVec
+	Egress, Reviews, Supplemented, Distrusted       *prometheus.CounterVec
 	Panics                                          prometheus.Counter
 	Limits, Faults                                  Rules
 	Workloads                                       Workloads
@@ -70,6 +70,7 @@ func NewNode(r prometheus.Registerer) (*Node, error) {
 		{&m.Refusals, "refusals", "Requests that the proxy answered itself, by reason.", []string{"reason"}},
 		{&m.UpstreamErrors, "upstream_errors", "Requests that the apiserver did not answer.", nil},
 		{&m.Bounds, "bounds_reached", "Connections and requests of captured pods that were refused because the pod reached a bound of the proxy.", []string{"bound"}},
+		{&m.Distrusted, "distrusted_handshakes", "TLS handshakes that clients of captured pods ended because they do not trust the mesh's CA.", nil},
 		{&m.Foreign, "foreign_requests", "Requests for single objects of another shard, by action: refused, or observed (and passed). Unknown: passed without knowing the owner.", []string{"verb", "action"}},
 		{&m.Tunnels, "passthrough_connections", "Connections of captured pods that were tunnelled without decryption.", nil},
 		{&m.TunnelBytes, "passthrough_bytes", "Bytes of tunnelled connections, to the apiserver (up) and to the pod (down).", []string{"direction"}},

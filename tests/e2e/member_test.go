@@ -49,6 +49,7 @@ func TestMember(t *testing.T) {
 		{"Traffic", m.testTraffic},
 		{"Trust", m.testTrust},
 		{"Tokens", m.testTokens},
+		{"Distrust", m.testDistrust},
 	} {
 		t.Run(test.name, test.run)
 	}

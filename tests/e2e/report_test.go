@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -127,6 +128,31 @@ func (m *members) testTrust(t *testing.T) {
 		assert.Equal(t, meshv1alpha1.TrustMesh, pod.Annotations[meshv1alpha1.TrustAnnotation])
 		assert.Greater(t, len(listeners(t, pod)), 1, "its own and the mesh's")
 	}
+}
+
+// A client that takes the apiserver's CA from elsewhere reaches no apiserver. The status and an
+// Event of the pod say why.
+func (m *members) testDistrust(t *testing.T) {
+	config := from(t, m.pods[0])
+	config.CAData = []byte(in(t, m.direct, "cat", account+"ca.crt"))
+	require.ErrorContains(t, clientOf(t, config, inJSON).List(t.Context(), &corev1.ConfigMapList{}), unknownAuthority)
+	until(t, "the status to say so", func(ctx context.Context) error {
+		c := &meshv1alpha1.ShardingConfig{}
+		if err := cluster.Get(ctx, client.ObjectKey{Namespace: m.home, Name: m.shard(0)}, c); err != nil {
+			return err
+		}
+		degraded := meta.FindStatusCondition(c.Status.Conditions, meshv1alpha1.ConditionDegraded)
+		return orElse(degraded.Reason == string(meshv1alpha1.ReasonMeshCANotTrusted) && strings.Contains(degraded.Message, "pod "+m.pods[0].Name), fmt.Sprint(degraded))
+	})
+	until(t, "an Event of the pod", func(ctx context.Context) error {
+		var list eventsv1.EventList
+		if err := cluster.List(ctx, &list, client.InNamespace(m.home)); err != nil {
+			return err
+		}
+		return orElse(slices.ContainsFunc(list.Items, func(e eventsv1.Event) bool {
+			return e.Regarding.Name == m.pods[0].Name && e.Reason == string(meshv1alpha1.ReasonMeshCANotTrusted)
+		}), fmt.Sprint(len(list.Items)))
+	})
 }
 
 // sources returns the ConfigMaps that a pod's volumes project.

@@ -104,6 +104,8 @@ const (
 	// ReasonUndividedWatches: several shards write a resource that they watch in all
 	// namespaces, and the root does not divide it.
 	ReasonUndividedWatches Reason = "UndividedWatches"
+	// ReasonMeshCANotTrusted: a client in a member does not trust the mesh's CA.
+	ReasonMeshCANotTrusted Reason = "MeshCANotTrusted"
 	// ReasonBundleRefused: the mesh's CAs cannot be written into the namespace.
 	ReasonBundleRefused Reason = "BundleRefused"
 	// ReasonNoWrites: a shard never writes, while others do.

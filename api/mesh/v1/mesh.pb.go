@@ -720,7 +720,10 @@ type PodReport struct {
 	// What the pod did to objects lately, by resource, if its shard is one of several of a
 	// root. At most 16 resources that the policy divides, and 16 others. Empty for a while
 	// after a change of what the shards own, and always from earlier agents.
-	Activity      []*ResourceActivity `protobuf:"bytes,17,rep,name=activity,proto3" json:"activity,omitempty"`
+	Activity []*ResourceActivity `protobuf:"bytes,17,rep,name=activity,proto3" json:"activity,omitempty"`
+	// Whether a client of the pod did not trust the mesh's CA lately, so that it reaches no
+	// apiserver.
+	Distrusted    bool `protobuf:"varint,18,opt,name=distrusted,proto3" json:"distrusted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -865,6 +868,13 @@ func (x *PodReport) GetActivity() []*ResourceActivity {
 		return x.Activity
 	}
 	return nil
+}
+
+func (x *PodReport) GetDistrusted() bool {
+	if x != nil {
+		return x.Distrusted
+	}
+	return false
 }
 
 // LockRefusal is an error that the apiserver answers to a pod's requests for one of its locks:
@@ -2777,7 +2787,7 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\x06serial\x18\x05 \x01(\x04R\x06serial\x12\x16\n" +
 	"\x06barred\x18\x06 \x01(\bR\x06barred\"9\n" +
 	"\x06Report\x12/\n" +
-	"\x04pods\x18\x01 \x03(\v2\x1b.ctrlmesh.mesh.v1.PodReportR\x04pods\"\x9f\x06\n" +
+	"\x04pods\x18\x01 \x03(\v2\x1b.ctrlmesh.mesh.v1.PodReportR\x04pods\"\xbf\x06\n" +
 	"\tPodReport\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x18\n" +
 	"\acapture\x18\x02 \x01(\tR\acapture\x12\x18\n" +
@@ -2797,7 +2807,10 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"held_locks\x18\x0e \x03(\tR\theldLocks\x12'\n" +
 	"\x0fwebhook_message\x18\x0f \x01(\tR\x0ewebhookMessage\x12B\n" +
 	"\rlock_refusals\x18\x10 \x03(\v2\x1d.ctrlmesh.mesh.v1.LockRefusalR\flockRefusals\x12>\n" +
-	"\bactivity\x18\x11 \x03(\v2\".ctrlmesh.mesh.v1.ResourceActivityR\bactivity\x1a:\n" +
+	"\bactivity\x18\x11 \x03(\v2\".ctrlmesh.mesh.v1.ResourceActivityR\bactivity\x12\x1e\n" +
+	"\n" +
+	"distrusted\x18\x12 \x01(\bR\n" +
+	"distrusted\x1a:\n" +
 	"\fMethodsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\x06\x10\a\"\x9d\x01\n" +

@@ -91,6 +91,7 @@ const (
 	ReasonClientCertificate = "ClientCertificateRefused"
 	ReasonToken             = "TokenRefused"
 	ReasonBound             = "ProxyBoundReached"
+	ReasonDistrust          = "MeshCANotTrusted"
 )
 
 // Known is what the pod's requests have shown.

@@ -29,6 +29,7 @@ type Conn struct {
 	end       context.CancelFunc
 	http2     atomic.Bool // counted in Conns.HTTP2
 	computing atomic.Bool // has a token in Conns.Handshakes
+	tls13     atomic.Bool // a TLS handshake of that version has begun
 	closed    atomic.Bool
 	serving   atomic.Int32
 	unserved  atomic.Int64
@@ -76,6 +77,7 @@ func ConfigForClient(http11 *tls.Config) func(*tls.ClientHelloInfo) (*tls.Config
 		if err := c.Compute(h.Context()); err != nil {
 			return nil, err
 		}
+		c.tls13.Store(slices.Contains(h.SupportedVersions, tls.VersionTLS13) && c.conns.Distrusted != nil)
 		if slices.Contains(h.SupportedProtos, "h2") && !c.TakeHTTP2() {
 			return http11, nil
 		}
@@ -141,8 +143,13 @@ func (c *Conn) Forgive() {
 // Read accounts for what it reads between requests.
 func (c *Conn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
-	if n > 0 && c.serving.Load() == 0 && !c.Upgraded.Load() && !c.Hold(n) {
-		return 0, ErrTooMuch
+	if n > 0 && c.serving.Load() == 0 && !c.Upgraded.Load() {
+		if c.tls13.Load() && plainDistrust(b[:n]) {
+			c.conns.Distrusted()
+		}
+		if !c.Hold(n) {
+			return 0, ErrTooMuch
+		}
 	}
 	return n, err
 }

@@ -80,6 +80,8 @@ type Conns struct {
 	Open, HTTP2, Unserved bounds.Account
 	// Reached is called with the name of a bound that was reached.
 	Reached func(bound string)
+	// Distrusted is called for each client that does not trust the server's certificate; nil: not.
+	Distrusted func()
 	// Handshakes contains a token for each TLS handshake that is being computed.
 	Handshakes chan struct{}
 	// Draining is done after Stop.
