@@ -36,12 +36,8 @@ const (
 // Cluster is what agents are sent about the apiserver, whose CA is ca, of their own
 // Service, nil where there is none, and of the mesh's CA certificates.
 func Cluster(service, agents *corev1.Service, parts []discoveryv1.EndpointSlice, ca, meshCA []byte) (*meshv1.Cluster, error) {
-	var services, endpoints []netip.AddrPort
-	for _, p := range service.Spec.Ports {
-		if p.Name == port {
-			services = append(services, addresses(service.Spec.ClusterIPs, p.Port)...)
-		}
-	}
+	var endpoints []netip.AddrPort
+	services := Services(service)
 	if len(services) == 0 {
 		return nil, fmt.Errorf("the Service %s/%s has no address for its port %q", Namespace, Name, port)
 	}
@@ -75,6 +71,16 @@ func Cluster(service, agents *corev1.Service, parts []discoveryv1.EndpointSlice,
 	}
 	c.Version = fingerprint(b)
 	return c, nil
+}
+
+// Services are the addresses of the apiserver's Service, the preferred first.
+func Services(service *corev1.Service) (out []netip.AddrPort) {
+	for _, p := range service.Spec.Ports {
+		if p.Name == port {
+			out = append(out, addresses(service.Spec.ClusterIPs, p.Port)...)
+		}
+	}
+	return out
 }
 
 func fingerprint(b []byte) string {

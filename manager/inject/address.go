@@ -40,7 +40,8 @@ func toAddress(pod *corev1.Pod, before []corev1.Volume, namespace, bundle string
 	volumes := slices.Clone(before)
 	token := ""
 	for at, c := range containersOf(pod) {
-		ops = append(ops, setEnv(at+"/env", c.Env, env)...)
+		exempted, more := exempt(at, c, agents)
+		ops = append(append(ops, exempted...), setEnv(at+"/env", c.Env, slices.Concat(env, more))...)
 		files, err := kubeconfigs(c, pod.Annotations[v1alpha1.KubeconfigAnnotation])
 		if err != nil {
 			return nil, "", nil, fmt.Errorf("container %s: %w", c.Name, err)

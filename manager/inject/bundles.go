@@ -30,6 +30,8 @@ const (
 	BundleLabel = v1alpha1.GroupName + "/bundle"
 
 	bundleKey = "ca.crt"
+	// apiserverSigner is the signer of the ClusterTrustBundles that verify the apiserver.
+	apiserverSigner = "kubernetes.io/kube-apiserver-serving"
 )
 
 // Bundles writes the mesh's bundles.

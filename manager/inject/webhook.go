@@ -24,6 +24,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
@@ -92,8 +93,9 @@ func (w *Webhook) create(ctx context.Context, req admission.Request, pod *corev1
 	trusted := compile.Trust(config)
 	bundle := BundleOf(trusted)
 	annotations := map[string]string{v1alpha1.TrustAnnotation: trusted, v1alpha1.KubeconfigContentAnnotation: "", v1alpha1.EgressTrustAnnotation: ""}
-	var warnings []string
 	volumes, ops := swapBundles(pod.Spec.Volumes, bundle)
+	ops = append(ops, swapVariables(pod, bundle)...)
+	warnings := hazards(pod, capture, w.services(ctx, pod))
 	if capture == v1alpha1.CaptureAddress {
 		if config != nil && compile.PassesThrough(config) {
 			return refuse("Capture", "a pod that is captured by address cannot have its connections passed through, as clientCertificates: Passthrough of %s asks: remove annotation %s from the pod template", origin.Describe(config), v1alpha1.CaptureAnnotation)
@@ -106,7 +108,7 @@ func (w *Webhook) create(ctx context.Context, req admission.Request, pod *corev1
 		if err != nil {
 			return refuse("Capture", "this pod cannot be captured by address: %v", err)
 		}
-		ops, warnings = append(ops, more...), replaced
+		ops, warnings = append(ops, more...), append(warnings, replaced...)
 		annotations[v1alpha1.KubeconfigContentAnnotation] = kubeconfig
 	}
 	bundles := []string{bundle}
@@ -168,13 +170,21 @@ func (w *Webhook) agents(ctx context.Context) (netip.AddrPort, *admission.Respon
 	return addresses[0], nil
 }
 
+// services returns the addresses of the apiserver's Service; nil where they do not matter, or are
+// not known.
+func (w *Webhook) services(ctx context.Context, pod *corev1.Pod) []netip.AddrPort {
+	service := &corev1.Service{}
+	if !mayPass(pod) || w.Reader.Get(ctx, types.NamespacedName{Namespace: apiserver.Namespace, Name: apiserver.Name}, service) != nil {
+		return nil
+	}
+	return apiserver.Services(service)
+}
+
 // swapBundles replaces the bundle in all volumes that have one. The operations change nothing
 // else, because a pod may have fields that this program does not know.
 func swapBundles(in []corev1.Volume, bundle string) (volumes []corev1.Volume, ops []jsonpatch.JsonPatchOperation) {
 	swap := func(name *string, format string, at ...any) {
-		switch *name {
-		case bundle:
-		case clusterBundle, MeshBundle, BothBundle:
+		if isBundle(*name) && *name != bundle {
 			*name = bundle
 			ops = append(ops, jsonpatch.NewOperation("replace", fmt.Sprintf(format, at...), bundle))
 		}
@@ -189,11 +199,44 @@ func swapBundles(in []corev1.Volume, bundle string) (volumes []corev1.Volume, op
 				if s.ConfigMap != nil {
 					swap(&s.ConfigMap.Name, "/spec/volumes/%d/projected/sources/%d/configMap/name", i, j)
 				}
+				if t := s.ClusterTrustBundle; t != nil && ptr.Deref(t.SignerName, "") == apiserverSigner {
+					v.Projected.Sources[j] = corev1.VolumeProjection{ConfigMap: &corev1.ConfigMapProjection{
+						LocalObjectReference: corev1.LocalObjectReference{Name: bundle}, Items: []corev1.KeyToPath{{Key: bundleKey, Path: t.Path}},
+					}}
+					ops = append(ops, jsonpatch.NewOperation("replace", fmt.Sprintf("/spec/volumes/%d/projected/sources/%d", i, j), v.Projected.Sources[j]))
+				}
 			}
 		}
 		volumes = append(volumes, v)
 	}
 	return volumes, ops
+}
+
+// swapVariables replaces the bundle in all variables that are set from one.
+func swapVariables(pod *corev1.Pod, bundle string) (ops []jsonpatch.JsonPatchOperation) {
+	swap := func(name, format string, at ...any) {
+		if isBundle(name) && name != bundle {
+			ops = append(ops, jsonpatch.NewOperation("replace", fmt.Sprintf(format, at...), bundle))
+		}
+	}
+	for at, c := range containersOf(pod) {
+		for i, e := range c.Env {
+			if e.ValueFrom != nil && e.ValueFrom.ConfigMapKeyRef != nil {
+				swap(e.ValueFrom.ConfigMapKeyRef.Name, "%s/env/%d/valueFrom/configMapKeyRef/name", at, i)
+			}
+		}
+		for i, e := range c.EnvFrom {
+			if e.ConfigMapRef != nil {
+				swap(e.ConfigMapRef.Name, "%s/envFrom/%d/configMapRef/name", at, i)
+			}
+		}
+	}
+	return ops
+}
+
+// isBundle reports whether a ConfigMap has the CAs that verify the apiserver.
+func isBundle(name string) bool {
+	return name == clusterBundle || name == MeshBundle || name == BothBundle
 }
 
 func refuse(reason, format string, args ...any) admission.Response {

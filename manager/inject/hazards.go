@@ -1,0 +1,127 @@
+package inject
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"net/url"
+	"path"
+	"slices"
+	"strings"
+
+	"golang.org/x/net/http/httpproxy"
+	"gomodules.xyz/jsonpatch/v2"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
+)
+
+const (
+	serviceHost = "KUBERNETES_SERVICE_HOST"
+	// accountDir is where clients look for the token and the CA of their service account.
+	accountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
+)
+
+// sandboxes are parts of the names of runtime classes under which a pod's connections are made by
+// another kernel or network stack than the node's.
+var sandboxes = []string{"gvisor", "runsc", "kata", "firecracker"}
+
+// proxies are the variables that send a client's HTTPS connections through a proxy, each with the
+// one that exempts hosts.
+var proxies = map[string]string{"HTTPS_PROXY": "NO_PROXY", "ALL_PROXY": "NO_PROXY", "https_proxy": "no_proxy", "all_proxy": "no_proxy"}
+
+// hazards warns of what makes the clients of a captured pod pass by the mesh, whose CA alone they
+// trust, so that they reach no apiserver. service are the apiserver's addresses that clients know
+// from their environment, the agents' own under capture by address.
+func hazards(pod *corev1.Pod, capture string, service []netip.AddrPort) (warnings []string) {
+	warn := func(format string, args ...any) { warnings = append(warnings, fmt.Sprintf(format, args...)) }
+	byAddress := capture == v1alpha1.CaptureAddress
+	if name := strings.ToLower(ptr.Deref(pod.Spec.RuntimeClassName, "")); !byAddress && slices.ContainsFunc(sandboxes, func(s string) bool { return strings.Contains(name, s) }) {
+		warn("runtimeClassName %s: the node may not see the connections of a sandboxed pod, and cannot redirect them then: set annotation %s: %s, which needs no redirection", name, v1alpha1.CaptureAnnotation, v1alpha1.CaptureAddress)
+	}
+	for _, c := range containersOf(pod) {
+		if host := valueOf(c, serviceHost); !byAddress && host != "" && !slices.ContainsFunc(service, func(a netip.AddrPort) bool { return a.Addr().String() == host }) {
+			warn("container %s: %s is %s: connections there are captured only if that is an address of the apiserver's Service or of its endpoints: remove the variable, or set annotation %s: %s, which replaces it", c.Name, serviceHost, host, v1alpha1.CaptureAnnotation, v1alpha1.CaptureAddress)
+		}
+		if name := proxyOf(c, service); !byAddress && name != "" {
+			warn("container %s: %s sends its connections to the apiserver through a proxy, where they are not captured: add %s to %s", c.Name, name, strings.Join(hostsOf(service), " and "), proxies[name])
+		}
+		for _, m := range c.VolumeMounts {
+			i := slices.IndexFunc(pod.Spec.Volumes, named(m.Name))
+			if i >= 0 && path.Clean(m.MountPath) == accountDir && pod.Spec.Volumes[i].Secret != nil {
+				warn("container %s mounts Secret %s as its service account: the CA there is the cluster's, not the mesh's: remove the mount, so that Kubernetes mounts a token by itself", c.Name, pod.Spec.Volumes[i].Secret.SecretName)
+			}
+		}
+	}
+	return warnings
+}
+
+// mayPass reports whether the apiserver's addresses matter to hazards.
+func mayPass(pod *corev1.Pod) bool {
+	for _, c := range containersOf(pod) {
+		if slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == serviceHost || proxies[e.Name] != "" }) {
+			return true
+		}
+	}
+	return false
+}
+
+// exempt adds the agents' address to a container's lists of hosts that need no proxy. It returns
+// the variables that the container has not.
+func exempt(at string, c corev1.Container, agents netip.AddrPort) (ops []jsonpatch.JsonPatchOperation, missing []corev1.EnvVar) {
+	if proxyOf(c, []netip.AddrPort{agents}) == "" {
+		return nil, nil
+	}
+	host := agents.Addr().String()
+	var done []string
+	for _, e := range c.Env {
+		list := proxies[e.Name]
+		if list == "" || slices.Contains(done, list) {
+			continue
+		}
+		done = append(done, list)
+		i := slices.IndexFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == list })
+		switch {
+		case i < 0:
+			missing = append(missing, corev1.EnvVar{Name: list, Value: host})
+		case c.Env[i].ValueFrom == nil:
+			value := strings.TrimPrefix(c.Env[i].Value+","+host, ",")
+			ops = append(ops, jsonpatch.NewOperation("add", fmt.Sprintf("%s/env/%d/value", at, i), value))
+		}
+	}
+	return ops, missing
+}
+
+// proxyOf returns the variable that sends connections to a service through a proxy; empty if none
+// does, as far as the pod shows it.
+func proxyOf(c corev1.Container, service []netip.AddrPort) string {
+	for _, e := range c.Env {
+		if proxies[e.Name] == "" || e.Value == "" && e.ValueFrom == nil {
+			continue
+		}
+		direct := func(to netip.AddrPort) bool {
+			config := httpproxy.Config{HTTPSProxy: cmp.Or(e.Value, "http://unknown"), NoProxy: valueOf(c, proxies[e.Name])}
+			through, err := config.ProxyFunc()(&url.URL{Scheme: "https", Host: to.String()})
+			return err != nil || through == nil
+		}
+		if slices.ContainsFunc(service, func(to netip.AddrPort) bool { return !direct(to) }) {
+			return e.Name
+		}
+	}
+	return ""
+}
+
+// valueOf returns the value of a variable; empty if it has none, or is set from elsewhere.
+func valueOf(c corev1.Container, name string) string {
+	i := slices.IndexFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == name })
+	if i < 0 {
+		return ""
+	}
+	return c.Env[i].Value
+}
+
+func hostsOf(service []netip.AddrPort) []string {
+	return collect.Map(service, func(a netip.AddrPort) string { return a.Addr().String() })
+}
