@@ -47,6 +47,9 @@ func (rt *root) read(ctx context.Context, config *v1alpha1.ShardingConfig) error
 // take continues from the state of an object.
 func (rt *root) take(object *v1alpha1.ShardingConfig) {
 	rt.object, rt.memory, rt.lookups.outside = object, rt.memory.Reread(), decide.Outside{}
+	if rt.demand.Config.Name == "" {
+		rt.demand = FirstDemand(object)
+	}
 	rt.stored = decide.Stored{Status: object.Status, ReadAt: rt.of.Now()}
 	rt.stored.State, rt.broken = decide.Load(object.Status.Root)
 	if object.Status.Root != nil {
@@ -63,13 +66,6 @@ func (rt *root) take(object *v1alpha1.ShardingConfig) {
 func (rt *root) publish() {
 	rt.published = rt.memory.Published(rt.stored, rt.lookups.firstOrdinal)
 	rt.of.store(rt.uid, known{Root: rt.published, err: rt.broken})
-}
-
-// current reports whether the configuration and the policies of a world follow from what the
-// shards act by.
-func (rt *root) current(w World) bool {
-	by := rt.stored.Acting
-	return w.Enacted.follow(rt.uid, by) && (w.Compiled.Policies == nil || w.CompiledBy.follow(rt.uid, by))
 }
 
 // finalizer writes the finalizers of the object.

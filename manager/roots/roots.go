@@ -184,6 +184,16 @@ func (r *Roots) Demands() (demands []locks.Demand, ok bool) {
 	return ptr.Deref(known, nil), known != nil
 }
 
+// FirstDemand returns the demand of a root that this leader has read and not decided about: the
+// locks on record stay as they are.
+func FirstDemand(config *v1alpha1.ShardingConfig) locks.Demand {
+	d := locks.Demand{Config: client.ObjectKeyFromObject(config), Mode: locks.Watch}
+	for _, l := range config.Status.Locks {
+		d.Locks = append(d.Locks, locks.LockOf(types.NamespacedName{Namespace: l.Namespace, Name: l.Name}, config.Status.Locks))
+	}
+	return d
+}
+
 // publishDemands publishes the demands of a round. The locks of roots that could not be
 // read stay as they are.
 func (r *Roots) publishDemands() {
