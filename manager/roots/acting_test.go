@@ -130,6 +130,28 @@ func TestDryRunOfActingShardsBeginsWhenNoneOwnsAnything(t *testing.T) {
 	require.Empty(t, m.holder("lock"))
 }
 
+// The gate of the former spec may be closed, and that of the next one does not consider its pods.
+func TestNoPodIsAssignedDuringASpecChange(t *testing.T) {
+	t.Parallel()
+	m := newMesh(t)
+	m.root(2, 2)
+	m.pod(0)
+	late := string(m.pod(2).UID)
+	m.settle()
+	m.change(func(c *v1alpha1.ShardingConfig) {
+		c.Spec.Root.OnChange, c.Spec.Controller.LeaderElectionName = v1alpha1.OnChangeRelist, "other"
+	})
+	m.deaf[late] = true
+	m.goOn(10*time.Second, m.oneSpec)
+	added := m.pod(1)
+	m.goOn(time.Minute, m.oneSpec)
+	require.Empty(t, m.shardOf(added))
+	m.deaf[late] = false
+	m.goOn(time.Minute, m.oneSpec)
+	require.Equal(t, "op-1-normal", m.shardOf(added))
+	require.Len(t, m.held(), 2)
+}
+
 // Under onChange Restart the members are replaced, because their caches have what they released.
 func TestSpecChangeRestartsMembers(t *testing.T) {
 	t.Parallel()

@@ -129,7 +129,9 @@ func (d *deciding) assignPods() {
 		spec.Disable = new(true)
 	}
 	placed, outdated := layout.Place(spec, v.Spec.FirstOrdinal, v.Pods.Workload, d.next.Members)
-	if join := v.joining(placed); len(join) > 0 {
+	// During a change no pod is assigned: the gate of the former spec may be closed, and that of
+	// the next one does not consider its pods.
+	if join := v.joining(placed); len(join) > 0 && !v.changes() {
 		d.do(handover.Join{Members: join})
 	}
 	for _, uid := range d.memory.plan.lasting(outdated, v.now) {
