@@ -138,16 +138,13 @@ func accountsOf(pods []*corev1.Pod, c *v1alpha1.ShardingConfig) (out []string) {
 }
 
 // nobodyActs reports whether no pod acts for a configuration any more, which may have been
-// deleted: the agents have confirmed the current policies of all pods in its namespace. l is the
-// list that was searched for the configuration.
+// deleted. l is the list that was searched for the configuration.
 func (r *Controller) nobodyActs(l *controllers.Listed, config types.NamespacedName) bool {
 	c := r.State.Compiled.Load()
 	if c == nil || c.Listed != l {
 		return false // the policies are older than l
 	}
-	return !collect.Any(c.Policies, func(uid types.UID, p compile.Policy) bool {
-		return p.GetNamespace() == config.Namespace && p.Node != "" && r.Push.Observe(p.Node, string(uid)).Version != p.GetVersion()
-	})
+	return roots.NobodyActs(config.Namespace, c.Policies, r.Push.Removed(), r.Push.Observe)
 }
 
 // Reviewer checks permissions at the apiserver.
