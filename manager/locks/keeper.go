@@ -121,6 +121,7 @@ func (k *Keeper) Round(ctx context.Context, demands []Demand, orphan func(config
 		return refused
 	}
 	wanted := wishes(permitted(demands, refused), func(name types.NamespacedName) State { return k.locks[name].state(now) })
+	k.watchActing(wanted, orphan)
 	k.each(func(l *lock) {
 		one, cancel := context.WithTimeout(ctx, perLock)
 		defer cancel()
@@ -185,6 +186,19 @@ func (k *Keeper) withOrphans(ctx context.Context, demands []Demand, orphan func(
 		demands = append(demands, Demand{Config: config, Mode: mode, Locks: []Lock{{NamespacedName: name}}})
 	}
 	return demands, failed
+}
+
+// watchActing leaves the locks as they are that only configurations without permission demand, while
+// pods may act for the configurations that they were acquired for.
+func (k *Keeper) watchActing(wanted map[types.NamespacedName]wish, orphan func(types.NamespacedName) bool) {
+	for name, l := range k.locks {
+		if _, demanded := wanted[name]; demanded {
+			continue
+		}
+		if config, held := l.heldFor(); held && !orphan(config) {
+			wanted[name] = wish{mode: Watch, config: config}
+		}
+	}
 }
 
 // unnamed are the locks that the mesh holds beside the named ones.

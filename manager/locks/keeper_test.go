@@ -448,6 +448,20 @@ func TestLockIsReleasedBesideADemandWithoutPermission(t *testing.T) {
 	}
 }
 
+// The configuration that the lock was acquired for was deleted, and its members may still act.
+func TestLockOfActingPodsStaysBesideADemandWithoutPermission(t *testing.T) {
+	c := newCluster(t)
+	of := ofOperator(c)
+	c.round(of(operator, Keep))
+	for _, mode := range []Mode{Keep, Watch, Acquire, Release} {
+		c.round(of(tenant, mode))
+		require.Equal(t, "ctrlmesh:op-system/op", *c.lease(webhook).Spec.HolderIdentity, mode)
+	}
+	c.orphans = true
+	c.round(of(tenant, Keep))
+	require.Empty(t, *c.lease(webhook).Spec.HolderIdentity)
+}
+
 // Shards that act keep their lock whatever becomes of the permission of their pods.
 func TestKeptLockNeedsNoPermission(t *testing.T) {
 	c := newCluster(t)
