@@ -121,6 +121,16 @@ func wishes(demands []Demand, seen func(types.NamespacedName) State) map[types.N
 	return out
 }
 
+// Wished returns what a round of a Keeper demands of each lock, and for which configuration. It is
+// for tests/explore.
+func Wished(demands []Demand, refused func(config, lock types.NamespacedName) bool, seen func(types.NamespacedName) State) map[types.NamespacedName]Demand {
+	out := map[types.NamespacedName]Demand{}
+	for name, w := range wishes(permitted(demands, refused), seen) {
+		out[name] = Demand{Config: w.config, Mode: w.mode}
+	}
+	return out
+}
+
 // sight is the observed state of one object of a lock.
 type sight struct {
 	exists bool

@@ -50,6 +50,12 @@ func (e *Enacted) follow(uid types.UID, by *v1alpha1.ActingSpec) bool {
 	return ok && equality.Semantic.DeepEqual(was, by)
 }
 
+// Follows reports whether the configuration and the policies of a World follow from what a root
+// acts by.
+func (w World) Follows(uid types.UID, by *v1alpha1.ActingSpec) bool {
+	return w.Enacted.follow(uid, by) && (w.Compiled.Policies == nil || w.CompiledBy.follow(uid, by))
+}
+
 // Same reports whether the shards of all roots acted by the same.
 func (e *Enacted) Same(other *Enacted) bool {
 	if e == nil || other == nil {

@@ -38,27 +38,46 @@ type lookups struct {
 	ordinalAt    time.Time
 }
 
-// observe gathers what a decision depends on.
-func (rt *root) observe(ctx context.Context, config *v1alpha1.ShardingConfig, w World, now time.Time) (decide.Facts, error) {
-	f := decide.Facts{Spec: specOf(config, w), Stored: rt.stored, Pods: podsOf(config, w, rt.stored.State.Members), Namespaces: w.Namespaces}
+// Sources are what a leader knows besides the World and the recorded state.
+type Sources struct {
+	// Observe returns what the agent of a node reported about a pod.
+	Observe func(node, uid string) push.Observation
+	// Locks is what is known of operators' locks.
+	Locks locks.Known
+	// Since is when this manager became the leader.
+	Since time.Time
+	// Asked is that of the root's demand as it was published last.
+	Asked uint64
+}
+
+// FactsOf returns the facts about a root that follow from a World, the recorded state and what
+// the leader knows. The others must be read from the apiserver.
+func FactsOf(config *v1alpha1.ShardingConfig, w World, stored decide.Stored, m decide.Memory, s Sources) decide.Facts {
+	f := decide.Facts{Spec: specOf(config, w), Stored: stored, Pods: podsOf(config, w, stored.State.Members), Namespaces: w.Namespaces}
 	f.Agents = decide.Agents{
 		Observed: map[decide.PodKey]push.Observation{}, Policies: w.Compiled.Policies,
-		Removed: w.Removed, Unconnected: w.Unconnected, Since: rt.of.since, RequestTimeout: w.RequestTimeout,
+		Removed: w.Removed, Unconnected: w.Unconnected, Since: s.Since, RequestTimeout: w.RequestTimeout,
 	}
-	for key := range decide.Watched(rt.memory, f) {
-		f.Agents.Observed[key] = rt.of.Observe(key.Node, key.UID)
+	for key := range decide.Watched(m, f) {
+		f.Agents.Observed[key] = s.Observe(key.Node, key.UID)
 	}
-	for _, s := range w.Compiled.Shards {
-		if s.Root != nil && s.Root.UID == rt.uid {
-			f.Shards = append(f.Shards, s)
+	for _, shard := range w.Compiled.Shards {
+		if shard.Root != nil && shard.Root.UID == config.UID {
+			f.Shards = append(f.Shards, shard)
 		}
 	}
+	f.Locks = survey(config, w, f, s)
+	return f
+}
+
+// observe gathers what a decision depends on.
+func (rt *root) observe(ctx context.Context, config *v1alpha1.ShardingConfig, w World, now time.Time) (decide.Facts, error) {
+	f := FactsOf(config, w, rt.stored, rt.memory, Sources{Observe: rt.of.Observe, Locks: rt.of.Locks, Since: rt.of.since, Asked: rt.demand.Asked})
 	f.Weights = rt.weights()
 	if config.Spec.Root.Method == v1alpha1.MethodLabels {
 		f.Stamping = rt.of.Stamping(config)
 	}
 	f.MissingBundle = rt.of.MissingBundle(config.Namespace)
-	f.Locks = rt.survey(config, w, f)
 
 	var err error
 	if f.Spec.FirstOrdinal, err = rt.readOrdinals(ctx, config, now); err != nil {
@@ -124,17 +143,17 @@ func (rt *root) weights() decide.Weights {
 }
 
 // survey returns what is known of the operator's locks.
-func (rt *root) survey(config *v1alpha1.ShardingConfig, w World, f decide.Facts) decide.Locks {
+func survey(config *v1alpha1.ShardingConfig, w World, f decide.Facts, s Sources) decide.Locks {
 	observe := func(node, uid string) push.Observation { return f.Agents.Observed[decide.PodKey{Node: node, UID: uid}] }
-	out := decide.Locks{States: map[types.NamespacedName]locks.State{}, Claimed: map[types.NamespacedName]bool{}, Forbidden: w.ForbiddenLocks[config.UID], Asked: rt.demand.Asked}
-	out.Surveyed, out.Undiscovered = locks.Survey(config, rt.stored.Status.Locks, locks.Sightings(f.Pods.Workload, observe), w.Configs, rt.of.Locks)
-	state := rt.of.Locks.States(client.ObjectKeyFromObject(config))
+	out := decide.Locks{States: map[types.NamespacedName]locks.State{}, Claimed: map[types.NamespacedName]bool{}, Forbidden: w.ForbiddenLocks[config.UID], Asked: s.Asked}
+	out.Surveyed, out.Undiscovered = locks.Survey(config, f.Stored.Status.Locks, locks.Sightings(f.Pods.Workload, observe), w.Configs, s.Locks)
+	state := s.Locks.States(client.ObjectKeyFromObject(config))
 	for _, l := range out.Surveyed {
 		name := types.NamespacedName{Namespace: l.Namespace, Name: l.Name}
-		if s, ok := state(name); ok {
-			out.States[name] = s
+		if known, ok := state(name); ok {
+			out.States[name] = known
 		}
-		out.Claimed[name] = locks.Claimed(config, name, w.Configs, rt.of.Locks) != ""
+		out.Claimed[name] = locks.Claimed(config, name, w.Configs, s.Locks) != ""
 	}
 	return out
 }

@@ -38,7 +38,7 @@ func (rt *root) round(ctx context.Context, config *v1alpha1.ShardingConfig, w Wo
 			return err
 		}
 	}
-	if !rt.current(w) {
+	if !w.Follows(rt.uid, rt.stored.Acting) {
 		return nil // the policies that follow from what was read start a round
 	}
 
