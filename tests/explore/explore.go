@@ -18,9 +18,8 @@ package explore
 
 import (
 	"fmt"
-	"hash/maphash"
-	"slices"
-	"strings"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/explore/search"
 )
 
 // Options bound a world.
@@ -104,22 +103,13 @@ func Run(worlds ...Options) (Report, error) {
 	return total, nil
 }
 
-func run(o Options) (Report, error) {
-	x := &explorer{Options: o, core: newCore(o), seed: maphash.MakeSeed(), seen: map[uint64]struct{}{}}
+func run(o Options) (search.Result, error) {
+	x := &explorer{Options: o, core: newCore(o)}
 	first, err := x.begin()
 	if err != nil {
-		return Report{}, err
+		return search.Result{}, err
 	}
-	x.visit(first, -1, step{})
-	for x.at = 0; x.at < len(x.nodes) && x.violation == "" && x.err == nil; x.at++ {
-		if o.Most > 0 && len(x.nodes) >= o.Most {
-			return Report{States: len(x.nodes)}, nil
-		}
-		w := x.nodes[x.at].world
-		x.nodes[x.at].world = nil // only its trace is needed from now on
-		x.successors(*w)
-	}
-	return Report{States: len(x.nodes), Violation: x.violation}, x.err
+	return search.Run(x, first, o.Most)
 }
 
 // alone reports whether there is one manager, which may be another after each read.
@@ -128,58 +118,33 @@ func (o Options) alone() bool { return o.Restores > 0 || o.Outside }
 type explorer struct {
 	Options
 	core *core
-	// seen are hashes of worlds: of ten million, two are equal once in 300,000 runs.
-	seen      map[uint64]struct{}
-	seed      maphash.Seed
-	nodes     []node
-	at        int // whose successors are visited
-	violation string
-	err       error
+	next visit
+	err  error
 }
 
-// node is a world, and how it came to be.
-type node struct {
-	world *world
-	from  int32
-	step  step
+// visit visits what becomes of the present world by a step.
+type visit func(w world, what string, a, b int)
+
+// Successors implements search.Space.
+func (x *explorer) Successors(w world, next func(world, search.Step)) (wrong string) {
+	x.next = func(w world, what string, a, b int) { next(w, search.Step{What: what, A: a, B: b}) }
+	x.successors(w)
+	return ""
 }
 
-// step is what happened, for people.
-type step struct {
-	what string
-	a, b int
-}
-
-// next visits what becomes of the present world by a step.
-func (x *explorer) next(w world, what string, a, b int) { x.visit(w, x.at, step{what, a, b}) }
-
-func (x *explorer) visit(w world, from int, s step) {
-	if x.violation != "" || x.err != nil {
-		return
+// Wrong implements search.Space.
+func (x *explorer) Wrong(w world) string {
+	if wrong := x.wrong(w); wrong != "" {
+		return wrong
 	}
+	return x.stuck(w)
+}
+
+// Canonical implements search.Space.
+func (x *explorer) Canonical(w world) world {
 	x.canonical(&w)
-	h := maphash.Comparable(x.seed, w)
-	if _, ok := x.seen[h]; ok {
-		return
-	}
-	x.seen[h] = struct{}{}
-	x.nodes = append(x.nodes, node{&w, int32(from), s})
-	wrong := x.wrong(w)
-	if wrong == "" {
-		wrong = x.stuck(w)
-	}
-	if wrong != "" {
-		x.violation = wrong + " after" + x.trace(len(x.nodes)-1)
-	}
+	return w
 }
 
-// trace is how a world came to be.
-func (x *explorer) trace(i int) string {
-	var steps []string
-	for ; i > 0; i = int(x.nodes[i].from) {
-		s := x.nodes[i].step
-		steps = append(steps, fmt.Sprintf("\n  %s %d %d", s.what, s.a, s.b))
-	}
-	slices.Reverse(steps)
-	return strings.Join(steps, "")
-}
+// Err implements search.Space.
+func (x *explorer) Err() error { return x.err }
