@@ -5,9 +5,10 @@ import (
 	"fmt"
 
 	"github.com/ctrlmesh/ctrlmesh/tests/explore"
+	"github.com/ctrlmesh/ctrlmesh/tests/explore/edits"
 )
 
-// explore checks the handover protocol in the states of small models, without a cluster.
+// explore checks handovers and edits of roots in the states of small models, without a cluster.
 func (s *suite) explore(context.Context) error {
 	report, err := explore.Run(explore.Quick()...)
 	if err != nil {
@@ -16,6 +17,14 @@ func (s *suite) explore(context.Context) error {
 	s.counts.explored = report.States
 	if report.Violation != "" {
 		return fmt.Errorf("exploring: %s", report.Violation)
+	}
+	edited, err := edits.Run(edits.Quick()...)
+	if err != nil {
+		return fmt.Errorf("exploring edits: %w", err)
+	}
+	s.counts.explored += edited.States
+	if edited.Violation != "" {
+		return fmt.Errorf("exploring edits: %s", edited.Violation)
 	}
 	return nil
 }
