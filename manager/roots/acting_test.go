@@ -152,6 +152,33 @@ func TestNoPodIsAssignedDuringASpecChange(t *testing.T) {
 	require.Len(t, m.held(), 2)
 }
 
+// Without an election, members of the former workload would act on the same keys as those of the
+// next one.
+func TestPodsOfAnotherWorkloadWaitForTheFormerMembers(t *testing.T) {
+	t.Parallel()
+	m := newMesh(t)
+	m.root(1, 1)
+	m.change(func(c *v1alpha1.ShardingConfig) {
+		c.Spec.Controller, c.Spec.Root.OnChange = nil, v1alpha1.OnChangeRelist
+	})
+	former := m.pod(0)
+	m.settle()
+	m.refuseEvictions()
+	next := m.pod(1)
+	next.Name, next.ResourceVersion, next.OwnerReferences[0].Name = "next-0", "", "next"
+	next.UID = "next"
+	require.NoError(t, m.Create(t.Context(), next))
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.TargetStatefulSet = "next" })
+	m.goOn(time.Minute, m.oneSpec)
+	require.Equal(t, "next", m.get().Status.Root.Acting.TargetStatefulSet)
+	require.Equal(t, []string{string(former.UID)}, m.acting())
+
+	m.funcs.SubResourceCreate = nil
+	m.goOn(2*time.Minute, m.oneSpec)
+	require.Equal(t, []string{"next"}, m.acting(), "the former member is evicted")
+	require.Len(t, m.held(), 1)
+}
+
 // Under onChange Restart the members are replaced, because their caches have what they released.
 func TestSpecChangeRestartsMembers(t *testing.T) {
 	t.Parallel()

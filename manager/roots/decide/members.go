@@ -76,16 +76,33 @@ func (v *view) admitted(p *corev1.Pod) bool {
 }
 
 // joining returns the pods that may be assigned to a shard now: their agents refuse them all.
-func (v *view) joining(placed map[string]string) (out []handover.Member) {
+func (v *view) joining(placed map[string]string, members map[string]handover.Member) (out []handover.Member) {
+	occupied := v.occupied(members)
 	for _, p := range v.Pods.Workload {
 		uid, node := string(p.UID), p.Spec.NodeName
 		shard := placed[uid]
-		if shard == "" || node == "" || p.DeletionTimestamp != nil || !v.admitted(p) ||
+		if shard == "" || occupied[shard] || node == "" || p.DeletionTimestamp != nil || !v.admitted(p) ||
 			slices.ContainsFunc(v.Spec.Conflicts, func(c compile.Conflict) bool { return c.Pod == p.Name }) {
 			continue
 		}
 		if v.refuses(p) && v.observe(node, uid).Capture != "" {
 			out = append(out, handover.Member{UID: uid, Name: p.Name, Node: node, Shard: shard})
+		}
+	}
+	return out
+}
+
+// occupied returns the shards that no pod joins before their members are replaced, because these
+// belong to the workload that was the target before. Without an election both would act on the keys
+// of the shard.
+func (v *view) occupied(members map[string]handover.Member) map[string]bool {
+	out := map[string]bool{}
+	if len(v.locks) > 0 || len(compile.NamedLocks(v.Spec.Config)) > 0 {
+		return out
+	}
+	for uid, m := range members {
+		if p := v.Pods.ByUID[uid]; p != nil && !compile.Ended(p) && !layout.Selects(v.Spec.Config.Spec.Root, p) {
+			out[m.Shard] = true
 		}
 	}
 	return out
@@ -131,7 +148,7 @@ func (d *deciding) assignPods() {
 	placed, outdated := layout.Place(spec, v.Spec.FirstOrdinal, v.Pods.Workload, d.next.Members)
 	// During a change no pod is assigned: the gate of the former spec may be closed, and that of
 	// the next one does not consider its pods.
-	if join := v.joining(placed); len(join) > 0 && !v.changes() {
+	if join := v.joining(placed, d.next.Members); len(join) > 0 && !v.changes() {
 		d.do(handover.Join{Members: join})
 	}
 	for _, uid := range d.memory.plan.lasting(outdated, v.now) {
