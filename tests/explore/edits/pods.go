@@ -20,7 +20,7 @@ func (x *explorer) pod(w world, i int, next visit) (moves bool) {
 	try("pod's agent takes", p.flight[0] != unknown && (p.draining == unknown || x.policies.all[p.inForce].acts.kind == nothing),
 		func(_ *world, p *pod) { x.take(p) })
 	try("pod's writes end", p.draining != unknown, func(_ *world, p *pod) { p.draining, p.acked = unknown, p.inForce })
-	try("pod's process ends", p.running && !p.object, x.end)
+	try("pod's process ends", p.running && !p.object && p.draining == unknown, x.end)
 	try("pod stops leading", p.leads && x.policies.all[p.inForce].acts.kind != scoped, func(w *world, p *pod) { w.stopLeading(i) })
 	if slot := w.freeSlot(); slot > 0 {
 		try("pod is made anew", p.exists && !p.object && !x.Uninstalls && !w.replaced(i), func(w *world, p *pod) {

@@ -144,7 +144,8 @@ func (x *explorer) conflict(p pod, a policyID, q pod, b policyID) bool {
 	case of.kind == everything || with.kind == everything:
 		return true
 	}
-	return x.policies.conflict(a, b)
+	// Without an election both pods of a shard act. Within a workload the user wants that.
+	return x.policies.conflict(a, b) || of.shard == with.shard && of.locks == 0 && with.locks == 0 && p.second != q.second && of.scope.Overlaps(with.scope)
 }
 
 // outsideConflicts reports whether a pod acts beside one outside the mesh, which leads by a lock

@@ -33,7 +33,11 @@ func DryRuns() []Options {
 
 // Targets are worlds in which the user selects another workload.
 func Targets() []Options {
-	return []Options{{Specs: []Spec{{Lock: NoLock}, {Lock: NoLock, Retarget: true}}, Edits: 2, Outside: Elsewhere, Most: 30_000}}
+	specs := []Spec{{Lock: NoLock}, {Lock: NoLock, Retarget: true}}
+	return []Options{
+		{Specs: specs, Edits: 2, Outside: Elsewhere, Most: 30_000},
+		{Specs: specs, Edits: 1, Outside: Elsewhere, PodDeletions: 1, Most: 30_000},
+	}
 }
 
 // Deletions are worlds in which the user deletes the root, and edits it before or after.
