@@ -6,6 +6,7 @@ import (
 	"net/netip"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/certificates"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
 	"github.com/ctrlmesh/ctrlmesh/proxy/webhook"
@@ -47,8 +48,7 @@ func Compile(m *meshv1.Webhook, shard string) (*Routes, error) {
 		}
 	}
 	for _, a := range m.GetAuthorities() {
-		pool := x509.NewCertPool()
-		if pool.AppendCertsFromPEM(a.GetCa()) { // else its reviews are answered by the pod that is asked
+		if pool := certificates.Pool(a.GetCa()); pool != nil { // else its reviews are answered by the pod that is asked
 			out.Authorities[a.GetServerName()] = pool
 		}
 	}
