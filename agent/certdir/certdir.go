@@ -8,7 +8,6 @@ package certdir
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -29,11 +28,11 @@ const (
 	keyFile  = "tls.key"
 )
 
-// Bounds of the files in bytes. Go's clients of TLS refuse longer certificates. A key of
-// maxRSA bits takes a quarter of maxKey.
+// Bounds of the files in bytes: thirty certificates, and five times the longest RSA key that
+// is accepted.
 const (
-	maxCert = 256 << 10
-	maxKey  = 32 << 10
+	maxCert = 64 << 10
+	maxKey  = 16 << 10
 )
 
 var (
@@ -48,11 +47,10 @@ var (
 type Source struct {
 	// Path is absolute.
 	Path string
+	// Owns reports whether a process is the pod's. It fails if the process has exited.
+	Owns func(pid int) (bool, error)
 
-	mu sync.Mutex
-	// rejected has why contents are no certificate, by their hash: it may take a second of
-	// processor time to find out.
-	rejected map[[sha256.Size]byte]error
+	parser
 }
 
 // Dir is the directory of one process. The certificate and its key are kept in memory. It is
@@ -69,7 +67,8 @@ type Dir struct {
 	pair      *tls.Certificate
 }
 
-// Open opens the directory of a process. It reads no file yet, see [Dir.Load].
+// Open opens the directory of a process. It reads no file yet, see [Dir.Load]. A process that
+// has got the number of one of the pod's is not opened.
 func (s *Source) Open(pid int) (*Dir, error) {
 	if !path.IsAbs(s.Path) {
 		return nil, fmt.Errorf("directory of the webhook's certificate: %q is not an absolute path", s.Path)
@@ -81,7 +80,25 @@ func (s *Source) Open(pid int) (*Dir, error) {
 		}
 		return nil, fmt.Errorf("opening process %d: %w", pid, err)
 	}
-	return &Dir{source: s, process: os.NewFile(uintptr(fd), "pidfd"), root: fmt.Sprintf("/proc/%d/root", pid)}, nil
+	d := &Dir{source: s, process: os.NewFile(uintptr(fd), "pidfd"), root: fmt.Sprintf("/proc/%d/root", pid)}
+	if err := d.checkOwner(pid); err != nil {
+		_ = d.Close()
+		return nil, fmt.Errorf("opening process %d: %w", pid, err)
+	}
+	return d, nil
+}
+
+// checkOwner returns ErrExited unless the process is the pod's. The number is still that of
+// the process if that is alive afterwards.
+func (d *Dir) checkOwner(pid int) error {
+	owns, err := d.source.Owns(pid)
+	if exited := d.checkAlive(); exited != nil {
+		return exited
+	}
+	if err == nil && !owns {
+		return ErrExited // the number is another pod's process now
+	}
+	return failure.Wrap(err, "finding the pod of the process")
 }
 
 // Load reads the files, and reports whether the certificate changed. After an error the last

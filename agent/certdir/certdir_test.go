@@ -82,9 +82,14 @@ func writePair(t *testing.T, dir string, serial int64) {
 	}
 }
 
+// newSource returns a source in a pod to which all processes belong.
+func newSource(path string) *Source {
+	return &Source{Path: path, Owns: func(int) (bool, error) { return true, nil }}
+}
+
 func open(t *testing.T, pid int) *Dir {
 	t.Helper()
-	d, err := (&Source{Path: "/certs"}).Open(pid)
+	d, err := newSource("/certs").Open(pid)
 	require.NoError(t, err)
 	t.Cleanup(func() { d.Close() })
 	return d
@@ -218,8 +223,29 @@ func TestExitOfTheProcessIsReported(t *testing.T) {
 	_, err := d.Load()
 	require.ErrorIs(t, err, ErrExited)
 	requireSerial(t, d, 1)
-	_, err = (&Source{Path: "/certs"}).Open(pid)
+	_, err = newSource("/certs").Open(pid)
 	require.ErrorIs(t, err, ErrExited)
-	_, err = (&Source{Path: "certs"}).Open(os.Getpid())
+	_, err = newSource("certs").Open(os.Getpid())
 	require.ErrorContains(t, err, "not an absolute path")
+}
+
+// The pod's process has exited, and another one has its number.
+func TestProcessesOfOtherPodsAreNotOpened(t *testing.T) {
+	pid, _, stop := startPod(t)
+	s := newSource("/certs")
+	s.Owns = func(of int) (bool, error) {
+		require.Equal(t, pid, of)
+		return false, nil
+	}
+	_, err := s.Open(pid)
+	require.ErrorIs(t, err, ErrExited)
+
+	t.Run("whose predecessor exits meanwhile", func(t *testing.T) {
+		s.Owns = func(int) (bool, error) {
+			stop()
+			return true, nil // the number is that of another process of the pod
+		}
+		_, err := s.Open(pid)
+		require.ErrorIs(t, err, ErrExited)
+	})
 }

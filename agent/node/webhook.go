@@ -142,6 +142,7 @@ func (e *effects) captureWebhook(p *pod, m *meshv1.Webhook, files []*os.File) er
 			found, err := e.Locator.Find(map[string]bool{uid: true})
 			return found[uid].PIDs, err
 		},
+		Owns:   func(pid int) (bool, error) { return e.Locator.Owns(uid, pid) },
 		Server: p.proxied.Reviews(), Log: e.Logger.With("pod", p.info.String()),
 	})
 	return nil

@@ -100,6 +100,13 @@ func (l *Locator) Processes(uid, sandbox string) ([]int, error) {
 	return pids, err
 }
 
+// Owns reports whether a process is in the cgroup of a pod now. It fails if the process has
+// exited.
+func (l *Locator) Owns(uid string, pid int) (bool, error) {
+	cgroups, err := os.ReadFile(filepath.Join(l.procDir, strconv.Itoa(pid), "cgroup"))
+	return err == nil && namesPod(string(cgroups), uid), err
+}
+
 // sandboxPrograms are what runs in sandboxes: the second in OpenShift's, the first in all others.
 var sandboxPrograms = []string{"/pause", "/usr/bin/pod"}
 

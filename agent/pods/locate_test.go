@@ -2,6 +2,7 @@ package pods
 
 import (
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -178,6 +179,29 @@ func fakeProc(t *testing.T, l *Locator, pid int, uid string) *Locator {
 	require.NoError(t, os.Symlink(fmt.Sprintf("/proc/%d/stat", pid), filepath.Join(p, "stat")))
 	require.NoError(t, os.WriteFile(filepath.Join(p, "cgroup"), []byte("0::/kubepods/pod"+uid+"/aa\n"), 0o644))
 	return &Locator{cgroupRoot: l.cgroupRoot, procDir: dir, own: l.own, host: l.host}
+}
+
+func TestOwnsKnowsBothCgroupDrivers(t *testing.T) {
+	l := &Locator{procDir: t.TempDir()}
+	write := func(pid int, cgroup string) {
+		dir := filepath.Join(l.procDir, strconv.Itoa(pid))
+		require.NoError(t, os.MkdirAll(dir, 0o755))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "cgroup"), []byte(cgroup), 0o644))
+	}
+	const other = "ffffffff-1111-2222-3333-444455556666"
+	write(1, "0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod"+strings.ReplaceAll(uid, "-", "_")+".slice/cri-1.scope\n")
+	write(2, "0::/kubepods/pod"+uid+"/1\n")
+	write(3, "0::/system.slice/sshd.service\n")
+	for pid, want := range map[int]bool{1: true, 2: true, 3: false} {
+		owns, err := l.Owns(uid, pid)
+		require.NoError(t, err)
+		require.Equal(t, want, owns, pid)
+		owns, err = l.Owns(other, pid)
+		require.NoError(t, err)
+		require.False(t, owns)
+	}
+	_, err := l.Owns(uid, 4)
+	require.ErrorIs(t, err, fs.ErrNotExist)
 }
 
 func sleeper(t *testing.T) int {

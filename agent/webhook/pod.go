@@ -30,6 +30,9 @@ const (
 	// lastFor is how long the last certificate is presented after its process has exited.
 	// Nothing shows meanwhile what the webhook presents.
 	lastFor = 5 * time.Second
+	// maxTried bounds the processes whose files are read in one turn. The next turn goes on
+	// with others.
+	maxTried = 16
 	// firstLoad bounds how long connections wait, that a predecessor passes on, for the
 	// certificate: the pod's file system may block.
 	firstLoad = 5 * time.Second
@@ -62,6 +65,8 @@ type Config struct {
 	Addresses func(ctx context.Context) []netip.Addr
 	// Processes returns the processes of the pod. It is called on another goroutine.
 	Processes func() ([]int, error)
+	// Owns reports whether a process is the pod's. It fails if the process has exited.
+	Owns func(pid int) (bool, error)
 	// Steered is true if a predecessor steered the connections until now.
 	Steered bool
 	Server  Server
@@ -79,7 +84,7 @@ type Pod struct {
 	source  certdir.Source
 	dir     *certdir.Dir
 	known   time.Time // when dir was last that of a process
-	skip    int       // processes that have another directory at the path
+	skip    int       // processes that are tried later: they have no such files, or other ones
 	loaded  bool      // the server has had a certificate
 	fit     bool      // by the last probe that was answered
 	probed  int       // turns since
@@ -92,7 +97,7 @@ type Pod struct {
 // Start begins to keep a webhook's connections going through the server, until Stop.
 func Start(c Config) *Pod {
 	ctx, cancel := context.WithCancel(context.Background())
-	p := &Pod{Config: c, stop: cancel, first: make(chan struct{}), source: certdir.Source{Path: c.CertDir}, fit: c.Steered, problem: certdir.ErrNone}
+	p := &Pod{Config: c, stop: cancel, first: make(chan struct{}), source: certdir.Source{Path: c.CertDir, Owns: c.Owns}, fit: c.Steered, problem: certdir.ErrNone}
 	c.Server.ForgetCertificates()
 	go p.run(ctx)
 	return p
@@ -197,15 +202,16 @@ func (p *Pod) load(ctx context.Context) (changed bool, err error) {
 		return false, fmt.Errorf("finding the processes of the webhook: %w", err)
 	}
 	err = certdir.ErrExited
-	for i := range pids {
-		dir, failed := p.source.Open(pids[(i+p.skip)%len(pids)])
+	for range min(len(pids), maxTried) {
+		dir, failed := p.source.Open(pids[p.skip%len(pids)])
 		if failed == nil {
 			if _, failed = dir.Load(); failed == nil {
-				p.dir, p.skip = dir, (i+p.skip)%len(pids)
+				p.dir = dir
 				return p.publish(ctx), nil
 			}
 			_ = dir.Close()
 		}
+		p.skip++
 		err = failed
 	}
 	return false, err

@@ -195,8 +195,8 @@ func (o *operator) route(routes *review.Routes, files ...*os.File) {
 	}
 	o.routed = Start(Config{
 		Captured: o.captured, CertDir: o.certDir, Port: port, Addresses: func(context.Context) []netip.Addr { return []netip.Addr{o.address} }, Steered: len(files) > 0,
-		Processes: found,
-		Server:    o.proxied.Reviews(), Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+		Processes: found, Owns: func(int) (bool, error) { return true, nil },
+		Server: o.proxied.Reviews(), Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	})
 	stop := o.routed.Stop
 	t.Cleanup(stop)
