@@ -71,7 +71,7 @@ func userAgent(c *v1alpha1.ShardingConfig, passes bool, path *field.Path) (errs 
 // handWritten finds what is wrong with a configuration that names its shard's pods itself.
 func handWritten(c *v1alpha1.ShardingConfig, passes bool, spec *field.Path) field.ErrorList {
 	empty := func(s *metav1.LabelSelector) bool { return s == nil || len(s.MatchLabels)+len(s.MatchExpressions) == 0 }
-	errs := selector(c.Spec.Selector, spec.Child("selector"))
+	errs := podSelector(c.Spec.Selector, spec.Child("selector"))
 	if empty(c.Spec.Selector) {
 		errs = append(errs, field.Required(spec.Child("selector"), "name the pods of this shard: an empty selector would take every pod of the namespace"))
 	}
@@ -115,6 +115,26 @@ func selector(s *metav1.LabelSelector, path *field.Path) field.ErrorList {
 		return nil
 	}
 	return metavalidation.ValidateLabelSelector(s, metavalidation.LabelSelectorValidationOptions{}, path)
+}
+
+// maxPodValues is how many labels and values a selector of pods may have: all are compared with
+// each pod of the namespace whenever policies are compiled.
+const maxPodValues = 1024
+
+// podSelector returns the errors of a selector of pods.
+func podSelector(s *metav1.LabelSelector, path *field.Path) field.ErrorList {
+	errs := selector(s, path)
+	if s == nil {
+		return errs
+	}
+	n := len(s.MatchLabels) + len(s.MatchExpressions)
+	for _, e := range s.MatchExpressions {
+		n += len(e.Values)
+	}
+	if n > maxPodValues {
+		errs = append(errs, field.Invalid(path, fmt.Sprintf("(%d labels and values)", n), fmt.Sprintf("more than %d: give the pods a label of their own", maxPodValues)))
+	}
+	return errs
 }
 
 func limits(c *v1alpha1.ShardingConfig, in []v1alpha1.ObjectLimiter, path *field.Path) field.ErrorList {

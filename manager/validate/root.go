@@ -22,6 +22,7 @@ func root(c *v1alpha1.ShardingConfig, path *field.Path) field.ErrorList {
 	if len(c.Spec.Root.ResourceSelector)+len(c.Spec.Limits) == 0 {
 		errs = append(errs, field.Required(path.Child("resourceSelector"), "list the resources that the shards divide"))
 	}
+	errs = append(errs, podSelector(c.Spec.Root.TargetSelector, path.Child("targetSelector"))...)
 	errs = append(errs, longNames(c.Spec.Root, path)...)
 	for _, s := range layout.Shards(c.Spec.Root) {
 		if problems := lockNames(c, s.Name); len(problems) > 0 {
@@ -67,8 +68,10 @@ func rooted(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig, pods [
 		return fmt.Sprintf("metadata.name: a shard of %s would have its name: choose another name", origin.Describe(c))
 	}
 	mine, _ := members(c)
+	chosen := chooser(c)
 	for _, o := range others {
 		theirs, _ := members(&o)
+		chosenByOther := chooser(&o)
 		if c.Spec.Root != nil && o.Spec.Root != nil {
 			if msg := sameRoot(c.Spec.Root, &o, pods); msg != "" {
 				return msg
@@ -81,7 +84,7 @@ func rooted(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig, pods [
 			return "metadata.name: " + msg + ": choose another name"
 		}
 		for _, p := range pods {
-			if !compile.Ended(&p) && (chosen(c, &p, theirs) || chosen(&o, &p, mine)) {
+			if !compile.Ended(&p) && (chosen(&p, theirs) || chosenByOther(&p, mine)) {
 				return fmt.Sprintf("spec: pod %s is of the workload that is named in one of this and %s, and selected by the other, but a pod belongs to one shard: delete one of them", p.Name, origin.Describe(&o))
 			}
 		}
@@ -98,8 +101,9 @@ func sameRoot(r *v1alpha1.RootConfig, o *v1alpha1.ShardingConfig, pods []corev1.
 	if r.Prefix == o.Spec.Root.Prefix {
 		return fmt.Sprintf("spec.root.prefix: the shards of %s are named %s-... too: choose another prefix", origin.Describe(o), r.Prefix)
 	}
+	mine, theirs := layout.Selects(r), layout.Selects(o.Spec.Root)
 	for _, p := range pods {
-		if !compile.Ended(&p) && layout.Selects(r, &p) && layout.Selects(o.Spec.Root, &p) {
+		if !compile.Ended(&p) && mine(&p) && theirs(&p) {
 			return fmt.Sprintf("spec.root: pod %s belongs to %s already: delete that one, or select other pods", p.Name, origin.Describe(o))
 		}
 	}
@@ -119,10 +123,16 @@ func named(r, o *v1alpha1.ShardingConfig) string {
 	return ""
 }
 
-// chosen reports whether a pod belongs to a root's workload and a hand-written shard selects it.
-// Conditions that are nil select none.
-func chosen(r *v1alpha1.ShardingConfig, p *corev1.Pod, selected conditions) bool {
-	return r.Spec.Root != nil && selected != nil && layout.Selects(r.Spec.Root, p) && selected.matches(p.Labels)
+// chooser returns a function that reports whether a pod belongs to a root's workload and a
+// hand-written shard selects it. Conditions that are nil select none.
+func chooser(r *v1alpha1.ShardingConfig) func(p *corev1.Pod, selected conditions) bool {
+	if r.Spec.Root == nil {
+		return func(*corev1.Pod, conditions) bool { return false }
+	}
+	selects := layout.Selects(r.Spec.Root)
+	return func(p *corev1.Pod, selected conditions) bool {
+		return selected != nil && selects(p) && selected.matches(p.Labels)
+	}
 }
 
 // meddling returns a message if a user changes a derived shard or its label, which only the

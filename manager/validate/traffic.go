@@ -86,11 +86,11 @@ func trusting(ctx context.Context, reader client.Reader, namespace string, s *me
 // Breaker returns the errors of a CircuitBreaker that its schema does not find.
 func Breaker(c *v1alpha1.CircuitBreaker) field.ErrorList {
 	spec := field.NewPath("spec")
-	errs := podSelector(c.Spec.Selector, spec.Child("selector"))
+	errs := somePods(c.Spec.Selector, spec.Child("selector"))
 	for i, l := range c.Spec.RateLimitings {
 		path := spec.Child("rateLimitings").Index(i)
 		errs = append(errs, ruleName(l.Name, path)...)
-		errs = append(errs, selector(l.PodSelector, path.Child("podSelector"))...)
+		errs = append(errs, podSelector(l.PodSelector, path.Child("podSelector"))...)
 		for j, m := range l.ResourceRules {
 			errs = append(errs, resourceNames(path.Child("resourceRules").Index(j), m.APIGroups, m.Namespaces, m.Names)...)
 		}
@@ -104,7 +104,7 @@ func Breaker(c *v1alpha1.CircuitBreaker) field.ErrorList {
 // Injection returns the errors of a FaultInjection that its schema does not find.
 func Injection(f *v1alpha1.FaultInjection) field.ErrorList {
 	spec := field.NewPath("spec")
-	errs := podSelector(f.Spec.Selector, spec.Child("selector"))
+	errs := somePods(f.Spec.Selector, spec.Child("selector"))
 	for i, r := range f.Spec.HTTPFaultInjections {
 		path := spec.Child("httpFault").Index(i)
 		errs = append(errs, ruleName(r.Name, path)...)
@@ -118,11 +118,12 @@ func Injection(f *v1alpha1.FaultInjection) field.ErrorList {
 	return append(errs, compile.InjectionProblems(f)...)
 }
 
-func podSelector(s *metav1.LabelSelector, path *field.Path) field.ErrorList {
+// somePods returns the errors of a selector of pods that must be set.
+func somePods(s *metav1.LabelSelector, path *field.Path) field.ErrorList {
 	if s == nil {
 		return field.ErrorList{field.Required(path, "say which pods: {} for all of the namespace that are on the mesh")}
 	}
-	return selector(s, path)
+	return podSelector(s, path)
 }
 
 // ruleName returns the errors of a rule's name, which responses, logs and metrics contain.

@@ -2,6 +2,7 @@ package validate
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -34,6 +35,34 @@ limits:
 - relateResources: [{apiGroups: ["", apps], resources: [pods]}]
   selector: {matchExpressions: [{key: a, operator: In, values: [b]}]}
 `
+
+// Each value is compared with each pod whenever policies are compiled.
+func TestLongSelectorsOfPodsAreRefused(t *testing.T) {
+	values := make([]string, maxPodValues)
+	for i := range values {
+		values[i] = fmt.Sprint("v", i)
+	}
+	long := &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: metav1.LabelSelectorOpIn, Values: values}}}
+	const message = `selector: Invalid value: "(1025 labels and values)": more than 1024: give the pods a label of their own`
+	byHand := config(t, "c", good)
+	byHand.Spec.Selector = long
+	require.EqualError(t, Config(byHand).ToAggregate(), "spec."+message)
+	byHand.Spec.Selector.MatchExpressions[0].Values = values[1:]
+	require.Empty(t, Config(byHand))
+
+	long.MatchExpressions[0].Values = values
+	require.EqualError(t, Breaker(&v1alpha1.CircuitBreaker{Spec: v1alpha1.CircuitBreakerSpec{Selector: long}}).ToAggregate(), "spec."+message)
+	require.EqualError(t, Injection(&v1alpha1.FaultInjection{Spec: v1alpha1.FaultInjectionSpec{Selector: long}}).ToAggregate(), "spec."+message)
+	root := config(t, "c", `
+root:
+  prefix: c
+  targetSelector: {matchLabels: {app: c}}
+  resourceSelector: [{relateResources: [{apiGroups: [""], resources: [configmaps]}]}]
+`)
+	require.Empty(t, Config(root))
+	root.Spec.Root.TargetSelector = long
+	require.ErrorContains(t, Config(root).ToAggregate(), "spec.root.targetSelector: Invalid value: \"(1025 labels and values)\"")
+}
 
 func TestConfig(t *testing.T) {
 	require.Empty(t, Config(config(t, "good", good)))
