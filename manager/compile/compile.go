@@ -105,6 +105,9 @@ type Result struct {
 	Shards     []Shard
 	Breakers   []Breaker
 	Injections []Injection
+	// Took is how long each configuration took to compile, with its pods. Those that were
+	// derived are left out.
+	Took map[types.NamespacedName]time.Duration
 	// Until is the time from which the next FaultInjection to expire is omitted; zero if
 	// none expires.
 	Until time.Time
@@ -130,13 +133,15 @@ type source struct {
 // root that wait for a shard, or whose shard was withdrawn, are in standby.
 func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[origin.Name]Root, rules Rules) Result {
 	c := &compilation{
-		Result: Result{Policies: make(map[types.UID]Policy, len(pods))}, pods: slices.SortedFunc(slices.Values(pods), byName), roots: roots,
+		Result: Result{Policies: make(map[types.UID]Policy, len(pods)), Took: map[types.NamespacedName]time.Duration{}}, pods: slices.SortedFunc(slices.Values(pods), byName), roots: roots,
 		requestTimeout: rules.RequestTimeout, seals: sealer{}, sources: map[string][]source{}, tooLarge: map[types.UID]bool{},
+		elapsed: rules.Elapsed, cache: cmp.Or(rules.Cache, &Cache{}), read: map[origin.Name]objectLimits{},
 	}
 	c.readConfigs(configs)
 	traffic := newTrafficRules(rules)
 	c.judgePods(traffic)
 	c.listShards()
+	c.cache.limits = c.read
 	traffic.result(&c.Result)
 	return c.Result
 }
@@ -151,6 +156,21 @@ type compilation struct {
 	shards         []*Shard
 	sources        map[string][]source // by namespace
 	tooLarge       map[types.UID]bool
+	elapsed        func() time.Duration // nil: unknown
+	cache          *Cache
+	read           map[origin.Name]objectLimits // for the cache
+}
+
+// measure adds what do takes to the configuration that it returns, unless that is nil.
+func (c *compilation) measure(do func() *v1alpha1.ShardingConfig) {
+	if c.elapsed == nil {
+		do()
+		return
+	}
+	began := c.elapsed()
+	if config := do(); config != nil {
+		c.Took[nameOf(config)] += c.elapsed() - began
+	}
 }
 
 // readConfigs converts configurations to sources and shards.
@@ -163,20 +183,12 @@ func (c *compilation) readConfigs(configs []*v1alpha1.ShardingConfig) {
 	}
 	derived := map[types.NamespacedName]bool{}
 	for _, config := range slices.SortedFunc(slices.Values(configs), byName) {
-		if Derived(config) {
-			continue
+		if !Derived(config) {
+			c.measure(func() *v1alpha1.ShardingConfig {
+				c.readConfig(config, objects, derived)
+				return config
+			})
 		}
-		s := source{Shard: &Shard{NamespacedName: nameOf(config), Config: config}}
-		if config.Spec.Root == nil {
-			s.written(c.roots[origin.Of(config)], c.requestTimeout)
-		} else {
-			for _, d := range c.readRoot(&s, objects) {
-				derived[d.NamespacedName] = true
-				c.shards = append(c.shards, d)
-			}
-		}
-		c.shards = append(c.shards, s.Shard)
-		c.sources[config.Namespace] = append(c.sources[config.Namespace], s)
 	}
 	for name, config := range objects {
 		if Derived(config) && !derived[name] {
@@ -186,10 +198,26 @@ func (c *compilation) readConfigs(configs []*v1alpha1.ShardingConfig) {
 	}
 }
 
+// readConfig converts a configuration to a source and its shards. It adds the names of the shards
+// that are derived from it to derived.
+func (c *compilation) readConfig(config *v1alpha1.ShardingConfig, objects map[types.NamespacedName]*v1alpha1.ShardingConfig, derived map[types.NamespacedName]bool) {
+	s := source{Shard: &Shard{NamespacedName: nameOf(config), Config: config}}
+	if config.Spec.Root == nil {
+		s.written(c.roots[origin.Of(config)], c.limits(config), c.requestTimeout)
+	} else {
+		for _, d := range c.readRoot(&s, objects) {
+			derived[d.NamespacedName] = true
+			c.shards = append(c.shards, d)
+		}
+	}
+	c.shards = append(c.shards, s.Shard)
+	c.sources[config.Namespace] = append(c.sources[config.Namespace], s)
+}
+
 // readRoot converts a root to a source and returns the shards derived from it.
 func (c *compilation) readRoot(s *source, objects map[types.NamespacedName]*v1alpha1.ShardingConfig) map[string]*Shard {
 	known, ok := c.roots[origin.Of(s.Config)]
-	r := newRoot(s.Shard, known, ok, objects)
+	r := newRoot(s.Shard, known, ok, objects, c.limits(s.Config))
 	r.requestTimeout = c.requestTimeout
 	if s.Config.Spec.DryRun && s.Problem == nil && !Withdrawn(s.Config) {
 		r.dryRun = planDryRun(r, c.pods)
@@ -203,22 +231,27 @@ func (c *compilation) readRoot(s *source, objects map[types.NamespacedName]*v1al
 func (c *compilation) judgePods(traffic *trafficRules) {
 	sizes := sizer{}
 	for _, pod := range c.pods {
-		if !Labelled(pod) || Ended(pod) {
-			continue
-		}
-		p := policy(pod, c.sources[pod.Namespace])
-		targets, digest := traffic.judge(pod, p)
-		if sizes.exceeded(p) {
-			refuseTooLarge(p)
-			c.tooLarge[pod.UID] = true
-			digest = nil
-		}
-		sealed := c.seals.seal(pod.Spec.NodeName, p, digest)
-		c.Policies[pod.UID] = sealed
-		for _, t := range targets {
-			t.Version = sealed.Version
+		if Labelled(pod) && !Ended(pod) {
+			c.measure(func() *v1alpha1.ShardingConfig { return c.judgePod(pod, traffic, sizes) })
 		}
 	}
+}
+
+// judgePod renders the policy of a pod, and returns the first configuration that selects it.
+func (c *compilation) judgePod(pod *corev1.Pod, traffic *trafficRules, sizes sizer) (by *v1alpha1.ShardingConfig) {
+	p, by := policy(pod, c.sources[pod.Namespace])
+	targets, digest := traffic.judge(pod, p)
+	if sizes.exceeded(p) {
+		refuseTooLarge(p)
+		c.tooLarge[pod.UID] = true
+		digest = nil
+	}
+	sealed := c.seals.seal(pod.Spec.NodeName, p, digest)
+	c.Policies[pod.UID] = sealed
+	for _, t := range targets {
+		t.Version = sealed.Version
+	}
+	return by
 }
 
 // listShards sorts the shards into the result. It runs after judgePods, which adds
@@ -239,9 +272,9 @@ func (c *compilation) listShards() {
 }
 
 // policy returns the policy of a pod, and adds the pod to the members of each source
-// that selects it.
-func policy(pod *corev1.Pod, sources []source) *meshv1.PodPolicy {
-	p := &meshv1.PodPolicy{
+// that selects it. It returns the first of these.
+func policy(pod *corev1.Pod, sources []source) (p *meshv1.PodPolicy, by *v1alpha1.ShardingConfig) {
+	p = &meshv1.PodPolicy{
 		Uid:       string(pod.UID),
 		Namespace: pod.Namespace,
 		Name:      pod.Name,
@@ -281,7 +314,10 @@ func policy(pod *corev1.Pod, sources []source) *meshv1.PodPolicy {
 	if p.Refuse != "" {
 		p.Serial = refusedSerial(pod, selecting)
 	}
-	return p
+	if len(selecting) > 0 {
+		by = selecting[0].Config
+	}
+	return p, by
 }
 
 // refusedSerial returns the serial of a pod's refusal. It is the serial of the pod's
@@ -297,7 +333,7 @@ func refusedSerial(pod *corev1.Pod, selecting []source) (serial uint64) {
 }
 
 // written fills in the source of a hand-written configuration.
-func (s *source) written(known Root, requestTimeout time.Duration) {
+func (s *source) written(known Root, limits objectLimits, requestTimeout time.Duration) {
 	c := s.Config
 	s.selects, s.Problem = Selects(c)
 	if problem := origin.Problem(c); problem != "" {
@@ -306,7 +342,7 @@ func (s *source) written(known Root, requestTimeout time.Duration) {
 	if s.Problem != nil {
 		return
 	}
-	sharding, problem := render(c, known)
+	sharding, problem := render(c, known, limits)
 	s.Problem = problem
 	if sharding != nil {
 		sharding.RequestTimeoutSeconds = seconds(requestTimeout)

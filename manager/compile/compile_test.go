@@ -352,3 +352,62 @@ func TestPolicyAboveTheBoundRefusesItsPodAlone(t *testing.T) {
 	require.Equal(t, []string{"large"}, r.Shards[0].TooLarge)
 	require.Empty(t, r.Shards[1].TooLarge)
 }
+
+func TestTimeIsCountedToConfigurations(t *testing.T) {
+	written := &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "written"}, Spec: v1alpha1.ShardingConfigSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}}}
+	derived := &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "derived", Labels: map[string]string{v1alpha1.RootLabel: "root"}}}
+	var pods []*corev1.Pod
+	for i, label := range []string{"b", "b", "c"} {
+		pods = append(pods, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprint(i), UID: types.UID(fmt.Sprint(i)), Labels: map[string]string{v1alpha1.EnableProxyLabel: "true", "a": label}}})
+	}
+	var now time.Duration
+	took := Compile([]*v1alpha1.ShardingConfig{written, derived}, pods, nil, Rules{Elapsed: func() time.Duration {
+		now += time.Second
+		return now
+	}}).Took
+	require.Equal(t, map[types.NamespacedName]time.Duration{{Namespace: "ns", Name: "written"}: 3 * time.Second}, took, "itself and two pods")
+}
+
+func TestLimitsOfUnchangedConfigurationsAreKept(t *testing.T) {
+	selector := func(value string) *metav1.LabelSelector {
+		return &metav1.LabelSelector{MatchLabels: map[string]string{v1alpha1.NamespaceLabel: value}}
+	}
+	c := &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c"}, Spec: v1alpha1.ShardingConfigSpec{
+		Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}, Limits: []v1alpha1.ObjectLimiter{{Selector: selector("x")}, {Selector: selector("y")}},
+	}}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "p", Labels: map[string]string{v1alpha1.EnableProxyLabel: "true", "a": "b"}}}
+	cache := &Cache{}
+	owns := func(namespace string) (out []bool) {
+		for _, l := range Compile([]*v1alpha1.ShardingConfig{c.DeepCopy()}, []*corev1.Pod{pod}, nil, Rules{Cache: cache}).Policies["p"].Sharding.Limits {
+			scope, err := sharding.FromProto(l.Scope)
+			require.NoError(t, err)
+			out = append(out, scope.Owns(namespace))
+		}
+		return out
+	}
+	require.Equal(t, []bool{true, false}, owns("x"))
+	kept := cache.limits[origin.Of(c)].limits
+	require.Equal(t, []bool{false, true}, owns("y"))
+	require.Same(t, kept[0], cache.limits[origin.Of(c)].limits[0])
+	c.Spec.Limits[0].Selector = selector("z")
+	require.Equal(t, []bool{true, false}, owns("z"))
+	require.NotSame(t, kept[0], cache.limits[origin.Of(c)].limits[0])
+	require.Same(t, kept[1], cache.limits[origin.Of(c)].limits[1])
+}
+
+func TestNamespacesOfLimitsAreBounded(t *testing.T) {
+	limit := func(prefix string) v1alpha1.ObjectLimiter {
+		names := make([]string, maxNames)
+		for i := range names {
+			names[i] = fmt.Sprint(prefix, i)
+		}
+		return v1alpha1.ObjectLimiter{Namespaces: []v1alpha1.NamespaceMatch{{Names: names}}}
+	}
+	c := &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "c"}, Spec: v1alpha1.ShardingConfigSpec{Root: &v1alpha1.RootConfig{
+		Prefix: "c", TargetStatefulSet: "c", Auto: &v1alpha1.AutoConfig{ShardingSize: 1, EveryShardReplicas: 1},
+		ResourceSelector: []v1alpha1.ObjectLimiter{limit("a"), limit("a")},
+	}}}
+	require.Nil(t, Compile([]*v1alpha1.ShardingConfig{c}, nil, nil, Rules{}).Shards[0].Problem, "the same names count once")
+	c.Spec.Limits = []v1alpha1.ObjectLimiter{{Namespaces: []v1alpha1.NamespaceMatch{{Names: []string{"b"}}}}}
+	require.ErrorContains(t, Compile([]*v1alpha1.ShardingConfig{c}, nil, nil, Rules{}).Shards[0].Problem, "more than 100000 together: match fewer")
+}

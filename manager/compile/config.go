@@ -57,7 +57,7 @@ func Selects(c *v1alpha1.ShardingConfig) (func(metav1.Object) bool, *Problem) {
 	case Derived(c):
 		return func(metav1.Object) bool { return false }, nil // the root selects them
 	case c.Spec.Root != nil:
-		return func(pod metav1.Object) bool { return layout.Selects(c.Spec.Root, pod) }, nil
+		return layout.Selects(c.Spec.Root), nil
 	}
 	sel, problem := Members(c)
 	if problem != nil {

@@ -27,9 +27,9 @@ func TestExcludedLocksAreNotThoseOfTheOperator(t *testing.T) {
 	require.Equal(t, own, OperatorLocks(c, known))
 	require.False(t, ExcludesLock(&v1alpha1.ShardingConfig{}, name("shared", "mutex")))
 
-	byHand, problem := render(c, Root{Locks: known})
+	byHand, problem := render(c, Root{Locks: known}, objectLimits{})
 	require.Nil(t, problem)
-	standby, problem := render(c, Root{Locks: known, Standby: "why"})
+	standby, problem := render(c, Root{Locks: known, Standby: "why"}, objectLimits{})
 	require.Nil(t, problem)
 	c.Spec.Root = &v1alpha1.RootConfig{}
 	derived := (&root{config: c}).sharding("op-1-normal")

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 )
 
 // Cache keeps rendered objects from one Compile for the next, because most objects do not
@@ -17,6 +18,7 @@ import (
 type Cache struct {
 	breakers   map[types.UID]*breaker
 	injections map[types.UID]*injection
+	limits     map[origin.Name]objectLimits
 }
 
 // breaker returns c rendered, from the cache if c is unchanged.

@@ -1,14 +1,10 @@
 package compile
 
 import (
-	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -42,20 +38,19 @@ func UpstreamLock(leaderElectionName, shard string) string {
 
 // render returns the sharding of a hand-written configuration's members; nil if it
 // divides nothing.
-func render(c *v1alpha1.ShardingConfig, known Root) (*meshv1.Sharding, *Problem) {
+func render(c *v1alpha1.ShardingConfig, known Root, read objectLimits) (*meshv1.Sharding, *Problem) {
 	if PassesThrough(c) {
 		if len(c.Spec.Limits) > 0 || c.Spec.Controller != nil {
 			return nil, &Problem{v1alpha1.ReasonInvalid, "spec.clientCertificates: Passthrough leaves requests unread, so nothing can be divided: remove spec.limits and spec.controller, or choose Refuse"}
 		}
 		return nil, nil
 	}
-	limits, problem := limitsOf(c.Spec.Limits, "spec.limits")
-	if problem != nil {
-		return nil, problem
+	if read.problem != nil {
+		return nil, read.problem
 	}
 	out := &meshv1.Sharding{
 		Shard:  c.Name,
-		Limits: limits,
+		Limits: read.render(),
 		Method: meshv1.Method_METHOD_LABELS,
 
 		ExcludedLocks: excludedLocks(c),
@@ -71,10 +66,8 @@ func render(c *v1alpha1.ShardingConfig, known Root) (*meshv1.Sharding, *Problem)
 		locks = OperatorLocks(c, known.Locks)
 	}
 	out.Locks = shardLocks(locks, c.Name)
-	for i, l := range limits {
-		if s, ok := selectorScope(c.Spec.Limits[i].Selector); ok {
-			l.Scope = s.Proto()
-		}
+	for i, l := range out.Limits {
+		l.Scope = read.limits[i].asked()
 	}
 	isolate(out, c)
 	return out, nil
@@ -88,25 +81,6 @@ func standby(s *meshv1.Sharding, locks []types.NamespacedName, reason string) {
 	for _, l := range s.Limits {
 		l.Scope = nothing
 	}
-}
-
-// limitsOf renders resources and selectors.
-func limitsOf(in []v1alpha1.ObjectLimiter, path string) ([]*meshv1.Limit, *Problem) {
-	var out []*meshv1.Limit
-	for i, l := range in {
-		limit := &meshv1.Limit{Resources: collect.Map(l.RelateResources, func(r v1alpha1.ResourceGroup) *meshv1.ResourceGroup {
-			return &meshv1.ResourceGroup{ApiGroups: r.APIGroups, Resources: r.Resources}
-		})}
-		if l.Selector != nil {
-			sel, err := metav1.LabelSelectorAsSelector(l.Selector)
-			if err != nil {
-				return nil, &Problem{v1alpha1.ReasonInvalid, fmt.Sprintf("%s[%d].selector: %v", path, i, err)}
-			}
-			limit.Selector = sel.String()
-		}
-		out = append(out, limit)
-	}
-	return out, nil
 }
 
 // isolate renders what members may do with objects of other shards. If resources are
@@ -191,52 +165,4 @@ func ownersOf(owned map[string]sharding.Scope) (out []*meshv1.Owner) {
 		}
 	}
 	return out
-}
-
-// selectorScope returns the namespaces whose objects a selector may match, derived from
-// its requirements on stamped labels. It ignores requirements on other labels. ok is false
-// if no requirement can be expressed as a scope.
-func selectorScope(selector *metav1.LabelSelector) (s sharding.Scope, ok bool) {
-	if selector == nil {
-		return sharding.Scope{}, false
-	}
-	sel, err := metav1.LabelSelectorAsSelector(selector)
-	if err != nil {
-		return sharding.Scope{}, false
-	}
-	requirements, _ := sel.Requirements()
-	s = sharding.All()
-	for _, r := range requirements {
-		if asked, exact := asks(r); exact {
-			s, ok = s.Intersect(asked), true
-		}
-	}
-	return s, ok
-}
-
-// asks returns the scope that one requirement allows. exact is false if no scope can
-// express the requirement.
-func asks(r labels.Requirement) (s sharding.Scope, exact bool) {
-	switch r.Key() {
-	case v1alpha1.ShardingHashLabel:
-		var buckets []int
-		for b := range sharding.Buckets {
-			if r.Matches(labels.Set{v1alpha1.ShardingHashLabel: strconv.Itoa(b)}) {
-				buckets = append(buckets, b)
-			}
-		}
-		return sharding.InBuckets(buckets...), true
-	case v1alpha1.NamespaceLabel:
-		switch r.Operator() {
-		case selection.In, selection.Equals, selection.DoubleEquals: // matchLabels is Equals
-			return sharding.Keys(r.ValuesUnsorted()...), true
-		case selection.NotIn, selection.NotEquals:
-			return sharding.All().Minus(sharding.Keys(r.ValuesUnsorted()...)), true
-		case selection.Exists:
-			return sharding.All(), true
-		case selection.DoesNotExist:
-			return sharding.Scope{}, true
-		}
-	}
-	return sharding.Scope{}, false
 }

@@ -31,7 +31,9 @@ func TestScopeAgreesWithTheSelector(t *testing.T) {
 		}
 		sel.MatchLabels = rapid.MapOfN(rapid.SampledFrom([]string{v1alpha1.NamespaceLabel, v1alpha1.ShardingHashLabel}), rapid.SampledFrom(somePlaces), 0, 1).Draw(rt, "matchLabels")
 		mesh.MatchLabels = sel.MatchLabels
-		s, ok := selectorScope(sel)
+		selector, err := metav1.LabelSelectorAsSelector(sel)
+		require.NoError(rt, err)
+		s, ok := selectorScope(selector)
 		require.Equal(rt, len(mesh.MatchExpressions)+len(mesh.MatchLabels) > 0, ok)
 		matcher, err := metav1.LabelSelectorAsSelector(mesh)
 		require.NoError(rt, err)
@@ -66,7 +68,9 @@ func TestNoScopeWithoutNamespaces(t *testing.T) {
 	for _, sel := range []*metav1.LabelSelector{
 		nil, {}, {MatchLabels: map[string]string{"app": "foo", v1alpha1.ControlLabel: "true"}},
 	} {
-		_, ok := selectorScope(sel)
+		selector, err := metav1.LabelSelectorAsSelector(sel)
+		require.NoError(t, err)
+		_, ok := selectorScope(selector)
 		require.False(t, ok, "%v", sel)
 	}
 }

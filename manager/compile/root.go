@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -26,10 +25,11 @@ type root struct {
 	Root
 	known  bool
 	config *v1alpha1.ShardingConfig
+	// chooses reports whether the spec selects a pod.
+	chooses func(metav1.Object) bool
 	// derived are its shards, by name.
-	derived map[string]*Shard
-	// limits are those of all shards. A scope in them is what any shard may own at most.
-	limits   []*meshv1.Limit
+	derived  map[string]*Shard
+	limits   objectLimits // of all shards
 	owners   []*meshv1.Owner
 	rendered map[sharedKey]*meshv1.Sharding // rendered before
 	// waiting are the shardings of pods in standby, by reason.
@@ -46,16 +46,16 @@ type sharedKey struct {
 }
 
 // newRoot prepares to render a root. It stores the root's problem, if any, in own.
-func newRoot(own *Shard, r Root, known bool, objects map[types.NamespacedName]*v1alpha1.ShardingConfig) *root {
+func newRoot(own *Shard, r Root, known bool, objects map[types.NamespacedName]*v1alpha1.ShardingConfig, read objectLimits) *root {
 	c := own.Config
 	out := &root{
-		Root: r, known: known, config: c, derived: map[string]*Shard{}, owners: ownersOf(heldBy(r.State)),
+		Root: r, known: known, config: c, chooses: layout.Selects(c.Spec.Root), derived: map[string]*Shard{}, owners: ownersOf(heldBy(r.State)),
 		rendered: map[sharedKey]*meshv1.Sharding{}, waiting: map[string]*meshv1.Sharding{},
 	}
 	if err := Invalid(c); err != nil {
 		own.Problem = &Problem{v1alpha1.ReasonInvalid, err.Error()}
-	} else {
-		out.limits, own.Problem = rootLimits(c)
+	} else if own.Problem = read.confine(c); own.Problem == nil {
+		out.limits = read
 	}
 	for name, s := range r.State.Shards {
 		d := &Shard{NamespacedName: types.NamespacedName{Namespace: c.Namespace, Name: name}, Root: c, Held: s.Held}
@@ -88,30 +88,11 @@ func derivedFrom(c, root *v1alpha1.ShardingConfig) bool {
 	return c.Labels[v1alpha1.RootLabel] == root.Name && (owner == nil || owner.UID == root.UID)
 }
 
-// rootLimits returns the limits of spec.root.resourceSelector and of spec.limits.
-func rootLimits(c *v1alpha1.ShardingConfig) ([]*meshv1.Limit, *Problem) {
-	limits, problem := limitsOf(c.Spec.Root.ResourceSelector, "spec.root.resourceSelector")
-	if problem != nil {
-		return nil, problem
-	}
-	more, problem := limitsOf(c.Spec.Limits, "spec.limits")
-	if problem != nil {
-		return nil, problem
-	}
-	limits = append(limits, more...)
-	for i, l := range slices.Concat(c.Spec.Root.ResourceSelector, c.Spec.Limits) {
-		if len(l.Namespaces) > 0 {
-			limits[i].Scope = sharding.Keys(layout.Named(l.Namespaces)...).Proto()
-		}
-	}
-	return limits, nil
-}
-
 // selects reports whether a pod belongs to the root. A pod that is assigned to a shard
 // stays with the root even if its owner changes.
 func (r *root) selects(pod metav1.Object) bool {
 	_, assigned := r.State.Members[string(pod.GetUID())]
-	return assigned || layout.Selects(r.config.Spec.Root, pod)
+	return assigned || r.chooses(pod)
 }
 
 func (r *root) judge(pod *corev1.Pod, p *meshv1.PodPolicy) {
@@ -181,9 +162,7 @@ func (r *root) standby(reason string) *meshv1.Sharding {
 		return s
 	}
 	s := r.sharding(r.config.Name)
-	for _, l := range r.limits {
-		s.Limits = append(s.Limits, &meshv1.Limit{Resources: l.Resources, Selector: l.Selector})
-	}
+	s.Limits = r.limits.render()
 	standby(s, OperatorLocks(r.config, r.Locks), fmt.Sprintf("%s: %s", origin.Describe(r.config), reason))
 	isolate(s, r.config)
 	s.FenceNamespaces = s.FenceNamespaces || r.Undivided
@@ -224,17 +203,17 @@ func (r *root) memberSharding(t sharedKey) *meshv1.Sharding {
 
 // limit restricts a shard to the scope that it owns.
 func (r *root) limit(s *meshv1.Sharding, owned sharding.Scope) {
-	for _, l := range r.limits {
+	s.Limits = r.limits.render()
+	for i, l := range r.limits.limits {
 		within := owned
-		if l.Scope != nil {
-			permitted, _ := sharding.FromProto(l.Scope) // no error: rootLimits made it
-			within = owned.Intersect(permitted)
+		if l.confined {
+			within = owned.Intersect(l.within)
 		}
-		limit := &meshv1.Limit{Resources: l.Resources, Selector: l.Selector, Scope: within.Proto()}
+		limit := s.Limits[i]
+		limit.Scope = within.Proto()
 		if s.Method == meshv1.Method_METHOD_LABELS {
-			limit.Selector = both(l.Selector, within.LabelSelector(r.Namespaces))
+			limit.Selector = both(l.selector, within.LabelSelector(r.Namespaces))
 		}
-		s.Limits = append(s.Limits, limit)
 	}
 }
 
@@ -283,7 +262,7 @@ type dryRun struct {
 func planDryRun(r *root, pods []*corev1.Pod) *dryRun {
 	spec := r.config.Spec.Root
 	own := collect.Filter(pods, func(pod *corev1.Pod) bool {
-		return pod.Namespace == r.config.Namespace && Labelled(pod) && layout.Selects(spec, pod)
+		return pod.Namespace == r.config.Namespace && Labelled(pod) && r.chooses(pod)
 	})
 	d := &dryRun{scopes: layout.First(spec, nil)}
 	d.placed, _ = layout.Place(spec, r.FirstOrdinal, own, nil)

@@ -34,6 +34,8 @@ type Rules struct {
 	Cache *Cache
 	// RequestTimeout is the apiserver's --request-timeout, which is sent to all shards.
 	RequestTimeout time.Duration
+	// Elapsed is the clock by which Result.Took is measured; nil: it is not.
+	Elapsed func() time.Duration
 	// Now is the current time: FaultInjections that expired before have no effect.
 	Now time.Time
 }

@@ -43,7 +43,7 @@ func TestSelectorsMatchThePodsOfTheirSubset(t *testing.T) {
 			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", UID: "p", Labels: randomLabels(random, 0)}}
 			pod.Labels["app"] = "op"
 			want := ""
-			if layout.Selects(root, pod) {
+			if layout.Selects(root)(pod) {
 				placed, _ := layout.Place(root, 0, []*corev1.Pod{pod}, nil)
 				want = placed["p"]
 			}

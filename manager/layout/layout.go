@@ -105,15 +105,22 @@ func Describe(root *v1alpha1.RootConfig) string {
 	return Target(root).String()
 }
 
-// Selects reports whether a pod belongs to the root: by its labels, or by its controller, which
-// is the StatefulSet or a ReplicaSet of the Deployment. Admission uses it too.
-func Selects(root *v1alpha1.RootConfig, pod metav1.Object) bool {
-	if root.TargetSelector != nil {
-		selector, err := metav1.LabelSelectorAsSelector(root.TargetSelector)
-		return err == nil && !selector.Empty() && selector.Matches(labels.Set(pod.GetLabels())) // Validate reports the error
+// Selects returns a function that reports whether a pod belongs to the root: by its labels, or
+// by its controller, which is the StatefulSet or a ReplicaSet of the Deployment. Admission uses
+// it too. Call it once for many pods: to read a long selector takes milliseconds.
+func Selects(root *v1alpha1.RootConfig) func(pod metav1.Object) bool {
+	if root.TargetSelector == nil {
+		target := Target(root)
+		return func(pod metav1.Object) bool {
+			workload, ok := WorkloadOf(pod)
+			return ok && workload == target
+		}
 	}
-	workload, ok := WorkloadOf(pod)
-	return ok && workload == Target(root)
+	selector, err := metav1.LabelSelectorAsSelector(root.TargetSelector)
+	if err != nil || selector.Empty() { // Validate reports the error
+		selector = labels.Nothing()
+	}
+	return func(pod metav1.Object) bool { return selector.Matches(labels.Set(pod.GetLabels())) }
 }
 
 // WorkloadOf returns the workload that controls a pod. ok is false for pods of other kinds of

@@ -73,8 +73,8 @@ func TestSelects(t *testing.T) {
 		{owned("apps/v1", "ReplicaSet", "op", ""), false, false},
 		{&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "op-0"}}, false, false},
 	} {
-		require.Equal(t, c.set, Selects(set, c.pod), "%v", c.pod.OwnerReferences)
-		require.Equal(t, c.dep, Selects(dep, c.pod), "%v", c.pod.OwnerReferences)
+		require.Equal(t, c.set, Selects(set)(c.pod), "%v", c.pod.OwnerReferences)
+		require.Equal(t, c.dep, Selects(dep)(c.pod), "%v", c.pod.OwnerReferences)
 	}
 }
 

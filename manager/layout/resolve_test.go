@@ -119,7 +119,7 @@ func TestPlaceByLabels(t *testing.T) {
 	for name, version := range map[string]string{"a": "v1", "b": "v2", "c": "v3", "d": "v2"} {
 		p := pod(name, 1, "")
 		p.Labels = map[string]string{"app": "op", "version": version}
-		require.True(t, Selects(subsets(), p))
+		require.True(t, Selects(subsets())(p))
 		pods = append(pods, p)
 	}
 	placed, outdated := Place(subsets(), 0, pods, nil)
@@ -130,7 +130,7 @@ func TestPlaceByLabels(t *testing.T) {
 	require.Equal(t, map[string]string{"c": "op-v3", "d": "op-v2"}, placed)
 	other := pod("e", 1, "")
 	other.Labels = map[string]string{"app": "other"}
-	require.False(t, Selects(subsets(), other))
+	require.False(t, Selects(subsets())(other))
 }
 
 func TestInvalidSubsetsAreRefused(t *testing.T) {

@@ -116,12 +116,13 @@ func specOf(config *v1alpha1.ShardingConfig, w World) decide.Spec {
 // podsOf returns the pods of a root.
 func podsOf(config *v1alpha1.ShardingConfig, w World, members map[string]handover.Member) decide.Pods {
 	out := decide.Pods{ByUID: map[string]*corev1.Pod{}, NodesGone: map[string]bool{}}
+	selects := layout.Selects(config.Spec.Root)
 	for _, p := range w.Pods {
 		if p.Namespace != config.Namespace {
 			continue
 		}
 		out.ByUID[string(p.UID)] = p
-		if compile.Labelled(p) && !compile.Ended(p) && layout.Selects(config.Spec.Root, p) {
+		if compile.Labelled(p) && !compile.Ended(p) && selects(p) {
 			out.Workload = append(out.Workload, p)
 		}
 	}
@@ -189,6 +190,7 @@ func findOutside(ctx context.Context, c client.Reader, config *v1alpha1.Sharding
 		more, _ := target.Requirements()
 		selector = selector.Add(more...)
 	}
+	selects := layout.Selects(config.Spec.Root)
 	for next := ""; ; {
 		var page corev1.PodList
 		if err := c.List(ctx, &page, client.InNamespace(config.Namespace), client.MatchingLabelsSelector{Selector: selector}, client.Limit(outsidePage), client.Continue(next)); err != nil {
@@ -196,7 +198,7 @@ func findOutside(ctx context.Context, c client.Reader, config *v1alpha1.Sharding
 		}
 		for i := range page.Items {
 			pod := &page.Items[i]
-			if !layout.Selects(config.Spec.Root, pod) || compile.Ended(pod) {
+			if !selects(pod) || compile.Ended(pod) {
 				continue
 			}
 			if len(out) == decide.MaxNamed {

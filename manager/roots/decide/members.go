@@ -154,8 +154,9 @@ func (d *deciding) assignPods() {
 	for _, uid := range d.memory.plan.lasting(outdated, v.now) {
 		d.do(handover.Outdated{UID: uid})
 	}
+	selects := layout.Selects(v.Spec.Config.Spec.Root)
 	for uid := range d.next.Members {
-		if p := v.Pods.ByUID[uid]; p != nil && (!layout.Selects(v.Spec.Config.Spec.Root, p) || !v.admitted(p)) {
+		if p := v.Pods.ByUID[uid]; p != nil && (!selects(p) || !v.admitted(p)) {
 			d.do(handover.Outdated{UID: uid})
 		}
 	}
