@@ -106,8 +106,8 @@ type Listed struct {
 	Namespaces []string // sorted
 	// Enacted is by what Configs follow what their shards act by.
 	Enacted *roots.Enacted
-	// Unresolved are the roots, by uid, whose selectors of namespaces cannot be followed.
-	Unresolved map[types.UID]error
+	// Resolved is which roots among Configs were matched with the namespaces.
+	Resolved roots.Resolved
 	// Unknown are the resources that configurations name, by uid, and that are not served.
 	Unknown map[types.UID]resources.Unknown
 	Rules   compile.Rules

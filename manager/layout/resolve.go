@@ -2,53 +2,85 @@ package layout
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	"github.com/ctrlmesh/ctrlmesh/internal/failure"
-	"github.com/ctrlmesh/ctrlmesh/manager/internal/expression"
 )
 
 // MaxNamespaces is the maximum number of namespaces that the canary or a subset can name and
 // match.
 const MaxNamespaces = 1024
 
-// Resolve adds the names of the namespaces that match to a configuration with spec.root: to its
-// canary, subsets and limits, and to those that labels pin to its shards. namespaces are those that exist, with their labels. The spec is
-// replaced, not changed in place. After an error in the canary or a subset, all of these stay as
-// they are, but the limits have their names: without them they would permit nothing.
+// Resolve resolves one configuration to the end. The spec is replaced, not changed in place. See
+// [Resolution.Finish].
 func Resolve(spec *v1alpha1.ShardingConfigSpec, namespaces map[string]labels.Set) error {
-	out := spec.DeepCopy()
-	limits := resolving{namespaces: namespaces}
-	for i := range out.Root.ResourceSelector {
-		limits.resolve(&out.Root.ResourceSelector[i].Namespaces, "spec.root.resourceSelector")
+	var r Resolver
+	r.Observe(namespaces)
+	x := r.Begin("", spec)
+	x.Step(func() bool { return true })
+	return x.Finish()
+}
+
+// ErrPending means that a configuration is not resolved yet.
+var ErrPending = errors.New("matching takes longer than other configurations can wait for, and goes on: match by names, or by simpler patterns and selectors")
+
+// Finish adds the names of the namespaces that match to the configuration: to its canary,
+// subsets and limits, and to those that labels pin to its shards. The spec is replaced, not
+// changed in place. After an error in the canary or a subset, all of these stay as they are, but
+// the limits have their names: without them they would permit nothing.
+func (x *Resolution) Finish() error {
+	var unlimited, pending error
+	resolved := false
+	for _, f := range x.limits {
+		resolved = true
+		if f.list.err != nil {
+			unlimited = cmp.Or(unlimited, fmt.Errorf("%s: %w", f.path, f.list.err))
+			continue
+		}
+		if x.pending(f) {
+			pending = cmp.Or(pending, fmt.Errorf("%s: %w", f.path, ErrPending))
+		}
+		*f.matches = append(*f.matches, v1alpha1.NamespaceMatch{Names: f.list.result(x.Resolver)})
 	}
-	for i := range out.Limits {
-		limits.resolve(&out.Limits[i].Namespaces, "spec.limits")
+	pinned, owned := x.own()
+	root := x.out.Root
+	if owned != nil {
+		root.Canary, root.Subsets, root.PinnedNamespaces = x.spec.Root.Canary, x.spec.Root.Subsets, x.spec.Root.PinnedNamespaces
+	} else {
+		root.PinnedNamespaces = pinned
+		resolved = resolved || len(pinned) > 0 || len(x.owners) > 0
 	}
-	owners := resolving{namespaces: namespaces}
-	if c := out.Root.Canary; c != nil && c.InNamespaceSelector != nil {
-		entries := []v1alpha1.NamespaceMatch{{Names: c.InNamespaces}, {Selector: c.InNamespaceSelector}}
-		owners.own(&entries, "spec.root.canary")
-		c.InNamespaces = Named(entries[2:])
+	if unlimited == nil && resolved {
+		*x.spec = *x.out
 	}
-	for i := range out.Root.Subsets {
-		s := &out.Root.Subsets[i]
-		owners.own(&s.Namespaces, "subset "+s.Name+" of spec.root.subsets")
+	return cmp.Or(unlimited, owned, pending)
+}
+
+// own adds what the canary and the subsets own, whose number is bounded. It returns what labels
+// pin.
+func (x *Resolution) own() (pinned map[string][]string, err error) {
+	for _, f := range x.owners {
+		switch {
+		case f.list.err != nil:
+			return nil, fmt.Errorf("%s: %w", f.path, f.list.err)
+		case x.pending(f):
+			return nil, fmt.Errorf("%s: %w, so the last assignment stays", f.path, ErrPending)
+		}
+		names := f.list.result(x.Resolver)
+		if len(names) > MaxNamespaces {
+			return nil, fmt.Errorf("%s: %d namespaces match, and at most %d can be assigned to one shard, so the last assignment stays: match fewer, or let spec.root.auto divide them", f.path, len(names), MaxNamespaces)
+		}
+		*f.matches = append(*f.matches, v1alpha1.NamespaceMatch{Names: names})
 	}
-	out.Root.PinnedNamespaces = owners.pins(out.Root)
-	if owners.err != nil {
-		out.Root.Canary, out.Root.Subsets, out.Root.PinnedNamespaces = spec.Root.Canary, spec.Root.Subsets, spec.Root.PinnedNamespaces
+	if c := x.out.Root.Canary; len(x.canary) > 0 {
+		c.InNamespaces = Named(x.canary[2:])
 	}
-	if limits.err == nil && (limits.resolved || owners.resolved) {
-		*spec = *out
-	}
-	return cmp.Or(limits.err, owners.err)
+	return x.pins(x.out.Root)
 }
 
 // Written omits what [Resolve] has added to the namespaces of a limit.
@@ -70,30 +102,16 @@ func Named(matches []v1alpha1.NamespaceMatch) (names []string) {
 	return names
 }
 
-type resolving struct {
-	namespaces map[string]labels.Set
-	resolved   bool  // something was
-	err        error // the first
-}
-
-// own is resolve for the namespaces that a shard owns, whose number is bounded.
-func (r *resolving) own(matches *[]v1alpha1.NamespaceMatch, path string) {
-	r.resolve(matches, path)
-	if n := len(slices.Compact(slices.Sorted(slices.Values(Named(*matches))))); r.err == nil && n > MaxNamespaces {
-		r.err = fmt.Errorf("%s: %d namespaces match, and at most %d can be assigned to one shard, so the last assignment stays: match fewer, or let spec.root.auto divide them", path, n, MaxNamespaces)
-	}
-}
-
 // pins returns the namespaces, sorted, whose labels name a shard of a root, by the shard's name.
-func (r *resolving) pins(root *v1alpha1.RootConfig) map[string][]string {
-	if r.err != nil || root.Key == v1alpha1.KeyObject {
-		return nil
+func (r *Resolver) pins(root *v1alpha1.RootConfig) (map[string][]string, error) {
+	if root.Key == v1alpha1.KeyObject || len(r.pinned) == 0 {
+		return nil, nil
 	}
 	var out map[string][]string
 	shards := Shards(root)
-	for _, name := range slices.Sorted(maps.Keys(r.namespaces)) {
-		shard := r.namespaces[name].Get(v1alpha1.OwnerShardLabel)
-		if shard == "" || !slices.ContainsFunc(shards, func(s Shard) bool { return s.Name == shard }) {
+	for _, name := range r.pinned {
+		shard := r.labels[r.slots[name]].Get(v1alpha1.OwnerShardLabel)
+		if !slices.ContainsFunc(shards, func(s Shard) bool { return s.Name == shard }) {
 			continue
 		}
 		if out == nil {
@@ -103,62 +121,11 @@ func (r *resolving) pins(root *v1alpha1.RootConfig) map[string][]string {
 	}
 	for _, shard := range slices.Sorted(maps.Keys(out)) {
 		if n := len(out[shard]); n > MaxNamespaces {
-			r.err = fmt.Errorf("label %s: %d namespaces name %s, and at most %d can be pinned to one shard, so the last assignment stays: label fewer", v1alpha1.OwnerShardLabel, n, shard, MaxNamespaces)
+			return nil, fmt.Errorf("label %s: %d namespaces name %s, and at most %d can be pinned to one shard, so the last assignment stays: label fewer", v1alpha1.OwnerShardLabel, n, shard, MaxNamespaces)
 		}
 	}
 	if len(out) > 0 && root.Method == v1alpha1.MethodServerSide {
-		r.err = fmt.Errorf("label %s: spec.root.method ServerSide has too few ranges for pinned namespaces, so the last assignment stays: choose Auto, or remove the labels", v1alpha1.OwnerShardLabel)
+		return nil, fmt.Errorf("label %s: spec.root.method ServerSide has too few ranges for pinned namespaces, so the last assignment stays: choose Auto, or remove the labels", v1alpha1.OwnerShardLabel)
 	}
-	r.resolved = r.resolved || len(out) > 0
-	return out
-}
-
-// resolve appends an entry with the names of all namespaces that match, unless there are only
-// names.
-func (r *resolving) resolve(matches *[]v1alpha1.NamespaceMatch, path string) {
-	if r.err != nil || !slices.ContainsFunc(*matches, followed) {
-		return
-	}
-	names, err := matching(*matches, r.namespaces)
-	r.resolved, r.err = true, failure.Wrap(err, "%s", path)
-	*matches = append(*matches, v1alpha1.NamespaceMatch{Names: names})
-}
-
-// matching returns the namespaces that any of the entries names or matches, sorted.
-func matching(entries []v1alpha1.NamespaceMatch, namespaces map[string]labels.Set) ([]string, error) {
-	found := map[string]bool{}
-	for _, m := range entries {
-		for _, name := range m.Names {
-			found[name] = true
-		}
-		matches, err := matcher(m)
-		if err != nil {
-			return nil, err
-		}
-		for name, of := range namespaces {
-			if matches(name, of) {
-				found[name] = true
-			}
-		}
-	}
-	return slices.Sorted(maps.Keys(found)), nil
-}
-
-// matcher returns a function that reports whether a selector or pattern matches a namespace.
-func matcher(m v1alpha1.NamespaceMatch) (func(name string, of labels.Set) bool, error) {
-	switch {
-	case m.Selector != nil:
-		selector, err := metav1.LabelSelectorAsSelector(m.Selector)
-		if err != nil {
-			return nil, fmt.Errorf("invalid selector of namespaces: %w", err)
-		}
-		return func(_ string, of labels.Set) bool { return selector.Matches(of) }, nil
-	case m.Pattern != "":
-		pattern, err := expression.Compile(m.Pattern)
-		if err != nil {
-			return nil, fmt.Errorf("invalid pattern %q of namespaces: %w", m.Pattern, err)
-		}
-		return func(name string, _ labels.Set) bool { return pattern.MatchString(name) }, nil
-	}
-	return func(string, labels.Set) bool { return false }, nil
+	return out, nil
 }

@@ -177,18 +177,33 @@ func validateSubsets(root *v1alpha1.RootConfig, path *field.Path) (errs field.Er
 
 // ValidateMatches returns the errors in a list of matches of namespaces.
 func ValidateMatches(matches []v1alpha1.NamespaceMatch, path *field.Path) (errs field.ErrorList) {
+	errs = validatePatterns(matches, path)
 	for i, m := range matches {
-		errs = append(errs, validateMatch(m, path.Index(i))...)
+		path := path.Index(i)
+		errs = append(errs, validateNames(m.Names, path.Child("names"))...)
+		errs = append(errs, validateSelector(m.Selector, path.Child("selector"))...)
 	}
 	return errs
 }
 
-func validateMatch(m v1alpha1.NamespaceMatch, path *field.Path) (errs field.ErrorList) {
-	if _, err := expression.Compile(m.Pattern); err != nil {
-		errs = append(errs, field.Invalid(path.Child("pattern"), m.Pattern, err.Error()))
+// validatePatterns returns the first error in the patterns of a list of matches.
+func validatePatterns(matches []v1alpha1.NamespaceMatch, path *field.Path) field.ErrorList {
+	program := 0
+	for i, m := range matches {
+		if m.Pattern == "" {
+			continue
+		}
+		pattern, err := expression.Compile(m.Pattern)
+		if err == nil {
+			if program += pattern.Program; program > maxPrograms {
+				err = errPrograms
+			}
+		}
+		if err != nil {
+			return field.ErrorList{field.Invalid(path.Index(i).Child("pattern"), m.Pattern, err.Error())}
+		}
 	}
-	errs = append(errs, validateNames(m.Names, path.Child("names"))...)
-	return append(errs, validateSelector(m.Selector, path.Child("selector"))...)
+	return nil
 }
 
 func validateSelector(s *metav1.LabelSelector, path *field.Path) field.ErrorList {

@@ -32,12 +32,14 @@ var (
 	MeshCARotation = gauges("ctrlmesh_mesh_ca_rotation", "1 for the phase that the mesh CA's rotation is in: none, publishing, waiting or retiring.", "phase")
 	// MeshCARotationPods is the number of pods that the rotation waits for.
 	MeshCARotationPods = gauge("ctrlmesh_mesh_ca_rotation_waiting_pods", "Labelled pods that may not know the next mesh CA, which therefore does not sign yet.")
+	// CompileSeconds is how long the last compilation worked on each configuration.
+	CompileSeconds = byName[float64](gauges("ctrlmesh_manager_compile_seconds", "How long the last compilation of policies worked on a ShardingConfig, its namespaces and its pods. Derived ones are left out.", "namespace", "shardingconfig"))
 	// Members is the number of pods of each configuration.
 	Members = gauges("ctrlmesh_members", "Pods that a ShardingConfig selects.", "namespace", "shardingconfig")
 	// BreakersOpen is the number of pods of each CircuitBreaker whose requests it refuses.
-	BreakersOpen = podsOf(gauges("ctrlmesh_circuitbreaker_open_pods", "Pods in which a breaker of a CircuitBreaker is not closed.", "namespace", "circuitbreaker"))
+	BreakersOpen = byName[int32](gauges("ctrlmesh_circuitbreaker_open_pods", "Pods in which a breaker of a CircuitBreaker is not closed.", "namespace", "circuitbreaker"))
 	// FaultsInForce is the number of pods of each FaultInjection into which it injects faults.
-	FaultsInForce = podsOf(gauges("ctrlmesh_faultinjection_active_pods", "Pods in which a FaultInjection is in force.", "namespace", "faultinjection"))
+	FaultsInForce = byName[int32](gauges("ctrlmesh_faultinjection_active_pods", "Pods in which a FaultInjection is in force.", "namespace", "faultinjection"))
 	// Handovers counts moves of keys from shard to shard.
 	Handovers = counters("ctrlmesh_handovers_total", "Moves of keys between shards: settled, or blocked for so long that an Event was emitted.", "namespace", "shardingconfig", "result")
 	// HandoverDuration is how long moves took.
@@ -172,27 +174,27 @@ func CountWrites(namespace, config string, root *v1alpha1.RootStatus) {
 	IdleShards.WithLabelValues(namespace, config).Set(float64(idle))
 }
 
-// PodsOf is a gauge of pods by object.
-type PodsOf struct {
+// ByName is a gauge with a number for each object.
+type ByName[N int32 | float64] struct {
 	*prometheus.GaugeVec
 
 	mu  sync.Mutex
-	has map[types.NamespacedName]int32
+	has map[types.NamespacedName]N
 }
 
-func podsOf(v *prometheus.GaugeVec) *PodsOf { return &PodsOf{GaugeVec: v} }
+func byName[N int32 | float64](v *prometheus.GaugeVec) *ByName[N] { return &ByName[N]{GaugeVec: v} }
 
 // Set replaces all numbers. A concurrent scrape misses none of the objects that stay.
-func (p *PodsOf) Set(now map[types.NamespacedName]int32) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+func (g *ByName[N]) Set(now map[types.NamespacedName]N) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	for name, n := range now {
-		p.WithLabelValues(name.Namespace, name.Name).Set(float64(n))
+		g.WithLabelValues(name.Namespace, name.Name).Set(float64(n))
 	}
-	for name := range p.has {
+	for name := range g.has {
 		if _, still := now[name]; !still {
-			p.DeleteLabelValues(name.Namespace, name.Name)
+			g.DeleteLabelValues(name.Namespace, name.Name)
 		}
 	}
-	p.has = now
+	g.has = now
 }

@@ -21,7 +21,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 }
 
 func TestPodsOfDeletedObjectsAreRemoved(t *testing.T) {
-	p := podsOf(prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "x"}, []string{"namespace", "name"}))
+	p := byName[int32](prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "x"}, []string{"namespace", "name"}))
 	a, b := types.NamespacedName{Namespace: "ns", Name: "a"}, types.NamespacedName{Namespace: "ns", Name: "b"}
 	p.Set(map[types.NamespacedName]int32{a: 1, b: 2})
 	require.Equal(t, 2, testutil.CollectAndCount(p))

@@ -44,6 +44,7 @@ type mesh struct {
 	keeper   *locks.Keeper
 	recorder *events.FakeRecorder
 	now      time.Time
+	resolver Resolver
 	compiled compile.Result
 	by       *Enacted                       // of compiled
 	policies map[types.UID]compile.Policy   // of compiled
@@ -120,6 +121,7 @@ func newMesh(t *testing.T) *mesh {
 
 // lead makes another manager the leader.
 func (m *mesh) lead() {
+	m.resolver = Resolver{}
 	m.keeper = &locks.Keeper{Client: m.Client, Log: slog.New(slog.DiscardHandler), Now: func() time.Time { return m.now }}
 	m.Roots = &Roots{
 		Locks: m.keeper, Client: m.Client, Recorder: m.recorder, Weigher: &weigh.Weigher{FirstWithin: time.Nanosecond, Changed: func() {}}, Log: slog.New(slog.DiscardHandler),
@@ -205,7 +207,7 @@ func (m *mesh) world() World {
 	if known, ok := m.Known(w.Configs, w.Namespaces); ok {
 		w.Enacted = Enact(w.Configs, known)
 	}
-	w.Unresolved = Resolve(w.Configs, m.labels)
+	w.Unresolved = m.resolver.Resolve(w.Configs, m.labels, time.Minute).Errors
 	w.Unknown = map[types.UID]resources.Unknown{"root": m.unknown}
 	for i := range pods.Items {
 		if compile.Labelled(&pods.Items[i]) { // no others are watched

@@ -127,7 +127,7 @@ func TestDashboard(t *testing.T) {
 		}
 	}
 	require.ElementsMatch(t, []string{
-		"ctrlmesh_manager_host_network_nodes", "ctrlmesh_manager_nodes", "ctrlmesh_mesh_ca_rotation", "ctrlmesh_mesh_ca_rotation_waiting_pods",
+		"ctrlmesh_manager_compile_seconds", "ctrlmesh_manager_host_network_nodes", "ctrlmesh_manager_nodes", "ctrlmesh_mesh_ca_rotation", "ctrlmesh_mesh_ca_rotation_waiting_pods",
 		"ctrlmesh_passthrough_connections_total", "ctrlmesh_stamped_objects_total", "ctrlmesh_webhook_interruptions_total",
 	}, slices.Collect(maps.Keys(unseen)))
 }

@@ -56,6 +56,7 @@ type Controller struct {
 
 	// rendered is what need not be rendered again.
 	rendered compile.Cache
+	resolver roots.Resolver
 	// until is when the policies change by themselves, as when the next FaultInjection
 	// expires, for which agents do not wait.
 	until time.Time
@@ -114,12 +115,32 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	if again := time.Now().Add(sharesPatience); !r.unread.IsZero() && (c.Until.IsZero() || again.Before(c.Until)) {
 		r.until = again
 	}
+	if l.Resolved.Pending {
+		r.until = time.Now()
+	}
+	count(c)
+	return err
+}
 
+// count sets the metrics of configurations.
+func count(c *controllers.Compiled) {
 	metrics.Members.Reset()
 	for _, s := range c.Shards {
 		metrics.Members.WithLabelValues(s.Namespace, s.Name).Set(float64(len(s.Members)))
 	}
-	return err
+	took := map[types.NamespacedName]float64{}
+	for _, part := range []map[types.NamespacedName]time.Duration{c.Resolved.Took, c.Took} {
+		for name, d := range part {
+			took[name] += d.Seconds()
+		}
+	}
+	metrics.CompileSeconds.Set(took)
+}
+
+// elapsed returns a clock that has started now.
+func elapsed() func() time.Duration {
+	began := time.Now()
+	return func() time.Duration { return time.Since(began) }
 }
 
 // addHandWritten adds what is known of hand-written configurations: whether their
@@ -183,7 +204,7 @@ func (r *Controller) list(ctx context.Context) (out *controllers.Listed, known m
 	); err != nil {
 		return nil, nil, err
 	}
-	out = &controllers.Listed{Rules: compile.Rules{Cache: &r.rendered, Now: time.Now(), Share: r.State.Book.Share, RequestTimeout: r.State.RequestTimeout()}}
+	out = &controllers.Listed{Rules: compile.Rules{Cache: &r.rendered, Now: time.Now(), Elapsed: elapsed(), Share: r.State.Book.Share, RequestTimeout: r.State.RequestTimeout()}}
 	out.Rules.Breakers, out.Rules.Injections = collect.Pointers(breakers.Items), collect.Pointers(injections.Items)
 	if r.Dialects {
 		if out.TrafficPolicies, err = serve.Policies(ctx, r.Cache); err != nil {
@@ -216,7 +237,11 @@ func (r *Controller) list(ctx context.Context) (out *controllers.Listed, known m
 		}
 		out.Enacted = roots.Enact(out.Configs, known)
 	}
-	out.Unresolved = roots.Resolve(out.Configs, labelled)
+	within := resolveWithin
+	if r.State.Compiled.Load() == nil {
+		within = resolveFirst
+	}
+	out.Resolved = r.resolver.Resolve(out.Configs, labelled, within)
 	origin.Conflicts(out.Configs)
 	for _, c := range out.Configs {
 		layout.Exclude(&c.Spec, r.State.Settings.Load().Undivided())
@@ -237,6 +262,11 @@ func (r *Controller) unknown(configs []*v1alpha1.ShardingConfig) map[types.UID]r
 }
 
 const (
+	// resolveWithin is how long all roots together are matched with namespaces before policies
+	// are pushed. For the first policies it is resolveFirst: nothing is known of any root, and
+	// agents keep the last ones.
+	resolveWithin = 100 * time.Millisecond
+	resolveFirst  = 5 * time.Second
 	// sharesPatience is how long policies wait for the shares on record, and after which
 	// those that go on without ask again.
 	sharesPatience = 10 * time.Second

@@ -49,7 +49,7 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	}
 	// Read after what was listed, so that it is no older. Before the first pods have
 	// no policies, so that nothing follows from what agents say of them.
-	world := roots.World{Configs: l.Configs, Pods: l.Pods, Namespaces: l.Namespaces, Enacted: l.Enacted, Unknown: l.Unknown, Unresolved: l.Unresolved, RequestTimeout: r.State.RequestTimeout(), Node: func(name string) bool {
+	world := roots.World{Configs: l.Configs, Pods: l.Pods, Namespaces: l.Namespaces, Enacted: l.Enacted, Unknown: l.Unknown, Unresolved: l.Resolved.Errors, RequestTimeout: r.State.RequestTimeout(), Node: func(name string) bool {
 		return !apierrors.IsNotFound(r.Cache.Get(ctx, types.NamespacedName{Name: name}, controllers.MetadataOf(controllers.NodeKind)))
 	}}
 	if forbidden := r.State.ForbiddenLocks.Load(); forbidden != nil {
