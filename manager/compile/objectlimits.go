@@ -39,6 +39,8 @@ type objectLimit struct {
 	confined bool
 	names    []string
 	within   sharding.Scope
+	// permitted is within in its wire form; nil unless confined.
+	permitted *meshv1.Scope
 }
 
 // maxNames is how many namespaces the limits of one root may name and match, where a list that
@@ -97,18 +99,20 @@ func (l objectLimits) confine(c *v1alpha1.ShardingConfig) *Problem {
 	for i, of := range slices.Concat(c.Spec.Root.ResourceSelector, c.Spec.Limits) {
 		one := l.limits[i]
 		if one.confined = len(of.Namespaces) > 0; !one.confined {
+			one.permitted = nil
 			continue
 		}
 		names := layout.Named(of.Namespaces)
 		if before != nil && slices.Equal(before.names, names) {
-			one.names, one.within = before.names, before.within
+			one.names, one.within, one.permitted = before.names, before.within, before.permitted
 			continue
 		}
 		if total += len(names); total > maxNames {
 			return &Problem{v1alpha1.ReasonInvalid, fmt.Sprintf("the namespaces of spec.root.resourceSelector and spec.limits are more than %d together: match fewer, or list resources with the same namespaces one after the other", maxNames)}
 		}
-		if !slices.Equal(one.names, names) {
+		if one.permitted == nil || !slices.Equal(one.names, names) {
 			one.names, one.within = names, sharding.Keys(names...)
+			one.permitted = one.within.Proto()
 		}
 		before = one
 	}
@@ -118,7 +122,7 @@ func (l objectLimits) confine(c *v1alpha1.ShardingConfig) *Problem {
 // render renders resources and selectors.
 func (l objectLimits) render() []*meshv1.Limit {
 	return collect.Map(l.limits, func(l *objectLimit) *meshv1.Limit {
-		return &meshv1.Limit{Resources: l.resources, Selector: l.selector}
+		return &meshv1.Limit{Resources: l.resources, Selector: l.selector, Within: l.permitted}
 	})
 }
 

@@ -67,11 +67,13 @@ func (d *Division) Affects(next *Division, res schema.GroupResource) bool {
 	after, filters := next.Filters(res)
 	_, divided := d.Scope(res)
 	selector := d.Selector(res)
+	confined, _ := d.Within(res)
+	confines, _ := next.Within(res)
 	return selector.String() != next.Selector(res).String() ||
 		filtered != filters || filtered && (d.byUID != next.byUID || !before.Equal(after)) ||
 		divided && d.KeepCaches && !next.KeepCaches ||
 		!slices.Equal(d.message.GetDeniedUserAgents(), next.message.GetDeniedUserAgents()) ||
-		(divided || selector != nil) && !d.exemptsAs(next)
+		!confined.Equal(confines) || (divided || selector != nil) && !d.exemptsAs(next)
 }
 
 // exemptsAs reports whether two divisions exempt the same requests.
@@ -115,11 +117,15 @@ func (d *Division) Sweep(k match.Kind) (Border, bool) {
 	return b, ok && !d.byUID
 }
 
-// Fence decides on requests for single objects of other shards.
+// Fence decides on requests for single objects of other shards, or of none.
 type Fence struct {
 	Border
-	// Observe: requests are counted, not refused.
+	// Passes: requests for objects of other shards pass.
+	Passes bool
+	// Observe: requests for objects of other shards are counted, not refused.
 	Observe bool
+	// Limit, if not nil: no shard reads or writes what is foreign to it.
+	Limit *Border
 	// ByUID: the object's uid decides, and not its namespace.
 	ByUID bool
 	// InBody: the name in the body decides.
@@ -131,17 +137,32 @@ var (
 	bindings   = schema.GroupResource{Resource: "bindings"}
 )
 
-// Fence returns nil if requests are never for objects of other shards.
+// Outside reports whether no shard reads or writes in a namespace.
+func (f *Fence) Outside(namespace string) bool { return f.Limit != nil && f.Limit.Foreign(namespace) }
+
+// Fence returns nil if no request is refused or counted.
 func (d *Division) Fence(k match.Kind) *Fence {
 	b, ok := d.border(k)
-	if !ok || !d.fences(k) {
+	f := &Fence{
+		Border: b, Passes: !ok || !d.fences(k), Limit: d.limit(k),
+		ByUID: d.byUID, Observe: d.message.GetIsolation() == meshv1.Isolation_ISOLATION_OBSERVE,
+	}
+	if f.Passes && f.Limit == nil {
 		return nil
 	}
-	f := &Fence{Border: b, ByUID: d.byUID, Observe: d.message.GetIsolation() == meshv1.Isolation_ISOLATION_OBSERVE}
 	if _, divided := d.Scope(k.GroupResource()); divided && !d.byUID {
 		f.InBody = k.GroupResource() == namespaces && creates(k)
 	}
 	return f
+}
+
+// limit returns the border beyond which no shard reads or writes single objects; nil: there is
+// none. What is narrowed needs none.
+func (d *Division) limit(k match.Kind) *Border {
+	if within, confined := d.Within(k.GroupResource()); confined && !d.byUID && k.Verb != "deletecollection" && (k.Verb == "get" || k.Writes() || k.Connects()) {
+		return &Border{owned: within}
+	}
+	return nil
 }
 
 func creates(k match.Kind) bool { return k.Verb == "create" && k.Subresource == "" }
@@ -198,7 +219,7 @@ func (d *Division) Refuses(k match.Kind, namespace string) bool {
 		return w.Refuses(namespace)
 	}
 	f := d.Fence(k)
-	return f != nil && !f.Observe && (f.ByUID || f.Foreign(namespace))
+	return f != nil && (f.Outside(namespace) || !f.Passes && !f.Observe && (f.ByUID || f.Foreign(namespace)))
 }
 
 // InStandby returns the division before the shard was given keys.

@@ -27,6 +27,8 @@ type limit struct {
 	requirements labels.Requirements
 	scope        sharding.Scope
 	divides      bool // by the scope
+	within       sharding.Scope
+	confines     bool // to within
 }
 
 // compileLimits parses the selectors and scopes of limits. A limit without either narrows
@@ -45,7 +47,11 @@ func compileLimits(limits []*meshv1.Limit) (Limits, error) {
 		if err != nil {
 			return nil, fmt.Errorf("limit %d: %w", i, err)
 		}
-		out = append(out, limit{groups: l.GetResources(), requirements: reqs, scope: owned, divides: l.GetScope() != nil})
+		within, err := sharding.FromProto(l.GetWithin())
+		if err != nil {
+			return nil, fmt.Errorf("limit %d: %w", i, err)
+		}
+		out = append(out, limit{groups: l.GetResources(), requirements: reqs, scope: owned, divides: l.GetScope() != nil, within: within, confines: l.GetWithin() != nil})
 	}
 	return out, nil
 }
@@ -76,6 +82,18 @@ func (l Limits) Scope(res schema.GroupResource) (owned sharding.Scope, divided b
 	return owned, divided
 }
 
+// Within returns the keys of a resource that any shard may read and write; false if that is
+// all keys.
+func (l Limits) Within(res schema.GroupResource) (within sharding.Scope, confined bool) {
+	within = sharding.All()
+	for _, x := range l {
+		if x.confines && x.matches(res) {
+			within, confined = within.Intersect(x.within), true
+		}
+	}
+	return within, confined
+}
+
 // Divides reports whether some limit has a scope.
 func (l Limits) Divides() bool {
 	return slices.ContainsFunc(l, func(x limit) bool { return x.divides })
@@ -91,11 +109,11 @@ func (l Limits) owned() (owned sharding.Scope, divided bool) {
 	return owned, divided
 }
 
-// emptied returns limits of the same resources that no object is within.
+// emptied returns limits of the same resources by which the shard owns nothing.
 func (l Limits) emptied() Limits {
 	out := make(Limits, len(l))
 	for i, x := range l {
-		out[i] = limit{groups: x.groups, requirements: Nothing.requirements, divides: true}
+		out[i] = limit{groups: x.groups, requirements: Nothing.requirements, divides: true, within: x.within, confines: x.confines}
 	}
 	return out
 }

@@ -82,6 +82,8 @@ type Exemption struct {
 	self bool
 	// InBody: a create's name decides.
 	InBody bool
+	// limit, if not nil: what is foreign to it is not exempt by being single.
+	limit *Border
 }
 
 // Exemption returns nil where no request is exempt.
@@ -92,6 +94,10 @@ func (d *Division) Exemption(k match.Kind) *Exemption {
 	}
 	e := &Exemption{self: res == namespaces}
 	readAll := d.message.GetReadAll()
+	within, confined := d.Within(res)
+	if confined {
+		e.limit = &Border{owned: within}
+	}
 	switch writes := k.Writes() || k.Connects(); {
 	case writes && (d.Standby || k.Verb == "deletecollection"):
 		return nil
@@ -99,7 +105,7 @@ func (d *Division) Exemption(k match.Kind) *Exemption {
 		e.shared, e.InBody = d.shared(res, true), creates(k)
 	case k.Verb == "list" || k.Verb == "watch":
 		e.shared, e.single, e.across = d.shared(res, false), readAll, d.byUID
-	case k.Verb == "get" && !readAll:
+	case k.Verb == "get" && (!readAll || confined):
 		e.shared = d.shared(res, false)
 	}
 	if !e.single && len(e.shared) == 0 {
@@ -110,7 +116,7 @@ func (d *Division) Exemption(k match.Kind) *Exemption {
 
 // NeedsName reports whether the name in the body decides on a create.
 func (e *Exemption) NeedsName(namespace, name string) bool {
-	return e.InBody && name == "" && e.shared.some(namespace) && !e.shared.all(namespace)
+	return e.InBody && name == "" && (e.self || e.shared.some(namespace)) && !e.shared.all(namespace)
 }
 
 // Covers reports whether a request for an object is exempt; the name "" is all objects of
@@ -122,7 +128,7 @@ func (e *Exemption) Covers(namespace, name string) bool {
 	switch {
 	case name == "":
 		return e.shared.all(namespace)
-	case e.single && (namespace != "" || e.across):
+	case e.single && (namespace != "" || e.across) && (e.limit == nil || !e.limit.Foreign(namespace)):
 		return true
 	}
 	return has(e.shared, namespace, name)

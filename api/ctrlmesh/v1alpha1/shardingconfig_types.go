@@ -287,9 +287,11 @@ type ObjectLimiter struct {
 	// +optional
 	Selector *metav1.LabelSelector `json:"selector,omitempty"`
 
-	// Namespaces limit those resources to the objects in namespaces that any entry matches,
-	// for reads and writes. Objects in no namespace are not limited. The limit follows the
-	// labels of namespaces without a handover. It requires spec.root.
+	// Namespaces limit those resources to the objects in namespaces that any entry matches.
+	// No shard reads or writes the others, whatever isolation and reads say: lists and watches
+	// leave them out, deletecollections skip them, and requests for single objects are refused
+	// with 403. Objects in no namespace, shared objects and locks are not limited. The limit
+	// follows the labels of namespaces without a handover. It requires spec.root.
 	// +optional
 	// +kubebuilder:validation:MaxItems=32
 	Namespaces []NamespaceMatch `json:"namespaces,omitempty"`
@@ -594,7 +596,7 @@ type NamespaceMatch struct {
 	// +optional
 	Selector *metav1.LabelSelector `json:"selector,omitempty"`
 	// Pattern is a regular expression (RE2) that the names of existing namespaces contain a
-	// match of, such as "^canary-".
+	// match of, such as "^canary-". It must not compile to more than 1200 instructions.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024

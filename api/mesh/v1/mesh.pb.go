@@ -2422,7 +2422,9 @@ type Limit struct {
 	// on list, watch and deletecollection. May be empty if there is a scope.
 	Selector string `protobuf:"bytes,2,opt,name=selector,proto3" json:"selector,omitempty"`
 	// The keys that the shard owns. Unset: the limit assigns nothing by key.
-	Scope         *Scope `protobuf:"bytes,3,opt,name=scope,proto3" json:"scope,omitempty"`
+	Scope *Scope `protobuf:"bytes,3,opt,name=scope,proto3" json:"scope,omitempty"`
+	// The keys that any shard may read and write, of which scope is a part. Unset: all keys.
+	Within        *Scope `protobuf:"bytes,4,opt,name=within,proto3" json:"within,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2474,6 +2476,13 @@ func (x *Limit) GetSelector() string {
 func (x *Limit) GetScope() *Scope {
 	if x != nil {
 		return x.Scope
+	}
+	return nil
+}
+
+func (x *Limit) GetWithin() *Scope {
+	if x != nil {
+		return x.Within
 	}
 	return nil
 }
@@ -2936,11 +2945,12 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"namespaces\x18\x02 \x03(\tR\n" +
 	"namespaces\x12\x14\n" +
 	"\x05names\x18\x03 \x03(\tR\x05names\x12\x1b\n" +
-	"\twrite_all\x18\x04 \x01(\bR\bwriteAll\"\x91\x01\n" +
+	"\twrite_all\x18\x04 \x01(\bR\bwriteAll\"\xc2\x01\n" +
 	"\x05Limit\x12=\n" +
 	"\tresources\x18\x01 \x03(\v2\x1f.ctrlmesh.mesh.v1.ResourceGroupR\tresources\x12\x1a\n" +
 	"\bselector\x18\x02 \x01(\tR\bselector\x12-\n" +
-	"\x05scope\x18\x03 \x01(\v2\x17.ctrlmesh.mesh.v1.ScopeR\x05scope\":\n" +
+	"\x05scope\x18\x03 \x01(\v2\x17.ctrlmesh.mesh.v1.ScopeR\x05scope\x12/\n" +
+	"\x06within\x18\x04 \x01(\v2\x17.ctrlmesh.mesh.v1.ScopeR\x06within\":\n" +
 	"\x05Scope\x121\n" +
 	"\x05parts\x18\x01 \x03(\v2\x1b.ctrlmesh.mesh.v1.ScopePartR\x05parts\"Y\n" +
 	"\tScopePart\x12\x18\n" +
@@ -3073,19 +3083,20 @@ var file_api_mesh_v1_mesh_proto_depIdxs = []int32{
 	32, // 37: ctrlmesh.mesh.v1.SharedObjects.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
 	32, // 38: ctrlmesh.mesh.v1.Limit.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
 	29, // 39: ctrlmesh.mesh.v1.Limit.scope:type_name -> ctrlmesh.mesh.v1.Scope
-	30, // 40: ctrlmesh.mesh.v1.Scope.parts:type_name -> ctrlmesh.mesh.v1.ScopePart
-	31, // 41: ctrlmesh.mesh.v1.ScopePart.ranges:type_name -> ctrlmesh.mesh.v1.KeyRange
-	6,  // 42: ctrlmesh.mesh.v1.Mesh.Connect:input_type -> ctrlmesh.mesh.v1.AgentMessage
-	4,  // 43: ctrlmesh.mesh.v1.Mesh.SignLeaf:input_type -> ctrlmesh.mesh.v1.SignLeafRequest
-	3,  // 44: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:input_type -> ctrlmesh.mesh.v1.SignEgressLeafRequest
-	15, // 45: ctrlmesh.mesh.v1.Mesh.Connect:output_type -> ctrlmesh.mesh.v1.ManagerMessage
-	5,  // 46: ctrlmesh.mesh.v1.Mesh.SignLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
-	5,  // 47: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
-	45, // [45:48] is the sub-list for method output_type
-	42, // [42:45] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	29, // 40: ctrlmesh.mesh.v1.Limit.within:type_name -> ctrlmesh.mesh.v1.Scope
+	30, // 41: ctrlmesh.mesh.v1.Scope.parts:type_name -> ctrlmesh.mesh.v1.ScopePart
+	31, // 42: ctrlmesh.mesh.v1.ScopePart.ranges:type_name -> ctrlmesh.mesh.v1.KeyRange
+	6,  // 43: ctrlmesh.mesh.v1.Mesh.Connect:input_type -> ctrlmesh.mesh.v1.AgentMessage
+	4,  // 44: ctrlmesh.mesh.v1.Mesh.SignLeaf:input_type -> ctrlmesh.mesh.v1.SignLeafRequest
+	3,  // 45: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:input_type -> ctrlmesh.mesh.v1.SignEgressLeafRequest
+	15, // 46: ctrlmesh.mesh.v1.Mesh.Connect:output_type -> ctrlmesh.mesh.v1.ManagerMessage
+	5,  // 47: ctrlmesh.mesh.v1.Mesh.SignLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
+	5,  // 48: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
+	46, // [46:49] is the sub-list for method output_type
+	43, // [43:46] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_api_mesh_v1_mesh_proto_init() }

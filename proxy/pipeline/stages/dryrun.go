@@ -78,8 +78,9 @@ func (p *Policy) dryRunStages(key match.Kind) (out pipeline.Stages) {
 		out.Add(exemptStage{e})
 	}
 	out.Add(newDryNarrowStage(would, key, p.withheldAction(key.Verb, wouldNarrow)))
-	if s := newFenceStage(would, key); s != nil && !s.Observe {
-		s.Observe, s.withheld = true, p.withheldAction(key.Verb, wouldRefuse)
+	if s := newFenceStage(would, key); s != nil && (!s.Observe || s.Limit != nil) {
+		s.Passes = s.Passes || s.Observe
+		s.Observe, s.dry, s.withheld = true, true, p.withheldAction(key.Verb, wouldRefuse)
 		out = append(out, s)
 	}
 	if s := newClusterScopedStage(would, key); s != nil && !s.Observe {

@@ -28,26 +28,29 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
-// fenceStage refuses, or counts, requests for objects that another shard owns.
+// fenceStage refuses, or counts, requests for objects that another shard owns. It refuses those
+// for objects outside the namespaces of limits.
 type fenceStage struct {
 	*isolation.Fence
 	policy  *Policy
-	refused prometheus.Counter // unused with Observe
+	refused prometheus.Counter
+	dry     bool // nothing is refused, as in a dry run
 	// Of Observe, for objects of other shards, and where the owner is not known.
 	withheld, unknown withheld
 }
 
 // newFenceStage returns nil for requests that need no check: lists, reads that all shards
-// may send, and everything with isolation Off.
+// may send, and what isolation Off permits.
 func newFenceStage(p *Policy, key match.Kind) *fenceStage {
 	f := p.Fence(key)
 	if f == nil {
 		return nil
 	}
 	s := &fenceStage{Fence: f, policy: p}
-	if f.Observe {
+	if f.Observe && !f.Passes {
 		s.withheld, s.unknown = p.withheldAction(key.Verb, observedForeign), p.withheldAction(key.Verb, observedUnknown)
-	} else {
+	}
+	if f.Limit != nil || !f.Observe {
 		s.refused = p.Metrics.Action(p.env.Metrics.Foreign, key.Verb, "refused")
 	}
 	return s
@@ -61,10 +64,29 @@ func (s *fenceStage) Apply(x *pipeline.State) *pipeline.Outcome {
 		return s.object(x)
 	case s.InBody:
 		return s.create(x)
-	case s.Foreign(x.Req.Info.Namespace):
-		return s.encounter(x, "namespace "+x.Req.Info.Namespace, x.Req.Info.Namespace)
+	}
+	return s.in(x, x.Req.Info.Namespace)
+}
+
+// in decides on a request for an object in a namespace, or for the namespace itself.
+func (s *fenceStage) in(x *pipeline.State, namespace string) *pipeline.Outcome {
+	switch {
+	case s.Outside(namespace):
+		return s.outside(x, "namespace "+namespace)
+	case !s.Passes && s.Foreign(namespace):
+		return s.encounter(x, "namespace "+namespace, namespace)
 	}
 	return nil
+}
+
+// outside handles a request for an object that no shard reads or writes.
+func (s *fenceStage) outside(x *pipeline.State, what string) *pipeline.Outcome {
+	if s.dry {
+		s.withheld.note(x)
+		return nil
+	}
+	s.refused.Inc()
+	return s.policy.outside(x.Req.Info, what)
 }
 
 // encounter handles a request for an object that another shard owns; the key is empty if
@@ -78,9 +100,12 @@ func (s *fenceStage) encounter(x *pipeline.State, what, key string) *pipeline.Ou
 	return s.policy.forbidden(x.Req.Info, what, s.policy.Owner(key))
 }
 
+// lenient reports whether nothing is refused.
+func (s *fenceStage) lenient() bool { return s.dry || s.Observe && s.Limit == nil }
+
 // undecided handles a request whose object has an unknown key.
 func (s *fenceStage) undecided(x *pipeline.State, refused *apierrors.StatusError) *pipeline.Outcome {
-	if s.Observe {
+	if s.lenient() {
 		s.unknown.note(x)
 		return nil
 	}
@@ -89,7 +114,7 @@ func (s *fenceStage) undecided(x *pipeline.State, refused *apierrors.StatusError
 
 // create decides on the creation of a Namespace by the name in the body.
 func (s *fenceStage) create(x *pipeline.State) *pipeline.Outcome {
-	if s.Observe && x.Out.Header.Get("Content-Encoding") != "" {
+	if s.lenient() && x.Out.Header.Get("Content-Encoding") != "" {
 		return s.undecided(x, nil)
 	}
 	name, refused, err := nameInBody(x)
@@ -100,12 +125,12 @@ func (s *fenceStage) create(x *pipeline.State) *pipeline.Outcome {
 		return s.undecided(x, status.UnsupportedMediaType("the name of a namespace must be read: %v", err))
 	case err != nil:
 		return s.undecided(x, status.BadRequest("the name of a namespace must be read: %v", err))
-	case name == "": // the apiserver generates it
+	case name == "" && s.Limit != nil: // the apiserver generates it
+		return s.outside(x, "a namespace whose name is to be generated")
+	case name == "":
 		return s.encounter(x, "a namespace whose name is to be generated", "")
-	case s.Foreign(name):
-		return s.encounter(x, "namespace "+name, name)
 	}
-	return nil
+	return s.in(x, name)
 }
 
 // nameInBody returns the name of the object that a request creates. The error says why it
@@ -155,6 +180,15 @@ func (p *Policy) forbidden(info *apirequest.RequestInfo, what, why string) *pipe
 	refused := status.New(http.StatusForbidden, metav1.StatusReasonForbidden, 0,
 		"%s %s: %s does not belong to this pod's shard, ShardingConfig %s/%s: %s",
 		info.Verb, resource, what, p.env.Info.Namespace, p.Shard, why)
+	refused.ErrStatus.Details = &metav1.StatusDetails{Name: info.Name, Group: info.APIGroup, Kind: info.Resource}
+	return pipeline.RefusalFor(meshv1.RefusedForeign, refused)
+}
+
+// outside refuses a request for an object that no shard reads or writes.
+func (p *Policy) outside(info *apirequest.RequestInfo, what string) *pipeline.Outcome {
+	refused := status.New(http.StatusForbidden, metav1.StatusReasonForbidden, 0,
+		"%s %s: %s is outside the limits of this pod's shard, ShardingConfig %s/%s: see namespaces in spec.root.resourceSelector and spec.limits",
+		info.Verb, info.Resource, what, p.env.Info.Namespace, p.Shard)
 	refused.ErrStatus.Details = &metav1.StatusDetails{Name: info.Name, Group: info.APIGroup, Kind: info.Resource}
 	return pipeline.RefusalFor(meshv1.RefusedForeign, refused)
 }
