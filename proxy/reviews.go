@@ -18,6 +18,7 @@ func newReviews(p *Pod) *review.Server {
 	s := p.server
 	conns := s.reviewConns.Conns(p.bound)
 	conns.Open.Own = review.MaxOpen
+	conns.Peers = s.reviewConns.PerPeer()
 	return review.NewServer(review.Config{
 		Pod:   p.env.ID,
 		Dial:  p.dial,

@@ -22,6 +22,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -70,7 +71,7 @@ func TestStalledBodiesStayWithinTheTotal(t *testing.T) {
 		body := newEndless(6 << 20)
 		ended := make(chan error, 1)
 		go func() {
-			_, _, err := b.Read(hostile, body, body.abort)
+			_, _, err := b.Read(hostile, 0, body, body.abort)
 			ended <- err
 		}()
 		select {
@@ -84,7 +85,7 @@ func TestStalledBodiesStayWithinTheTotal(t *testing.T) {
 	b.mu.Unlock()
 
 	t.Run("and a neighbour's is read", func(t *testing.T) {
-		content, release, err := b.Read(neighbour, strings.NewReader(strings.Repeat("x", 7<<20)), func() { t.Error("the neighbour's body was dropped") })
+		content, release, err := b.Read(neighbour, 0, strings.NewReader(strings.Repeat("x", 7<<20)), func() { t.Error("the neighbour's body was dropped") })
 		require.NoError(t, err)
 		assert.Len(t, content, 7<<20)
 		release()
@@ -96,10 +97,31 @@ func TestStalledBodiesStayWithinTheTotal(t *testing.T) {
 
 func TestBodyAboveItsBoundIsRefused(t *testing.T) {
 	b := &Bodies{Each: 10, Total: 100}
-	_, _, err := b.Read(hostile, strings.NewReader(strings.Repeat("x", 11)), func() {})
+	_, _, err := b.Read(hostile, 0, strings.NewReader(strings.Repeat("x", 11)), func() {})
 	require.ErrorIs(t, err, errTooLarge)
 	assert.Zero(t, b.bytes)
 	assert.Empty(t, b.peers)
+}
+
+// HTTP/2 connections have many requests at once, whose bodies need not come.
+func TestHeadsOfOnePeerStayWithinTheTotal(t *testing.T) {
+	const head = 32 << 10
+	b := &Bodies{Each: 7 << 20, Total: maxReviews}
+	for range 2 * maxReviews / head {
+		body := newEndless(0)
+		abort := sync.OnceFunc(body.abort)
+		t.Cleanup(abort)
+		go func() { _, _, _ = b.Read(hostile, head, body, abort) }()
+	}
+	require.Eventually(t, func() bool {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return len(b.peers[hostile]) == maxReviews/head
+	}, patience, time.Millisecond)
+	content, release, err := b.Read(neighbour, head, strings.NewReader("x"), func() { t.Error("the neighbour's body was dropped") })
+	require.NoError(t, err)
+	require.Equal(t, "x", string(content))
+	release()
 }
 
 func TestShareOfOnePeerIsNotAnothers(t *testing.T) {

@@ -29,18 +29,24 @@ type Bodies struct {
 type body struct {
 	peer    netip.Addr
 	bytes   int64
+	limit   int64
 	read    bool // to its end: only bodies that are still read are dropped
 	evicted bool
 	abort   func()
 }
 
-// Read reads a body. If the total is exceeded, the latest body of the peer with the
-// most bytes is dropped: its abort is called, which must end a Read under way without
-// blocking. The caller calls release once it needs the body no more.
-func (b *Bodies) Read(peer netip.Addr, r io.Reader, abort func()) (content []byte, release func(), err error) {
-	stored := &body{peer: peer, abort: abort}
+// Read reads a body. head is what the request takes besides, which counts too. If the total is
+// exceeded, the latest body of the peer with the most bytes is dropped: its abort is called,
+// which must end a Read under way without blocking. The caller calls release once it needs the
+// body no more.
+func (b *Bodies) Read(peer netip.Addr, head int64, r io.Reader, abort func()) (content []byte, release func(), err error) {
+	stored := &body{peer: peer, limit: b.Each + head, abort: abort}
 	b.add(stored)
 	release = sync.OnceFunc(func() { b.drop(stored) })
+	if err := b.grow(stored, head); err != nil {
+		release()
+		return nil, nil, err
+	}
 	var buffer bytes.Buffer
 	_, err = io.Copy(writerFunc(func(p []byte) (int, error) {
 		if err := b.grow(stored, int64(len(p))); err != nil {
@@ -80,7 +86,7 @@ func (b *Bodies) grow(stored *body, n int64) error {
 	}
 	stored.bytes += n
 	b.bytes += n
-	if stored.bytes > b.Each {
+	if stored.bytes > stored.limit {
 		return errTooLarge
 	}
 	for b.bytes > b.Total {

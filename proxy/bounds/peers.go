@@ -21,7 +21,8 @@ type peer struct {
 	shares int
 }
 
-// Share is what one request of a peer uses. Its methods must not be called concurrently.
+// Share is what one request or connection of a peer uses. Its methods must not be called
+// concurrently.
 type Share struct {
 	peers *Peers
 	of    netip.Addr
@@ -51,7 +52,11 @@ func (s *Share) Take(n int64) bool {
 	return s.peer.Take(n)
 }
 
-// Close gives back all that was taken.
+// Of returns the account of the peer, which is safe for concurrent use. What is taken from it
+// must be given back to it.
+func (s *Share) Of() *Account { return &s.peer.Account }
+
+// Close gives back all that was taken by Take.
 func (s *Share) Close() {
 	s.Give(s.taken)
 	s.peers.mu.Lock()

@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"net/url"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -39,7 +40,7 @@ type world struct {
 	decisions          map[string]*atomic.Int64
 	lost               atomic.Bool // the other pod is lost, without an end of its connections
 	silent             atomic.Bool // other pods do not answer when they are dialled
-	dialed             atomic.Int32
+	dialed, reached    atomic.Int32
 }
 
 // losable is a connection of which nothing arrives any more once its peer is lost.
@@ -74,6 +75,9 @@ func newWorld(t *testing.T, application, other http.Handler) *world {
 	for _, d := range []string{Local, Forwarded, Unreachable, Allowed, Refused} {
 		w.decisions[d] = &atomic.Int64{}
 	}
+	pools := downstream.NewPools()
+	conns := pools.Conns(func(string) { w.reached.Add(1) })
+	conns.Peers = pools.PerPeer()
 	w.Server = NewServer(Config{
 		Pod: "ns/one",
 		Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -88,7 +92,7 @@ func newWorld(t *testing.T, application, other http.Handler) *world {
 			c, err := (&net.Dialer{}).DialContext(ctx, network, w.other.Listener.Addr().String())
 			return losable{c, &w.lost}, err
 		},
-		Conns: downstream.NewPools().Conns(func(string) {}),
+		Conns: conns,
 		Held:  &bounds.Peers{Pool: bounds.NewPool(1<<30, 1<<20), Own: 1 << 20},
 		Log:   slog.New(slog.DiscardHandler),
 		Count: func(decision string) { w.decisions[decision].Add(1) },
@@ -451,4 +455,43 @@ func TestUnreadConnectionsThatAreNeverQuietEnd(t *testing.T) {
 	require.ErrorIs(t, w.EndUnread(), errUnread)
 	_, err = raw.Read(make([]byte, 1))
 	require.ErrorIs(t, err, net.ErrClosed)
+}
+
+// Heads that anybody begins and does not finish leave room for the apiserver's.
+func TestUnfinishedHeadsOfOneClientLeaveRoomForOthers(t *testing.T) {
+	w := newWorld(t, echo("application"), echo("other"))
+	at := strings.TrimSuffix(strings.TrimPrefix(w.url, "https://"), "/mutate")
+	hostile := tls.Dialer{NetDialer: &net.Dialer{Timeout: soon, LocalAddr: &net.TCPAddr{IP: net.ParseIP("127.0.0.66")}}, Config: &tls.Config{InsecureSkipVerify: true}}
+	ctx, cancel := context.WithCancel(t.Context())
+	var clients sync.WaitGroup
+	for range 80 {
+		clients.Go(func() {
+			for ctx.Err() == nil {
+				c, err := hostile.DialContext(ctx, "tcp", at)
+				if err != nil {
+					continue
+				}
+				_ = c.SetDeadline(time.Now().Add(soon))
+				_, _ = c.Write([]byte("POST / HTTP/1.1\r\nHost: x\r\nX: "))
+				for range 100 {
+					if _, err := c.Write(make([]byte, 1<<10)); err != nil {
+						break
+					}
+				}
+				stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+				_, _ = c.Read(make([]byte, 1)) // until the server ends it
+				stop()
+				_ = c.Close()
+			}
+		})
+	}
+	t.Cleanup(clients.Wait)
+	t.Cleanup(cancel)
+	require.Eventually(t, func() bool { return w.reached.Load() > 0 }, soon, time.Millisecond)
+	for range 20 {
+		code, body := w.post(strings.NewReader(reviewOf("a", 0)))
+		require.Equal(t, http.StatusOK, code, body)
+		w.client.CloseIdleConnections()
+	}
+	require.Zero(t, w.Conns.Unserved.Taken(), "those of all clients")
 }

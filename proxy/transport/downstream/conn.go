@@ -10,6 +10,8 @@ import (
 	"slices"
 	"sync/atomic"
 	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
 )
 
 // ErrTooMuch is the error of reads that are above the bound of unserved bytes.
@@ -26,6 +28,8 @@ type Conn struct {
 	Life context.Context
 
 	conns     *Conns
+	heads     *bounds.Account // of the memory of handshakes and heads
+	share     *bounds.Share   // nil unless peers are counted
 	end       context.CancelFunc
 	http2     atomic.Bool // counted in Conns.HTTP2
 	computing atomic.Bool // has a token in Conns.Handshakes
@@ -116,7 +120,7 @@ func (c *Conn) Serving(n int32) { c.serving.Add(n) }
 // Hold accounts for the memory of n unserved bytes, and reports whether that is within
 // bounds.
 func (c *Conn) Hold(n int) bool {
-	within := c.conns.Hold(n)
+	within := c.conns.hold(c.heads, n)
 	c.unserved.Add(int64(UnservedWeight * n))
 	if c.closed.Load() {
 		c.Forgive()
@@ -125,8 +129,10 @@ func (c *Conn) Hold(n int) bool {
 }
 
 // Hold is Conn.Hold for bytes of no connection. The caller gives them back.
-func (s *Conns) Hold(n int) bool {
-	within := s.Unserved.Take(int64(UnservedWeight * n))
+func (s *Conns) Hold(n int) bool { return s.hold(&s.Unserved, n) }
+
+func (s *Conns) hold(heads *bounds.Account, n int) bool {
+	within := heads.Take(int64(UnservedWeight * n))
 	if !within {
 		s.Reached("unserved bytes")
 	}
@@ -136,7 +142,7 @@ func (s *Conns) Hold(n int) bool {
 // Forgive gives back what Hold took.
 func (c *Conn) Forgive() {
 	if c.unserved.Load() != 0 {
-		c.conns.Unserved.Give(c.unserved.Swap(0))
+		c.heads.Give(c.unserved.Swap(0))
 	}
 }
 
@@ -188,6 +194,9 @@ func (c *Conn) Close() error {
 	}
 	c.computed()
 	c.Forgive()
+	if c.share != nil {
+		c.share.Close()
+	}
 	c.leaveHTTP2()
 	c.end()
 	c.conns.remove(c)

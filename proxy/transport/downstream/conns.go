@@ -6,6 +6,7 @@ import (
 	"context"
 	"net"
 	"net/http"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -34,6 +35,9 @@ const (
 	MaxUnserved    = 64 << 20
 	OwnUnserved    = 4 << 20
 	UnservedWeight = 16
+	// ownPeer is what each peer has for itself, if peers are counted: room for a handshake and a
+	// head of the usual size.
+	ownPeer = 128 << 10
 	// FieldWeight is the memory that a field of a head takes besides its bytes.
 	FieldWeight = 128
 
@@ -78,6 +82,9 @@ type Conns struct {
 	// Open counts connections, HTTP2 those that speak HTTP/2, Unserved the memory of
 	// handshakes and heads in bytes.
 	Open, HTTP2, Unserved bounds.Account
+	// Peers, if set, counts the memory of handshakes and heads instead of Unserved: clients may
+	// be anybody, and one of them must not use up what another needs.
+	Peers *bounds.Peers
 	// Reached is called with the name of a bound that was reached.
 	Reached func(bound string)
 	// Distrusted is called for each client that does not trust the server's certificate; nil: not.
@@ -108,6 +115,10 @@ func (p *Pools) Conns(reached func(bound string)) *Conns {
 	return s
 }
 
+// PerPeer divides the memory of handshakes and heads among the peers, and no longer among pods
+// alone.
+func (p *Pools) PerPeer() *bounds.Peers { return &bounds.Peers{Pool: p.Unserved, Own: ownPeer} }
+
 // Listen makes Stop close l. After Stop it closes l at once.
 func (s *Conns) Listen(l net.Listener) {
 	s.mu.Lock()
@@ -136,10 +147,22 @@ func (s *Conns) Accept(raw net.Conn, tunnel bool) *Conn {
 		_ = raw.Close()
 		return nil
 	}
-	c := &Conn{Conn: raw, Tunnel: tunnel, conns: s}
+	c := &Conn{Conn: raw, Tunnel: tunnel, conns: s, heads: &s.Unserved}
+	if s.Peers != nil {
+		c.share = s.Peers.Open(peerOf(raw))
+		c.heads = c.share.Of()
+	}
 	c.Life, c.end = context.WithCancel(context.Background())
 	s.open.Add(c)
 	return c
+}
+
+// peerOf returns the address of a connection's peer; the zero Addr if it has none.
+func peerOf(c net.Conn) netip.Addr {
+	if at, ok := c.RemoteAddr().(*net.TCPAddr); ok {
+		return at.AddrPort().Addr().Unmap().WithZone("")
+	}
+	return netip.Addr{}
 }
 
 func (s *Conns) remove(c *Conn) {
