@@ -1,6 +1,7 @@
 package locks
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -8,8 +9,10 @@ import (
 	"strings"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -115,6 +118,28 @@ func forLife(o client.Object) (r record, ok bool) {
 		}
 	}
 	return record{}, false
+}
+
+// LeaseOf returns for how long the holder of a lock may believe that it holds it after its last
+// renewal; 0 if nobody holds it.
+func LeaseOf(ctx context.Context, c client.Reader, name types.NamespacedName) (longest time.Duration, err error) {
+	for _, resource := range resources {
+		o := empty(resource, name)
+		switch err := c.Get(ctx, name, o); {
+		case apierrors.IsNotFound(err):
+			continue
+		case err != nil:
+			return 0, fmt.Errorf("reading the lease of %s %s: %w", resource, name, err)
+		}
+		r, isLock, err := recordOf(resource, o)
+		if err != nil {
+			return 0, fmt.Errorf("reading the lease of %s %s: %w", resource, name, err)
+		}
+		if isLock && r.holder != "" {
+			longest = max(longest, r.duration)
+		}
+	}
+	return longest, nil
 }
 
 // action is a change of a record.

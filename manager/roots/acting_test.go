@@ -1,6 +1,7 @@
 package roots
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/resources"
 )
 
@@ -128,6 +130,31 @@ func TestDryRunOfActingShardsBeginsWhenNoneOwnsAnything(t *testing.T) {
 		require.True(t, p.GetSharding().GetDryRun())
 	}
 	require.Empty(t, m.holder("lock"))
+}
+
+// A leader that cannot renew its lock in standby goes on until its lease ends. Under a dry run it
+// would do so beside the others.
+func TestSpecChangeWaitsForLeasesOfFormerLeaders(t *testing.T) {
+	t.Parallel()
+	m, _ := sharded(t, 2)
+	const lease = 30
+	for _, shard := range m.get().Status.Root.Shards {
+		m.leasedFor("leader", compile.UpstreamLock("lock", shard.Name), lease)
+	}
+	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.DryRun, c.Spec.Root.OnChange = true, v1alpha1.OnChangeRelist })
+	standing := func() bool { return strings.Contains(m.ready().Message, "whose leases last 30s") }
+	for range 60 {
+		if m.goOn(time.Second, m.oneSpec); standing() {
+			break
+		}
+	}
+	require.True(t, standing(), "%s", m.ready().Message)
+	for range lease - 2 {
+		require.Empty(t, m.acting())
+		m.goOn(time.Second, m.oneSpec)
+	}
+	m.goOn(5*time.Second, m.oneSpec)
+	require.Len(t, m.acting(), 2)
 }
 
 // The gate of the former spec may be closed, and that of the next one does not consider its pods.

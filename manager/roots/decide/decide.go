@@ -33,6 +33,9 @@ type Memory struct {
 	reported  reported
 	beyond    undivided.Tracker // what members do beyond what their shards own
 	quiet     idle.Tracker      // shards that never write
+	// releasedAt is since when shards that will act by another spec own nothing, and no member
+	// leads; zero if they do.
+	releasedAt time.Time
 }
 
 // Reread returns what a leader remembers of a root whose state it reads again: the plan
@@ -80,6 +83,7 @@ func Decide(m Memory, f Facts, now time.Time) (Memory, Decision) {
 	if d.assignKeys() {
 		d.assignPods()
 	}
+	d.outlast()
 	d.lead()
 	d.compare()
 	out := Decision{

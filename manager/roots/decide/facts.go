@@ -112,6 +112,8 @@ type Locks struct {
 	Asked uint64
 	// Holders are the holders of the shards' locks that Unled returns.
 	Holders map[types.NamespacedName]string
+	// Lease is the longest lease of the locks that Lingering returns.
+	Lease time.Duration
 }
 
 // Outside is what is known of the pods of the workload outside the mesh.

@@ -100,8 +100,9 @@ func (v *view) occupied(members map[string]handover.Member) map[string]bool {
 	if len(v.locks) > 0 || len(compile.NamedLocks(v.Spec.Config)) > 0 {
 		return out
 	}
+	selects := layout.Selects(v.Spec.Config.Spec.Root)
 	for uid, m := range members {
-		if p := v.Pods.ByUID[uid]; p != nil && !compile.Ended(p) && !layout.Selects(v.Spec.Config.Spec.Root, p) {
+		if p := v.Pods.ByUID[uid]; p != nil && !compile.Ended(p) && !selects(p) {
 			out[m.Shard] = true
 		}
 	}

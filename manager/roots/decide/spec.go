@@ -5,6 +5,9 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
@@ -13,13 +16,18 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 )
 
-// actsBy returns what the shards act by once a state is written. Nothing changes before no
-// shard owns anything and the agents have confirmed that no member leads.
-func (v *view) actsBy(state handover.State) *v1alpha1.ActingSpec {
+// forLife is longer than any lease that is renewed.
+const forLife = 30 * 24 * time.Hour
+
+// actsBy returns what the shards act by once the next state is written. Nothing changes before no
+// shard owns anything, the agents have confirmed that no member leads, and the leases of former
+// leaders are over.
+func (d *deciding) actsBy() *v1alpha1.ActingSpec {
+	v := d.v
 	switch {
 	case v.Spec.Change == nil:
 		return v.Spec.Asked
-	case !state.Holds() && len(state.Moves) == 0 && v.quiet(state.Members):
+	case v.released(d.next) && d.lingers() == 0:
 		return v.Spec.Change.To
 	}
 	return v.Stored.Acting
@@ -46,7 +54,8 @@ func (v *view) undivided(state handover.State) *locks.Obstacle {
 }
 
 // changing returns the obstacle that the spec changes what shards act by; nil if it does not.
-func (v *view) changing(state handover.State) *locks.Obstacle {
+func (d *deciding) changing() *locks.Obstacle {
+	v, state := d.v, d.next
 	if !v.changes() {
 		return nil
 	}
@@ -54,6 +63,10 @@ func (v *view) changing(state handover.State) *locks.Obstacle {
 	holding := collect.Filter(slices.Sorted(maps.Keys(state.Shards)), func(name string) bool { return !state.Shards[name].Held.Empty() })
 	if len(holding) > 0 {
 		message += "; waiting for shard " + firstOf(holding)
+	} else if left := d.lingers(); v.released(state) && left > forLife {
+		message += "; waiting until the pods that lead for life are deleted"
+	} else if v.released(state) && left > 0 {
+		message += fmt.Sprintf("; waiting until former leaders have stopped, whose leases last %s", v.Locks.Lease)
 	}
 	return &locks.Obstacle{Reason: v1alpha1.ReasonSpecChanged, Message: message}
 }
@@ -63,4 +76,44 @@ func (v *view) changing(state handover.State) *locks.Obstacle {
 // waits until none owns anything.
 func (v *view) grantsNothing() bool {
 	return compile.Withdrawn(v.Spec.Config) || v.Spec.Config.Spec.DryRun || v.changes()
+}
+
+// A leader that can no longer renew its lock goes on for less than its lease lasts. Standby
+// refuses its writes meanwhile; the next spec might not: under a dry run all members act, and
+// under another lock another pod of the shard may lead beside it.
+
+// Lingering returns the locks of shards whose leases Decide needs: while shards that own nothing
+// wait to act by another spec.
+func Lingering(f Facts, now time.Time) (out []types.NamespacedName) {
+	v := newView(f, now)
+	if !v.changes() || f.Stored.State.Holds() {
+		return nil
+	}
+	for _, lock := range compile.OperatorLocks(v.Spec.Config, v.locks) {
+		for shard := range f.Stored.State.Shards {
+			out = append(out, types.NamespacedName{Namespace: lock.Namespace, Name: compile.UpstreamLock(lock.Name, shard)})
+		}
+	}
+	return out
+}
+
+// released reports whether no shard owns anything, and no member leads under a policy.
+func (v *view) released(state handover.State) bool {
+	return !state.Holds() && len(state.Moves) == 0 && v.quiet(state.Members)
+}
+
+// outlast remembers since when a change waits for leaders that may go on.
+func (d *deciding) outlast() {
+	since := d.memory.releasedAt
+	if d.memory.releasedAt = (time.Time{}); d.v.Spec.Change == nil || !d.v.released(d.next) {
+		return
+	}
+	if d.memory.releasedAt = since; since.IsZero() {
+		d.memory.releasedAt = d.v.now
+	}
+}
+
+// lingers reports for how long former leaders may go on.
+func (d *deciding) lingers() time.Duration {
+	return max(0, d.v.Locks.Lease-d.v.now.Sub(d.memory.releasedAt))
 }

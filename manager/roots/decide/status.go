@@ -29,7 +29,7 @@ func (d *deciding) status() v1alpha1.ShardingConfigStatus {
 		config.Generation = config.Status.ObservedGeneration
 	}
 	out := Save(state)
-	out.Acting = v.actsBy(state)
+	out.Acting = d.actsBy()
 	d.addWeights(&out)
 	d.markIdle(&out)
 	return status.OfRoot(status.RootInput{
@@ -56,7 +56,7 @@ func (d *deciding) obstacle() *locks.Obstacle {
 	case v.undivided(state) != nil:
 		return v.undivided(state)
 	case v.changes():
-		return v.changing(state)
+		return d.changing()
 	case v.Spec.Config.Spec.DryRun:
 		return nil
 	case !state.Holds():

@@ -2,6 +2,7 @@ package edits
 
 import (
 	"maps"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -132,7 +133,7 @@ func (x *explorer) enact(w *roots.World, known map[origin.Name]compile.Root) {
 	for _, c := range w.Configs { // what is on record
 		w.Enacted.By[c.UID] = known[origin.Of(c)].Acting
 	}
-	w.Unresolved = roots.Resolve(w.Configs, nil)
+	w.Unresolved = new(roots.Resolver).Resolve(w.Configs, nil, time.Second).Errors
 }
 
 // push sends what follows from a listing to the agents.
