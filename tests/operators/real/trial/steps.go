@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -118,7 +117,7 @@ func (t *trial) root(ctx context.Context) (*meshv1alpha1.ShardingConfig, error) 
 }
 
 func (t *trial) changeRoot(ctx context.Context, edit func(*meshv1alpha1.RootConfig)) error {
-	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+	return kube.UntilWithin(ctx, time.Minute, "the root to be changed", func(ctx context.Context) error { // conflicts, and a busy webhook
 		root, err := t.root(ctx)
 		if err != nil {
 			return err
@@ -126,7 +125,6 @@ func (t *trial) changeRoot(ctx context.Context, edit func(*meshv1alpha1.RootConf
 		edit(root.Spec.Root)
 		return t.Update(ctx, root)
 	})
-	return failure.Wrap(err, "changing the root")
 }
 
 // rescale changes the number of shards and of pods, and waits until the shards work.
