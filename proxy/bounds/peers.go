@@ -54,7 +54,7 @@ func (s *Share) Take(n int64) bool {
 
 // Of returns the account of the peer, which is safe for concurrent use. What is taken from it
 // must be given back to it.
-func (s *Share) Of() *Account { return &s.peer.Account }
+func (s *Share) Of() *Account { return &s.Account }
 
 // Close gives back all that was taken by Take.
 func (s *Share) Close() {
