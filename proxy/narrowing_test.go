@@ -234,6 +234,17 @@ func TestMethods(t *testing.T) {
 	}
 }
 
+// Python clients watch without a list: the watch begins with the objects, and no event ends them.
+func TestMethodOfAWatchWithoutAListIsKnownAtItsEnd(t *testing.T) {
+	t.Parallel()
+	for sharded, want := range map[bool]string{true: "ServerSide", false: "Filter"} {
+		m := newMesh(t, newFakeAPI(sharded, twenty()...))
+		m.policy(divided(sharding.Keys("ns-1", "ns-2"), meshv1.Method_METHOD_AUTO))
+		m.watched(m.client(true), "/api/v1/pods?watch=True&timeoutSeconds=1", jsonType)
+		require.Eventually(t, func() bool { return m.pod.Methods()["pods"] == want }, soon, time.Millisecond, "%v", m.pod.Methods())
+	}
+}
+
 func TestMethodsAreBounded(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, newFakeAPI(true))

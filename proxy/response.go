@@ -30,6 +30,9 @@ func (x *exchange) deliver(resp *upstream.Response) {
 	case x.Whole != nil:
 		x.write(x.Whole)
 	case x.Plan.Route == pipeline.RouteStream:
+		if x.Unmarked {
+			defer x.NoteMethod() // also when the client ends the watch
+		}
 		if whole := x.copyStream(resp.Body); whole {
 			x.end = x.completion(resp, nil)
 		}

@@ -15,6 +15,7 @@ type narrowed struct {
 	ShardSelector string         // that was sent to the apiserver
 	Objects       *filter.Reader // the response
 	Judged        atomic.Bool    // it had objects that could be foreign
+	Unmarked      bool           // a watch begins with objects, and no event ends them
 	Unselected    bool           // what a watch begins with had objects that were not selected
 }
 

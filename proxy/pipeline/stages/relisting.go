@@ -48,6 +48,7 @@ func (s *relistStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	case !s.watch || initial:
 	case version == "" || version == "0": // begins with the objects there are, sorted by name
 		x.Ticket.Unordered()
+		x.Unmarked = true
 	default:
 		return s.resume(x, version)
 	}
