@@ -125,7 +125,7 @@ func (m *mesh) lead() {
 	m.keeper = &locks.Keeper{Client: m.Client, Log: slog.New(slog.DiscardHandler), Now: func() time.Time { return m.now }}
 	m.Roots = &Roots{
 		Locks: m.keeper, Client: m.Client, Recorder: m.recorder, Weigher: &weigh.Weigher{FirstWithin: time.Nanosecond, Changed: func() {}}, Log: slog.New(slog.DiscardHandler),
-		Now: func() time.Time { return m.now }, Written: func() {}, MissingBundle: func(string) string { return "" }, Asked: func() {},
+		Now: func() time.Time { return m.now }, Written: func() {}, Others: Others{MissingBundle: func(string) string { return "" }}, Asked: func() {},
 		Observe: func(node, uid string) push.Observation {
 			if !m.away[node] {
 				m.left[node] = m.now

@@ -75,9 +75,9 @@ func (rt *root) observe(ctx context.Context, config *v1alpha1.ShardingConfig, w 
 	f := FactsOf(config, w, rt.stored, rt.memory, Sources{Observe: rt.of.Observe, Locks: rt.of.Locks, Since: rt.of.since, Asked: rt.demand.Asked})
 	f.Weights = rt.weights()
 	if config.Spec.Root.Method == v1alpha1.MethodLabels {
-		f.Stamping = rt.of.Stamping(config)
+		f.Stamping = rt.of.Others.Stamping(config)
 	}
-	f.MissingBundle = rt.of.MissingBundle(config.Namespace)
+	f.MissingBundle = rt.of.Others.MissingBundle(config.Namespace)
 
 	var err error
 	if f.Spec.FirstOrdinal, err = rt.readOrdinals(ctx, config, now); err != nil {
@@ -171,7 +171,7 @@ func survey(config *v1alpha1.ShardingConfig, w World, f decide.Facts, s Sources)
 func (rt *root) readOutside(ctx context.Context, f *decide.Facts, now time.Time) {
 	known := &rt.lookups.outside
 	if origin.KindOf(f.Spec.Config) == origin.VirtualApp {
-		known.Entry = rt.of.Entry(f.Spec.Config)
+		known.Entry = rt.of.Others.Entry(f.Spec.Config)
 	}
 	if f.Outside = *known; decide.ListOutside(*f, now) {
 		if known.Pods, known.Err = findOutside(ctx, rt.of.Client, f.Spec.Config); known.Err == nil {

@@ -68,6 +68,16 @@ type World struct {
 	Unconnected []string
 }
 
+// Others are what other controllers know.
+type Others struct {
+	// Stamping returns the progress of the labels of a configuration's objects.
+	Stamping func(*v1alpha1.ShardingConfig) *v1alpha1.StampingStatus
+	// MissingBundle returns why the CAs of a namespace cannot be written; empty if they can.
+	MissingBundle func(namespace string) string
+	// Entry returns what is known of the webhook that puts new pods of a VirtualApp on the mesh.
+	Entry func(*v1alpha1.ShardingConfig) decide.Entry
+}
+
 // Roots are all configurations with spec.root.
 type Roots struct {
 	// Client reads and writes past any cache.
@@ -76,12 +86,7 @@ type Roots struct {
 	Observe func(node, uid string) push.Observation
 	// Locks is what is known of operators' locks.
 	Locks locks.Known
-	// Stamping returns the progress of the labels of a configuration's objects.
-	Stamping func(*v1alpha1.ShardingConfig) *v1alpha1.StampingStatus
-	// MissingBundle returns why the CAs of a namespace cannot be written; empty if they can.
-	MissingBundle func(namespace string) string
-	// Entry returns what is known of the webhook that puts new pods of a VirtualApp on the mesh.
-	Entry    func(*v1alpha1.ShardingConfig) decide.Entry
+	Others   Others
 	Recorder events.EventRecorder
 	Weigher  *weigh.Weigher
 	// Written is called when the result of Known changes, Asked when that of Demands does.

@@ -69,7 +69,7 @@ func (m *mesh) appOwnsNothing(app *kruise.VirtualApp) {
 func TestVirtualAppNamesOldPodsIfItHasNoOthers(t *testing.T) {
 	t.Parallel()
 	m, app := appMesh(t)
-	m.Entry = func(*v1alpha1.ShardingConfig) decide.Entry {
+	m.Others.Entry = func(*v1alpha1.ShardingConfig) decide.Entry {
 		return decide.Entry{Since: m.now.Add(-time.Hour)}
 	}
 	m.selected(m.outside(0), "v1")
@@ -82,7 +82,7 @@ func TestVirtualAppWaitsForPodsOlderThanItsEntry(t *testing.T) {
 	t.Parallel()
 	m, app := appMesh(t)
 	var since time.Time
-	m.Entry = func(*v1alpha1.ShardingConfig) decide.Entry { return decide.Entry{Since: since} }
+	m.Others.Entry = func(*v1alpha1.ShardingConfig) decide.Entry { return decide.Entry{Since: since} }
 	old := m.outside(0)
 	m.selected(old, "v1")
 	m.selected(m.pod(1), "v1")
@@ -92,11 +92,11 @@ func TestVirtualAppWaitsForPodsOlderThanItsEntry(t *testing.T) {
 	m.appOwnsNothing(app)
 	require.Contains(t, m.appReady(app).Message, "the webhook that puts new pods on the mesh is being written")
 
-	m.Entry = func(*v1alpha1.ShardingConfig) decide.Entry { return decide.Entry{Full: true} }
+	m.Others.Entry = func(*v1alpha1.ShardingConfig) decide.Entry { return decide.Entry{Full: true} }
 	m.goOn(10*time.Second, nil)
 	m.appOwnsNothing(app)
 	require.Contains(t, m.appReady(app).Message, "leave no room")
-	m.Entry = func(*v1alpha1.ShardingConfig) decide.Entry { return decide.Entry{Since: since} }
+	m.Others.Entry = func(*v1alpha1.ShardingConfig) decide.Entry { return decide.Entry{Since: since} }
 
 	since = m.now
 	m.goOn(30*time.Second, nil)
@@ -143,7 +143,7 @@ func TestShardsOfVirtualAppsFitTheSchema(t *testing.T) {
 func TestForgedOwnersHaveNoEffect(t *testing.T) {
 	t.Parallel()
 	m, app := appMesh(t)
-	m.Entry = func(*v1alpha1.ShardingConfig) decide.Entry { return decide.Entry{Since: time.Unix(1, 0)} }
+	m.Others.Entry = func(*v1alpha1.ShardingConfig) decide.Entry { return decide.Entry{Since: time.Unix(1, 0)} }
 	m.selected(m.pod(1), "v1")
 	m.selected(m.pod(2), "v2")
 	m.goOn(time.Minute, nil)

@@ -12,7 +12,7 @@ import (
 
 // explorer is the space of the worlds of Options.
 type explorer struct {
-	Options
+	options    Options
 	lockless   bool // the operator elects no leader
 	policies   *policies
 	records    *records
@@ -24,7 +24,7 @@ type explorer struct {
 func newExplorer(o Options) *explorer {
 	elects := slices.ContainsFunc(o.Specs, func(s Spec) bool { return s.Lock != NoLock })
 	return &explorer{
-		Options: o, policies: newPolicies(), records: newRecords(), listings: make([]listed, 1),
+		options: o, policies: newPolicies(), records: newRecords(), listings: make([]listed, 1),
 		listingIDs: map[listing]listingID{}, decisions: map[seen]decision{},
 		lockless: !elects,
 	}
@@ -34,7 +34,7 @@ func newExplorer(o Options) *explorer {
 func (x *explorer) Err() error { return nil }
 
 func (x *explorer) namespace(i int) string {
-	if i > 0 && x.Second >= Foreign {
+	if i > 0 && x.options.Second >= Foreign {
 		return "ns2"
 	}
 	return "ns"
@@ -46,8 +46,8 @@ func (x *explorer) rootName(i int) types.NamespacedName {
 
 // config returns a root as it was listed.
 func (l listed) config(name types.NamespacedName) *v1alpha1.ShardingConfig {
-	i := slices.IndexFunc(l.Configs, func(c *v1alpha1.ShardingConfig) bool { return c.Namespace == name.Namespace && c.Name == name.Name })
-	return l.Configs[i]
+	i := slices.IndexFunc(l.world.Configs, func(c *v1alpha1.ShardingConfig) bool { return c.Namespace == name.Namespace && c.Name == name.Name })
+	return l.world.Configs[i]
 }
 
 func slotOf(uid string) int { return int(uid[3] - '0') }
@@ -56,7 +56,7 @@ func slotOf(uid string) int { return int(uid[3] - '0') }
 func (x *explorer) newPod(w world, i identity) pod {
 	var admits *v1alpha1.ShardingConfig
 	if r := w.roots[i.root]; r.exists {
-		admits = r.config(int(i.root), i.namespace)
+		admits = r.config(int(i.root), x.namespace(int(i.root)))
 	}
 	i.both = compile.Trust(admits) == v1alpha1.TrustBoth
 	return pod{identity: i, object: true, running: true, inForce: removed, acked: removed}
@@ -64,17 +64,17 @@ func (x *explorer) newPod(w world, i identity) pod {
 
 // begin returns the world in which the shards own everything.
 func (x *explorer) begin() world {
-	w := world{left: left{x.Edits, x.Restarts, x.PodDeletions}}
-	w.roots[0] = root{exists: true, spec: x.Specs[0], generation: 1, status: empty}
+	w := world{left: left{x.options.Edits, x.options.Restarts, x.options.PodDeletions}}
+	w.roots[0] = root{exists: true, spec: x.options.Specs[0], generation: 1, status: empty}
 	for i := range 2 {
-		w.pods[i] = x.newPod(w, identity{exists: true, ordinal: uint8(i), namespace: "ns"})
-		if slices.ContainsFunc(x.Specs, func(s Spec) bool { return s.Retarget }) {
-			w.pods[i+2] = x.newPod(w, identity{exists: true, ordinal: uint8(i), namespace: "ns", second: true})
+		w.pods[i] = x.newPod(w, identity{exists: true, ordinal: uint8(i)})
+		if slices.ContainsFunc(x.options.Specs, func(s Spec) bool { return s.Retarget }) {
+			w.pods[i+2] = x.newPod(w, identity{exists: true, ordinal: uint8(i), second: true})
 		}
 	}
-	if x.Second != None {
+	if x.options.Second != None {
 		w.roots[1] = root{exists: true, spec: Spec{Lock: LockA}, generation: 1, status: empty}
-		w.pods[4] = x.newPod(w, identity{exists: true, root: 1, namespace: x.namespace(1)})
+		w.pods[4] = x.newPod(w, identity{exists: true, root: 1})
 	}
 	for before := (world{}); before != w; {
 		before = w
@@ -87,7 +87,7 @@ func (x *explorer) begin() world {
 			}
 		}
 	}
-	w.outside = x.Outside != Nowhere
+	w.outside = x.options.Outside != Nowhere
 	return w
 }
 

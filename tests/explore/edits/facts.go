@@ -80,14 +80,14 @@ func (x *explorer) decided(w world, i int) decision {
 	f := roots.FactsOf(config, world, stored, decide.Memory{}, sources)
 	f.Weights.Counted = true
 	f.Outside.Listed = now
-	if w.outside && config.Spec.Root.TargetStatefulSet == x.outsideWorkload() && !x.Flaws.OutsideIgnored {
+	if w.outside && config.Spec.Root.TargetStatefulSet == x.outsideWorkload() && !x.options.Flaws.OutsideIgnored {
 		f.Outside.Pods = []string{"outside"}
 	}
 	f.Locks.Holders = map[types.NamespacedName]string{}
-	if f.Spec.Change != nil && x.Flaws.UnknownReleases {
+	if f.Spec.Change != nil && x.options.Flaws.UnknownReleases {
 		f.Spec.Unknown = resources.Unknown{}
 	}
-	if x.Flaws.ClaimIgnored {
+	if x.options.Flaws.ClaimIgnored {
 		f.Locks.Claimed = nil
 	}
 	_, d := decide.Decide(decide.Memory{}, f, now)
@@ -100,7 +100,7 @@ func (x *explorer) decided(w world, i int) decision {
 
 // outsideWorkload is that of the pod outside the mesh.
 func (x *explorer) outsideWorkload() string {
-	if x.Outside == Elsewhere {
+	if x.options.Outside == Elsewhere {
 		return workloads[0][1]
 	}
 	return workloads[0][0]
@@ -109,7 +109,7 @@ func (x *explorer) outsideWorkload() string {
 // actsBy returns what the shards act by after a decision.
 func (x *explorer) actsBy(f decide.Facts, d decide.Decision) *v1alpha1.ActingSpec {
 	to := f.Spec.Change
-	if to != nil && (x.Flaws.ChangeOwning || x.Flaws.ChangeUnquiet && !d.State.Holds() && len(d.State.Moves) == 0) {
+	if to != nil && (x.options.Flaws.ChangeOwning || x.options.Flaws.ChangeUnquiet && !d.State.Holds() && len(d.State.Moves) == 0) {
 		return to.To
 	}
 	return d.Status.Root.Acting
@@ -118,13 +118,13 @@ func (x *explorer) actsBy(f decide.Facts, d decide.Decision) *v1alpha1.ActingSpe
 // flawed returns a decision with flaws.
 func (x *explorer) flawed(w world, i int, f decide.Facts, d decide.Decision, out decision) decision {
 	spec := x.listings[w.manager.listed].roots[i].spec
-	if x.Flaws.LockOfSpec {
+	if x.options.Flaws.LockOfSpec {
 		out.locks = 0
 		if spec.Lock != NoLock {
 			out.locks = 1 << spec.Lock
 		}
 	}
-	if x.Flaws.ChangeUnquiet && f.Spec.Config.Spec.DryRun && !d.State.Holds() {
+	if x.options.Flaws.ChangeUnquiet && f.Spec.Config.Spec.DryRun && !d.State.Holds() {
 		out.mode = locks.Release
 	}
 	return out
@@ -146,7 +146,7 @@ func (x *explorer) observation(p pod) push.Observation {
 		o.Capture = v1alpha1.CaptureEBPF
 	}
 	o.Version, o.Nacked = x.policies.all[p.acked].version, x.policies.all[p.nacked].version
-	if x.Discovers && p.running && p.root == 0 {
+	if x.options.Discovers && p.running && p.root == 0 {
 		l := lockNames[LockA]
 		o.ObservedLocks = []push.ObservedLock{{Namespace: l.Namespace, Name: l.Name, Resource: locks.Leases, Written: true}}
 	}
@@ -158,7 +158,7 @@ func (x *explorer) observation(p pod) push.Observation {
 func (x *explorer) removedPods(w world) (out []push.Removed) {
 	for i, p := range w.pods {
 		if p.exists && !p.idle() && x.listings[w.manager.compiled].policies[i] == removed {
-			out = append(out, push.Removed{Node: nodeName, Namespace: p.namespace, UID: podName(i)})
+			out = append(out, push.Removed{Node: nodeName, Namespace: x.namespace(int(p.root)), UID: podName(i)})
 		}
 	}
 	return out
@@ -181,7 +181,7 @@ func (k keeper) States(config types.NamespacedName) func(types.NamespacedName) (
 		s := k.x.lockState(m.seen[lock])
 		s.Acquired = s.Held && m.proven&bit != 0
 		for i, d := range m.demands {
-			if k.x.rootName(i) == config && (d.followed&bit != 0 || k.x.Flaws.LockUnasked) {
+			if k.x.rootName(i) == config && (d.followed&bit != 0 || k.x.options.Flaws.LockUnasked) {
 				s.Asked = 1
 			}
 		}

@@ -29,7 +29,7 @@ type listingID int32
 // listed is a listing and what follows from it.
 type listed struct {
 	listing
-	roots.World
+	world roots.World
 	// compiled reports whether all roots were known, so that policies followed.
 	compiled bool
 	policies [slots]policyID
@@ -58,7 +58,7 @@ func (x *explorer) list(w world) listingID {
 // compile is what the controller of policies does with what it lists.
 func (x *explorer) compile(l listing) listed {
 	out := listed{listing: l}
-	w := &out.World
+	w := &out.world
 	w.RequestTimeout, w.Namespaces = requestTimeout, []string{"ns"}
 	w.Node = func(string) bool { return true }
 	w.Unknown = map[types.UID]resources.Unknown{}
@@ -71,7 +71,7 @@ func (x *explorer) compile(l listing) listed {
 		record := x.records.all[l.records[i]]
 		c.Status.Locks = record.locks
 		w.Configs = append(w.Configs, c)
-		if r.spec.unserved(l.later) && !x.Flaws.UnknownGranted {
+		if r.spec.unserved(l.later) && !x.options.Flaws.UnknownGranted {
 			w.Unknown[c.UID] = resources.Unknown{Message: "unknown resource"}
 		}
 		all = all && l.records[i] != unread
@@ -82,7 +82,7 @@ func (x *explorer) compile(l listing) listed {
 	}
 	for i, p := range l.pods {
 		if p.exists {
-			w.Pods = append(w.Pods, p.object(i))
+			w.Pods = append(w.Pods, p.object(i, x.namespace(int(p.root))))
 		}
 	}
 	if !all {
@@ -115,12 +115,12 @@ func (x *explorer) enact(w *roots.World, known map[origin.Name]compile.Root) {
 			flaw   bool
 			follow func(by *v1alpha1.ActingSpec)
 		}{
-			{x.Flaws.LockAtOnce, func(by *v1alpha1.ActingSpec) { by.Controller = asked.Controller }},
-			{x.Flaws.ResourcesAtOnce, func(by *v1alpha1.ActingSpec) { by.ResourceSelector = asked.ResourceSelector }},
-			{x.Flaws.KeyAtOnce, func(by *v1alpha1.ActingSpec) { by.Key = asked.Key }},
-			{x.Flaws.DryRunAtOnce, func(by *v1alpha1.ActingSpec) { by.DryRun = asked.DryRun }},
-			{x.Flaws.TargetAtOnce, func(by *v1alpha1.ActingSpec) { by.TargetStatefulSet = asked.TargetStatefulSet }},
-			{x.Flaws.DeletionAtOnce && c.DeletionTimestamp != nil, func(by *v1alpha1.ActingSpec) { *by = *asked }},
+			{x.options.Flaws.LockAtOnce, func(by *v1alpha1.ActingSpec) { by.Controller = asked.Controller }},
+			{x.options.Flaws.ResourcesAtOnce, func(by *v1alpha1.ActingSpec) { by.ResourceSelector = asked.ResourceSelector }},
+			{x.options.Flaws.KeyAtOnce, func(by *v1alpha1.ActingSpec) { by.Key = asked.Key }},
+			{x.options.Flaws.DryRunAtOnce, func(by *v1alpha1.ActingSpec) { by.DryRun = asked.DryRun }},
+			{x.options.Flaws.TargetAtOnce, func(by *v1alpha1.ActingSpec) { by.TargetStatefulSet = asked.TargetStatefulSet }},
+			{x.options.Flaws.DeletionAtOnce && c.DeletionTimestamp != nil, func(by *v1alpha1.ActingSpec) { *by = *asked }},
 		} {
 			if f.flaw {
 				f.follow(by)

@@ -46,9 +46,9 @@ func (x *explorer) lists(w world) world {
 // world returns what a round of roots begins with.
 func (x *explorer) world(w world) roots.World {
 	m := w.manager
-	out := x.listings[m.listed].World
+	out := x.listings[m.listed].world
 	c := x.listings[m.compiled]
-	out.Compiled, out.CompiledBy = c.Compiled, c.CompiledBy
+	out.Compiled, out.CompiledBy = c.world.Compiled, c.world.CompiledBy
 	out.Removed = x.removedPods(w)
 	return out
 }
@@ -84,7 +84,7 @@ func (x *explorer) decides(w world) world {
 
 // firstDemand is that of a leader that has read a root.
 func (x *explorer) firstDemand(w world, i int, d *demand) {
-	if x.Flaws.Undemanded {
+	if x.options.Flaws.Undemanded {
 		return
 	}
 	record := x.records.all[w.manager.records[i]]
@@ -127,7 +127,7 @@ func (x *explorer) keep(w world, try func(string, world)) {
 	m := &w.manager
 	switch {
 	case !m.decided || m.listed == 0:
-	case !x.SlowKeeper:
+	case !x.options.SlowKeeper:
 		try("manager keeps the locks", x.keeps(w, m.demands))
 	case !m.keeping:
 		m.keeping, m.taken = true, m.demands
@@ -152,7 +152,7 @@ func (x *explorer) keeps(w world, of [2]demand) world {
 		h := &w.locks[lock]
 		bit := uint8(1) << lock
 		wish, ok := wished[lockNames[lock]]
-		if !ok && h.mesh() && !x.Flaws.RefusedReleases {
+		if !ok && h.mesh() && !x.options.Flaws.RefusedReleases {
 			if config := x.rootName(int(*h - byRoot)); !x.nobodyActs(w, config.Namespace) {
 				wish = locks.Demand{Config: config, Mode: locks.Watch}
 			}
@@ -182,7 +182,7 @@ func (x *explorer) keeps(w world, of [2]demand) world {
 // bits, too.
 func (x *explorer) demands(w world, of [2]demand) (out []locks.Demand, demanded uint8) {
 	for i, d := range of {
-		if !d.exists || x.Flaws.OneDemand && i > 0 && of[0].exists {
+		if !d.exists || x.options.Flaws.OneDemand && i > 0 && of[0].exists {
 			continue
 		}
 		out = append(out, locks.Demand{Config: x.rootName(i), Mode: d.mode, Locks: lockList(d.locks)})
@@ -207,11 +207,11 @@ func (x *explorer) nobodyActs(w world, namespace string) bool {
 	if m.compiled == 0 || m.compiled != m.listed {
 		return false
 	}
-	policies, removed := x.listings[m.compiled].Compiled.Policies, x.removedPods(w)
-	if x.Flaws.OrphanAtOnce {
+	policies, removed := x.listings[m.compiled].world.Compiled.Policies, x.removedPods(w)
+	if x.options.Flaws.OrphanAtOnce {
 		policies = nil
 	}
-	if x.Flaws.RemovedIgnored {
+	if x.options.Flaws.RemovedIgnored {
 		removed = nil
 	}
 	return roots.NobodyActs(namespace, policies, removed, func(_, uid string) push.Observation {
@@ -244,5 +244,5 @@ func bits(list []locks.Lock) (mask uint8) {
 
 // refused reports whether a root may not have a lock.
 func (x *explorer) refused(config, _ types.NamespacedName) bool {
-	return x.Second == Forbidden && config == x.rootName(1)
+	return x.options.Second == Forbidden && config == x.rootName(1)
 }

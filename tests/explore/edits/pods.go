@@ -23,7 +23,7 @@ func (x *explorer) pod(w world, i int, next visit) (moves bool) {
 	try("pod's process ends", p.running && !p.object && p.draining == unknown, x.end)
 	try("pod stops leading", p.leads && x.policies.all[p.inForce].acts.kind != scoped, func(w *world, p *pod) { w.stopLeading(i) })
 	if slot := w.freeSlot(); slot > 0 {
-		try("pod is made anew", p.exists && !p.object && !x.Uninstalls && !w.replaced(i), func(w *world, p *pod) {
+		try("pod is made anew", p.exists && !p.object && !x.options.Uninstalls && !w.replaced(i), func(w *world, p *pod) {
 			w.pods[slot] = x.newPod(*w, p.identity)
 		})
 	}

@@ -113,7 +113,7 @@ var now = time.UnixMilli(1)
 const nodeName = "node"
 
 // object returns a pod as the apiserver has it.
-func (i identity) object(slot int) *corev1.Pod {
+func (i identity) object(slot int, namespace string) *corev1.Pod {
 	name := fmt.Sprintf("%s-%d", i.workload(), i.ordinal)
 	trust := v1alpha1.TrustMesh
 	if i.both {
@@ -121,7 +121,7 @@ func (i identity) object(slot int) *corev1.Pod {
 	}
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: i.namespace, Name: name, UID: types.UID(podName(slot)),
+			Namespace: namespace, Name: name, UID: types.UID(podName(slot)),
 			Labels:          map[string]string{v1alpha1.EnableProxyLabel: "true"},
 			Annotations:     map[string]string{v1alpha1.TrustAnnotation: trust},
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: i.workload(), Controller: new(true)}},

@@ -27,9 +27,9 @@ func (x *explorer) stopped(w world) string {
 			return "a dry run does not begin"
 		}
 		return ""
-	case r.spec.unserved(w.later) && len(x.Specs) > 2:
+	case r.spec.unserved(w.later) && len(x.options.Specs) > 2:
 		return "" // the shards may have released what they own for another spec
-	case w.outside && (r.spec.Lock == NoLock || w.locks[r.spec.Lock] == byOutside || x.Discovers && w.locks[LockA] == byOutside):
+	case w.outside && (r.spec.Lock == NoLock || w.locks[r.spec.Lock] == byOutside || x.options.Discovers && w.locks[LockA] == byOutside):
 		return ""
 	}
 	var all sharding.Scope

@@ -19,14 +19,14 @@ func (x *explorer) user(w world, next visit) {
 	}
 	edited := w
 	edited.left.edits--
-	for i, s := range x.Specs {
+	for i, s := range x.options.Specs {
 		if n := edited; s != w.roots[0].spec {
 			n.roots[0].spec = s
 			n.roots[0].generation++
 			next(n, search.Step{What: "user writes spec", A: i})
 		}
 	}
-	if x.Deletes && !w.roots[0].deleted {
+	if x.options.Deletes && !w.roots[0].deleted {
 		edited.roots[0].deleted = true
 		edited.roots[0].generation++
 		next(edited, search.Step{What: "user deletes the root"})
@@ -36,7 +36,7 @@ func (x *explorer) user(w world, next visit) {
 }
 
 func (x *explorer) later() bool {
-	return slices.ContainsFunc(x.Specs, func(s Spec) bool { return s.Resources == Later })
+	return slices.ContainsFunc(x.options.Specs, func(s Spec) bool { return s.Resources == Later })
 }
 
 // deletePods visits the deletion of a pod, and of all of them.
@@ -50,7 +50,7 @@ func (x *explorer) deletePods(w world, next visit) {
 			next(n, search.Step{What: "user deletes a pod", A: i})
 		}
 	}
-	if x.Uninstalls && all != w {
+	if x.options.Uninstalls && all != w {
 		next(all, search.Step{What: "user deletes the workload"})
 	}
 }

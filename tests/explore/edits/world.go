@@ -64,7 +64,6 @@ type identity struct {
 	second    bool // it is of the root's second workload
 	ordinal   uint8
 	both      bool // it trusts the cluster's CA, too
-	namespace string
 }
 
 func (i identity) workload() string {
