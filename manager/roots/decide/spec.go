@@ -80,7 +80,7 @@ func (v *view) grantsNothing() bool {
 
 // A leader that can no longer renew its lock goes on for less than its lease lasts. Standby
 // refuses its writes meanwhile; the next spec might not: under a dry run all members act, and
-// under another lock another pod of the shard may lead beside it.
+// under another lock another pod of the shard may lead as well.
 
 // Lingering returns the locks of shards whose leases Decide needs: while shards that own nothing
 // wait to act by another spec.
