@@ -17,7 +17,6 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/manager/compile/rules"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
@@ -83,7 +82,7 @@ type Target struct {
 }
 
 // Bounds on the traffic rules of one pod's policy, so that agents accept it: bytes, number
-// of rules, and number of ports. rules.MaxExpressions bounds the regular expressions.
+// of rules, and number of ports. meshv1.MaxMatchSteps bounds the regular expressions.
 const (
 	maxTraffic = 1 << 20
 	maxRules   = 1024
@@ -293,8 +292,8 @@ func (a *assembly) takes(r *ruling, target *Target, c cost, e *egress) bool {
 		return tooMuch("it has %d rules, and a pod may have %d", sum.rules, maxRules)
 	case sum.size > maxTraffic:
 		return tooMuch("it exceeds the size of a policy")
-	case sum.expressions > rules.MaxExpressions:
-		return tooMuch("its regular expressions count as %d, and those of a pod may be %d", sum.expressions, rules.MaxExpressions)
+	case sum.expressions > meshv1.MaxMatchSteps:
+		return tooMuch("it has regular expressions that take up to %d steps for one request, and those of a pod may take %d", sum.expressions, meshv1.MaxMatchSteps)
 	case e != nil && len(a.ports(e)) > maxPorts:
 		return tooMuch("it redirects %d ports, and a pod may have %d (spec.egress.ports)", len(a.ports(e)), maxPorts)
 	}

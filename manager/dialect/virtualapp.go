@@ -12,7 +12,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	kruise "github.com/ctrlmesh/ctrlmesh/api/kruise/v1alpha1"
-	"github.com/ctrlmesh/ctrlmesh/manager/internal/expression"
+	"github.com/ctrlmesh/ctrlmesh/internal/expression"
 )
 
 var (

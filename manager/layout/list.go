@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	"github.com/ctrlmesh/ctrlmesh/manager/internal/expression"
+	"github.com/ctrlmesh/ctrlmesh/internal/expression"
 )
 
 // list is a list of matches, and which namespaces it was found to match.

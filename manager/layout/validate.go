@@ -12,7 +12,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
-	"github.com/ctrlmesh/ctrlmesh/manager/internal/expression"
+	"github.com/ctrlmesh/ctrlmesh/internal/expression"
 )
 
 // MaxShards is the maximum number of automatic shards of a root.

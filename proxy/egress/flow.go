@@ -40,6 +40,9 @@ func (p *Policy) refuses(f *flow) *denial {
 	if len(f.asked) == 0 {
 		return &denial{unseen: true}
 	}
+	if long := p.tooLong(f); long != nil {
+		return long
+	}
 	if f.direct != nil {
 		if refused := p.denies(f.direct, match.Yes); refused != nil {
 			return refused

@@ -39,7 +39,12 @@ func (l *line) admit(p *Policy, f *flow, around connect, userAgent string) *refu
 	if p == nil {
 		return nil
 	}
-	if d := p.refuses(f); d != nil {
+	d := p.refuses(f)
+	if d != nil && d.long > 0 {
+		l.verdict = VerdictBound
+		return &refusal{code: http.StatusRequestURITooLong, message: d.message(l.s.Namespace)}
+	}
+	if d != nil {
 		l.verdict, l.by = VerdictDenied, d.breaker+"/"+d.rule
 		if d.unseen {
 			l.verdict = VerdictUnseen

@@ -40,6 +40,7 @@ func Compile(m *meshv1.Traffic, limits *limit.Rules, faults *fault.Rules) (*Poli
 		return nil, nil
 	}
 	out := &Policy{decrypt: m.GetEgress().GetDecrypt(), limits: limits, faults: faults}
+	steps := limits.Steps() + faults.Steps()
 	for _, b := range m.GetBreakers() {
 		compiled := breaker{name: b.GetName(), refuseUnseen: b.GetRefuseUnseen()}
 		for _, r := range b.GetIntercepts() {
@@ -52,11 +53,15 @@ func Compile(m *meshv1.Traffic, limits *limit.Rules, faults *fault.Rules) (*Poli
 				return nil, fmt.Errorf("circuit breaker %s, rule %s: %w", b.GetName(), r.GetName(), err)
 			}
 		}
+		steps += compiled.deny.entries.Steps() + compiled.allow.entries.Steps()
 		compiled.deny.entries.Index()
 		compiled.allow.entries.Index()
 		if compiled.deny.of+compiled.allow.of > 0 || compiled.refuseUnseen {
 			out.breakers = append(out.breakers, compiled)
 		}
+	}
+	if steps > meshv1.MaxMatchSteps {
+		return nil, fmt.Errorf("regular expressions take up to %d steps for one request, and at most %d are permitted: repeat less, or match hosts and paths without expressions", steps, meshv1.MaxMatchSteps)
 	}
 	return out, nil
 }
@@ -76,12 +81,15 @@ type denial struct {
 	breaker string // empty: the rules are unknown
 	rule    string // empty: no rule allows the request
 	unseen  bool   // the rule needs what cannot be seen
+	long    int    // the maximum length of a path that expressions match; 0: it is not exceeded
 }
 
 // message returns the message to the client. The CircuitBreaker is in the namespace.
 func (d *denial) message(namespace string) string {
 	of := fmt.Sprintf("CircuitBreaker %s/%s", namespace, d.breaker)
 	switch {
+	case d.long > 0:
+		return fmt.Sprintf("rules match the path by regular expressions, which this request permits up to %d bytes: send a shorter path, or let the rules match paths exactly or by prefix", d.long)
 	case d.unseen && d.breaker == "":
 		return "a CircuitBreaker needs to see what this connection is for"
 	case d.breaker == "":
@@ -165,8 +173,9 @@ func (b *breaker) denied(r *match.HTTP, refuseUnseen bool) *denial {
 // decide returns the strongest verdict of the rules (Yes before Unseen before No), and
 // the first rule that gives it.
 func (of *matches) decide(r *match.HTTP) (verdict match.Verdict, by string) {
-	for _, n := range of.entries.Hosts.Of(r.Host) {
-		switch e := &of.entries.URLs[n]; e.Match.Match(r) {
+	found, sure := of.entries.Hosts.Of(r.Host)
+	for _, n := range found {
+		switch e := &of.entries.URLs[n]; e.Match.MatchFound(r, sure) {
 		case match.Yes:
 			return match.Yes, e.Rule
 		case match.Unseen:
@@ -189,6 +198,33 @@ func (p *Policy) deep(host string) bool {
 		}
 	}
 	return p.limits.Deep(host) || p.faults.Deep(host)
+}
+
+// tooLong returns the denial of a request whose path is too long for the expressions that
+// match it, or nil. They match it once for each target of the request.
+func (p *Policy) tooLong(f *flow) *denial {
+	targets := len(f.asked)
+	if f.direct != nil {
+		targets++
+	}
+	long := meshv1.MaxMatchedPath / targets
+	if len(f.asked[0].Path) <= long || !slices.ContainsFunc(f.asked, func(r match.HTTP) bool { return p.pathExpression(r.Host) }) {
+		return nil
+	}
+	return &denial{long: long}
+}
+
+// pathExpression reports whether a rule matches the paths of a host by a regular expression.
+func (p *Policy) pathExpression(host string) bool {
+	if p == nil {
+		return false
+	}
+	for i := range p.breakers {
+		if p.breakers[i].deny.entries.Hosts.PathExpression(host) || p.breakers[i].allow.entries.Hosts.PathExpression(host) {
+			return true
+		}
+	}
+	return p.limits.PathExpression(host) || p.faults.PathExpression(host)
 }
 
 // decrypts reports whether a TLS connection is to be decrypted, because a rule is about

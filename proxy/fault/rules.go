@@ -315,14 +315,10 @@ func (r *Rules) DecideHTTP(now time.Time, met Met, asked ...match.HTTP) *Faults 
 		return nil
 	}
 	d := decision{now: now, rules: r}
-	host := "" // any
-	if len(asked) == 1 {
-		host = asked[0].Host
-	}
 	var last *rule
-	for _, n := range r.entries.Hosts.Of(host) {
+	for n := range r.found(asked) {
 		e := &r.entries.URLs[n]
-		if e.Rule != last && slices.ContainsFunc(asked, func(one match.HTTP) bool { return e.Match.Match(&one) == match.Yes }) {
+		if e.Rule != last {
 			last = e.Rule
 			if met.add(last) {
 				d.add(last, last.can&possible(""))
@@ -330,6 +326,43 @@ func (r *Rules) DecideHTTP(now time.Time, met Met, asked ...match.HTTP) *Faults 
 		}
 	}
 	return d.faults
+}
+
+// found yields the indexes of the entries that match one of the targets of a request, in
+// order.
+func (r *Rules) found(asked []match.HTTP) iter.Seq[int32] {
+	return func(yield func(int32) bool) {
+		if len(asked) == 1 {
+			of, sure := r.entries.Hosts.Of(asked[0].Host)
+			for _, n := range of {
+				if r.entries.URLs[n].Match.MatchFound(&asked[0], sure) == match.Yes && !yield(n) {
+					return
+				}
+			}
+			return
+		}
+		all, _ := r.entries.Hosts.Of("")
+		hosts := make([]hostEntries, len(asked))
+		for i := range asked {
+			hosts[i].of, hosts[i].sure = r.entries.Hosts.Of(asked[i].Host)
+		}
+		for _, n := range all {
+			for i := range asked {
+				if _, ok := slices.BinarySearch(hosts[i].of, n); ok && r.entries.URLs[n].Match.MatchFound(&asked[i], hosts[i].sure) == match.Yes {
+					if !yield(n) {
+						return
+					}
+					break
+				}
+			}
+		}
+	}
+}
+
+// hostEntries is what [match.Hosts.Of] returns.
+type hostEntries struct {
+	of   []int32
+	sure bool
 }
 
 // Met is a set of rules that matched a request, whether or not they injected a fault.
@@ -348,12 +381,29 @@ func (m Met) add(r *rule) bool {
 // match them or to inject a fault into a single one. asked is what is seen of the
 // connection.
 func (r *Rules) Decrypts(asked *match.HTTP) bool {
-	return r != nil && slices.ContainsFunc(r.entries.Hosts.Of(asked.Host), func(n int32) bool {
+	if r == nil {
+		return false
+	}
+	of, sure := r.entries.Hosts.Of(asked.Host)
+	return slices.ContainsFunc(of, func(n int32) bool {
 		e := &r.entries.URLs[n]
-		verdict := e.Match.Match(asked)
+		verdict := e.Match.MatchFound(asked, sure)
 		return verdict == match.Unseen || verdict == match.Yes && e.Rule.can&ofRequests != 0
 	})
 }
 
 // Deep reports whether a rule needs more of the requests to a host than its name.
 func (r *Rules) Deep(host string) bool { return r != nil && r.entries.Hosts.Deep(host) }
+
+// PathExpression reports whether a rule matches the paths of a host by a regular expression.
+func (r *Rules) PathExpression(host string) bool {
+	return r != nil && r.entries.Hosts.PathExpression(host)
+}
+
+// Steps returns how many instructions the expressions of the rules run at most for one request.
+func (r *Rules) Steps() int {
+	if r == nil {
+		return 0
+	}
+	return r.entries.Steps()
+}

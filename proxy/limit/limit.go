@@ -213,9 +213,10 @@ func (r *Rules) Shut(userAgent string, asked ...match.HTTP) bool {
 func (r *Rules) deciding(partOf Ticket, userAgent string, asked []match.HTTP) (found found) {
 	for j := range asked {
 		decided := -1
-		for _, n := range r.entries.Hosts.Of(asked[j].Host) {
+		of, sure := r.entries.Hosts.Of(asked[j].Host)
+		for _, n := range of {
 			e := &r.entries.URLs[n]
-			if e.Rule.number == decided || e.Match.Match(&asked[j]) != match.Yes || len(e.Rule.agents) > 0 && (asked[j].Opaque || !e.Rule.agents.Match(userAgent)) {
+			if e.Rule.number == decided || e.Match.MatchFound(&asked[j], sure) != match.Yes || len(e.Rule.agents) > 0 && (asked[j].Opaque || !e.Rule.agents.Match(userAgent)) {
 				continue
 			}
 			decided = e.Rule.number
@@ -230,6 +231,19 @@ func (r *Rules) deciding(partOf Ticket, userAgent string, asked []match.HTTP) (f
 // Deep reports whether a rule needs more of the requests to a host than its name.
 func (r *Rules) Deep(host string) bool { return r != nil && r.entries.Hosts.Deep(host) }
 
+// PathExpression reports whether a rule matches the paths of a host by a regular expression.
+func (r *Rules) PathExpression(host string) bool {
+	return r != nil && r.entries.Hosts.PathExpression(host)
+}
+
+// Steps returns how many instructions the expressions of the rules run at most for one request.
+func (r *Rules) Steps() int {
+	if r == nil {
+		return 0
+	}
+	return r.entries.Steps()
+}
+
 // Decrypts reports whether a rule needs the requests within a TLS connection, either to
 // match them or to count them. asked is what is seen of the connection.
 func (r *Rules) Decrypts(asked *match.HTTP) bool {
@@ -237,12 +251,13 @@ func (r *Rules) Decrypts(asked *match.HTTP) bool {
 		return false
 	}
 	decided := -1
-	for _, n := range r.entries.Hosts.Of(asked.Host) {
+	of, sure := r.entries.Hosts.Of(asked.Host)
+	for _, n := range of {
 		e := &r.entries.URLs[n]
 		if e.Rule.number == decided {
 			continue
 		}
-		switch e.Match.Match(asked) {
+		switch e.Match.MatchFound(asked, sure) {
 		case match.Unseen:
 			return true
 		case match.Yes:

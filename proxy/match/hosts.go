@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
 // Hosts finds the matches that may match a host. It caches the results: a pod sends
@@ -21,7 +23,6 @@ const (
 	// emptied: a pod that uses many hosts uses them one after the other.
 	maxHosts = 128
 	maxFound = 1 << 14
-	maxHost  = 253 // maximum length of a host name
 	// few is up to how many values or matches are tried one by one.
 	few = 8
 )
@@ -33,21 +34,21 @@ func NewHosts(urls []*URL) *Hosts {
 		h.all = append(h.all, int32(i))
 	}
 	h.plain = len(urls) <= few && !slices.ContainsFunc(urls, func(u *URL) bool {
-		return u.host != nil && u.host.expression
+		return u.host != nil && u.host.expression != nil
 	})
 	return h
 }
 
 // Of returns the indexes of the matches that may match a host, in order. If the host is
-// empty, it returns all.
-func (h *Hosts) Of(host string) []int32 {
-	if h.plain || len(host) == 0 || len(host) > maxHost {
-		return h.all
+// empty, it returns all. sure means that the host of each does match.
+func (h *Hosts) Of(host string) (indexes []int32, sure bool) {
+	if h.plain || len(host) == 0 || len(host) > meshv1.MaxMatchedHost {
+		return h.all, false
 	}
 	known := h.known.Load()
 	if known != nil {
 		if of, ok := (*known)[host]; ok {
-			return of
+			return of, true
 		}
 	}
 	var of []int32
@@ -67,10 +68,16 @@ func (h *Hosts) Of(host string) []int32 {
 	}
 	next[strings.Clone(host)] = of
 	h.known.CompareAndSwap(known, &next) // if this fails, another goroutine has cached its result
-	return of
+	return of, true
 }
 
 // Deep reports whether a match needs more of the requests to a host than its name.
-func (h *Hosts) Deep(host string) bool {
-	return slices.ContainsFunc(h.Of(host), func(n int32) bool { return h.urls[n].Deep() && h.urls[n].HostIs(host) })
+func (h *Hosts) Deep(host string) bool { return h.any(host, (*URL).Deep) }
+
+// PathExpression reports whether a match has a regular expression for the paths of a host.
+func (h *Hosts) PathExpression(host string) bool { return h.any(host, (*URL).PathExpression) }
+
+func (h *Hosts) any(host string, is func(*URL) bool) bool {
+	of, sure := h.Of(host)
+	return slices.ContainsFunc(of, func(n int32) bool { return is(h.urls[n]) && (sure || h.urls[n].HostIs(host)) })
 }

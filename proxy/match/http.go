@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/expression"
 )
 
 // HTTP is a request to a host other than the apiserver, or what is seen of it.
@@ -41,7 +42,7 @@ type URL struct {
 	headers    Headers
 }
 
-// NewURL compiles a match. Its expressions run in linear time.
+// NewURL compiles a match.
 func NewURL(m *meshv1.HttpMatch) (*URL, error) {
 	out := &URL{scheme: m.GetScheme(), port: uint16(m.GetPort()), methods: newSet(m.GetMethods())}
 	var err error
@@ -67,20 +68,38 @@ func (u *URL) Wildcards() int {
 	return trues(u.scheme == "", u.host == nil || !u.host.exact, u.port == 0, u.path == nil || !u.path.exact, u.methods.all())
 }
 
+// PathExpression reports whether the match has a regular expression for paths.
+func (u *URL) PathExpression() bool { return u.path != nil && u.path.expression != nil }
+
+// Steps returns how many instructions the expressions run at most for one request.
+func (u *URL) Steps() (n int) {
+	if u.host != nil && u.host.expression != nil {
+		n += u.host.expression.HostSteps
+	}
+	if u.PathExpression() {
+		n += u.path.expression.PathSteps
+	}
+	return n
+}
+
 // Match reports whether r matches, or Unseen if that is not known.
-func (u *URL) Match(r *HTTP) Verdict {
+func (u *URL) Match(r *HTTP) Verdict { return u.MatchFound(r, false) }
+
+// MatchFound is Match for a match that [Hosts.Of] returned together with sure, so that the
+// expression for hosts runs once.
+func (u *URL) MatchFound(r *HTTP, sure bool) Verdict {
 	switch {
 	case u.scheme != "" && u.scheme != r.Scheme, u.port != 0 && u.port != r.Port:
 		return No
 	case u.host != nil && r.Host == "":
 		return Unseen
-	case u.host != nil && !u.host.match(r.Host):
+	case u.host != nil && !sure && !u.host.match(r.Host):
 		return No
 	case !u.Deep():
 		return Yes
 	case r.Opaque:
 		return Unseen
-	case !u.methods.has(r.Method), u.path != nil && !u.path.match(r.Path), !u.headers.Match(r.Header):
+	case !u.methods.has(r.Method), !u.headers.Match(r.Header), u.path != nil && !u.path.match(r.Path):
 		return No
 	}
 	return Yes
@@ -92,8 +111,9 @@ func (u *URL) HostIs(host string) bool { return u.host == nil || u.host.match(ho
 
 // text is a compiled TextMatch: exact, a regular expression, or else a prefix or a suffix.
 type text struct {
-	exact, expression bool
-	match             func(string) bool
+	exact      bool
+	expression *expression.Whole // nil: it is none
+	match      func(string) bool
 }
 
 func newText(m *meshv1.TextMatch) (*text, error) {
@@ -107,11 +127,11 @@ func newText(m *meshv1.TextMatch) (*text, error) {
 	case *meshv1.TextMatch_Suffix:
 		return &text{match: func(s string) bool { return strings.HasSuffix(s, k.Suffix) }}, nil
 	case *meshv1.TextMatch_Regexp:
-		re, err := expressionOf(k.Regexp)
+		re, err := expression.CompileWhole(k.Regexp)
 		if err != nil {
 			return nil, err
 		}
-		return &text{expression: true, match: re.MatchString}, nil
+		return &text{expression: re, match: re.MatchString}, nil
 	default:
 		return nil, fmt.Errorf("unknown match %T", k)
 	}

@@ -39,6 +39,19 @@ const (
 	MaxSmallPolicyBytes = 4<<20 - 1<<10
 )
 
+// Bounds on the regular expressions of traffic rules, so that they take an agent some tens of
+// milliseconds for one request at most, whatever its host and path are.
+const (
+	// MaxMatchSteps bounds the instructions that all expressions of a pod run together, for a
+	// host and a path of the maximum length.
+	MaxMatchSteps = 1 << 20
+	// MaxMatchedHost is the maximum length of a host name in bytes.
+	MaxMatchedHost = 253
+	// MaxMatchedPath bounds a path in bytes where an expression for paths applies. It is
+	// shared by the targets of a request if there are several.
+	MaxMatchedPath = 2048
+)
+
 // Abilities of agents, in their Hello.
 const (
 	// AbilityTraffic is that of agents that know PodPolicy.traffic.

@@ -12,14 +12,8 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/expression"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
-	"github.com/ctrlmesh/ctrlmesh/manager/internal/expression"
-)
-
-// Bounds on the size of one regular expression and of all expressions of an object. The
-// unit is roughly the number of steps that matching one character of a text may cost.
-const (
-	MaxExpressions = 20000
 )
 
 var (
@@ -77,10 +71,10 @@ func (r *Renderer) hostAndPath(s string, at *field.Path) *meshv1.HttpMatch {
 		}
 	}
 	if path != "" {
-		if !r.expression(path, at) {
+		before := len(r.Errs)
+		if out.Path = r.pathExpression(path, at); len(r.Errs) > before {
 			return nil
 		}
-		out.Path = pathOf(&meshv1.TextMatch{Kind: &meshv1.TextMatch_Regexp{Regexp: path}})
 	}
 	return out
 }
@@ -96,14 +90,18 @@ func pathOf(m *meshv1.TextMatch) *meshv1.TextMatch {
 // hostExpression parses a case-insensitive expression for a host. It returns nil if the
 // expression is invalid, or if it or one of its alternatives cannot match any host.
 func (r *Renderer) hostExpression(s string, path *field.Path) *meshv1.TextMatch {
-	if !r.expression(s, path) {
+	compiled := r.expression(ignoreCase, s, path)
+	if compiled == nil {
 		return nil
 	}
 	if re, err := syntax.Parse(s, syntax.Perl); err == nil && hostless(re) {
 		r.invalid(path, s, "hosts are matched without scheme and port, so that this never matches: leave those out (an IPv6 address stands by itself, without brackets)")
 		return nil
 	}
-	return &meshv1.TextMatch{Kind: &meshv1.TextMatch_Regexp{Regexp: "(?i)" + s}}
+	if !r.takes(compiled.HostSteps, s, path) {
+		return nil
+	}
+	return &meshv1.TextMatch{Kind: &meshv1.TextMatch_Regexp{Regexp: ignoreCase + s}}
 }
 
 // content parses one of the contents of an intercept rule; it returns nil if s is invalid.
@@ -198,10 +196,7 @@ func (r *Renderer) text(in *v1alpha1.StringMatch, path *field.Path, host bool) *
 		if host {
 			return r.hostExpression(in.Regex, path.Child("regex"))
 		}
-		if !r.expression(in.Regex, path.Child("regex")) {
-			return nil
-		}
-		return &meshv1.TextMatch{Kind: &meshv1.TextMatch_Regexp{Regexp: in.Regex}}
+		return r.pathExpression(in.Regex, path.Child("regex"))
 	}
 	r.Errs = append(r.Errs, field.Required(path, "set one of exact, prefix and regex, and not to nothing"))
 	return nil
@@ -220,25 +215,51 @@ func (r *Renderer) hostText(in *v1alpha1.StringMatch, exact, prefix string, path
 	return true
 }
 
-// expression reports whether a regular expression can be compiled, and is not too large.
-func (r *Renderer) expression(s string, path *field.Path) bool {
-	if len(s) > expression.Max {
-		r.invalid(path, "(long)", "must not be longer than %d characters", expression.Max)
-		return false
+// ignoreCase are the flags of an expression for hosts.
+const ignoreCase = "(?i)"
+
+// expression compiles a regular expression with flags as agents do. It returns nil if that is
+// not possible, or if the expression is too large.
+func (r *Renderer) expression(flags, s string, path *field.Path) *expression.Whole {
+	if limit := expression.Max - len(flags); len(s) > limit {
+		r.invalid(path, "(long)", "must not be longer than %d characters", limit)
+		return nil
 	}
 	// The expression must be valid both by itself and in the group that agents put around
 	// it: neither "a)(b" nor "\Qa" is valid in both.
-	re, err := syntax.Parse(s, syntax.Perl)
+	_, err := syntax.Parse(s, syntax.Perl)
 	if err == nil {
 		_, err = syntax.Parse("^(?:"+s+")$", syntax.Perl)
 	}
 	if err != nil {
 		r.invalid(path, s, "not a regular expression of RE2: %v", err)
-		return false
+		return nil
 	}
-	size := expression.Size(re)
-	if r.Expressions += size; size > expression.Max || r.Expressions > MaxExpressions {
-		r.invalid(path, s, "too large: repeat less in this and the other expressions (it counts as %d of %d; all together may be %d)", size, expression.Max, MaxExpressions)
+	compiled, err := expression.CompileWhole(flags + s)
+	if err != nil {
+		r.invalid(path, s, "too large: %v", err)
+		return nil
+	}
+	return compiled
+}
+
+// pathExpression parses an expression for a path. It returns nil if the expression is invalid.
+func (r *Renderer) pathExpression(s string, at *field.Path) *meshv1.TextMatch {
+	compiled := r.expression("", s, at)
+	if compiled == nil {
+		return nil
+	}
+	out := pathOf(&meshv1.TextMatch{Kind: &meshv1.TextMatch_Regexp{Regexp: s}})
+	if out != nil && !r.takes(compiled.PathSteps, s, at) {
+		return nil
+	}
+	return out
+}
+
+// takes adds the steps of an expression, and reports whether they are within the bound.
+func (r *Renderer) takes(steps int, s string, at *field.Path) bool {
+	if r.Expressions += steps; r.Expressions > meshv1.MaxMatchSteps {
+		r.invalid(at, s, "too costly: with the expressions before it, it takes up to %d steps for one request, and at most %d are permitted: repeat less, or match without an expression", r.Expressions, meshv1.MaxMatchSteps)
 		return false
 	}
 	return true

@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -101,4 +102,47 @@ func TestAnyPathIsNone(t *testing.T) {
 		require.NotNil(t, m.Path)
 	}
 	require.Empty(t, r.Errs)
+}
+
+func TestCostlyExpressionsAreRefused(t *testing.T) {
+	at := field.NewPath("at")
+	for content, why := range map[string]string{
+		`/(?:.*a){600}_`:                    "at most 1200 are permitted: repeat less, or match without an expression",
+		`(?:.*a){600}_`:                     "at most 1200 are permitted: repeat less, or match without an expression",
+		`/(?:.*a){250}_`:                    "at most 1048576 are permitted: repeat less, or match without an expression",
+		"/" + strings.Repeat("a", 2000):     "not be longer than 2000 characters",
+		strings.Repeat("a", 1997) + "/x":    "not be longer than 1996 characters",
+		`(api|www)\.example\.com/v[0-9]/.*`: "",
+	} {
+		r := &Renderer{}
+		got := r.content(v1alpha1.ContentRegexp, content, at)
+		if why == "" {
+			require.Empty(t, r.Errs, content)
+			require.Less(t, r.Expressions, meshv1.MaxMatchSteps/50)
+			continue
+		}
+		require.Nil(t, got, content)
+		require.Len(t, r.Errs, 1, content)
+		require.Contains(t, r.Errs[0].Error(), why)
+	}
+	r := &Renderer{}
+	for range 10 {
+		require.NotNil(t, r.text(&v1alpha1.StringMatch{Regex: "/(?:.*a){13}"}, at, false))
+	}
+	for range 5 {
+		r.text(&v1alpha1.StringMatch{Regex: "/(?:.*a){13}"}, at, false)
+	}
+	require.ErrorContains(t, r.Errs.ToAggregate(), "with the expressions before it")
+}
+
+// Agents accept what the manager sends: both count the same steps.
+func TestAgentsCountTheSameSteps(t *testing.T) {
+	at, r, steps := field.NewPath("at"), &Renderer{}, 0
+	for _, content := range []string{`.*\.example\.com`, `Api\.(a|b)\.com/v1/.*/x`, `/metrics`, `a\.com/.*`} {
+		u, err := match.NewURL(r.content(v1alpha1.ContentRegexp, content, at))
+		require.NoError(t, err)
+		steps += u.Steps()
+	}
+	require.Equal(t, steps, r.Expressions)
+	require.Positive(t, steps)
 }

@@ -18,7 +18,7 @@ import (
 // Renderer renders rules and collects their errors. Its zero value is ready to use.
 type Renderer struct {
 	Errs field.ErrorList
-	// Expressions is the total size of all regular expressions.
+	// Expressions is how many steps all regular expressions take at most for one request.
 	Expressions int
 }
 

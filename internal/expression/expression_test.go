@@ -8,7 +8,7 @@ import (
 )
 
 func TestCompileBoundsExpressions(t *testing.T) {
-	const advice = "instructions, and at most 1200 are permitted: repeat less, or match by names or labels"
+	const advice = "instructions, and at most 1200 are permitted: repeat less, or match without an expression"
 	for s, why := range map[string]string{
 		"^team-(a|b)$": "", "": "", ".{0,500}": "",
 		"(?:.?){598}":                  "", // two instructions for each repetition
@@ -33,6 +33,19 @@ func TestLongExpressionsWithoutRepetitionAreAccepted(t *testing.T) {
 		s := strings.Repeat(part, 1024/len(part))
 		_, err := Compile(s)
 		require.NoError(t, err, s)
+	}
+}
+
+func TestExpressionsInUseAreShared(t *testing.T) {
+	one, err := CompileWhole("shared-[a-y]{100}")
+	require.NoError(t, err)
+	other, err := CompileWhole("shared-[a-y]{100}")
+	require.NoError(t, err)
+	require.Same(t, one, other)
+	require.False(t, one.MatchString("xshared-"), "the whole text")
+	for _, s := range []string{"a(", "/(?:.*a){600}_", strings.Repeat("a", Max+1)} {
+		_, err = CompileWhole(s)
+		require.Error(t, err, s)
 	}
 }
 
