@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/internal/expression"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
 // MaxShards is the maximum number of automatic shards of a root.

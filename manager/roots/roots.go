@@ -85,7 +85,7 @@ type Roots struct {
 	// Observe returns what the agent of a node reported about a pod.
 	Observe func(node, uid string) push.Observation
 	// Locks is what is known of operators' locks.
-	Locks locks.Known
+	Locks    locks.Known
 	Others   Others
 	Recorder events.EventRecorder
 	Weigher  *weigh.Weigher

@@ -13,6 +13,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
+	"github.com/ctrlmesh/ctrlmesh/manager/push"
 )
 
 // No release follows a round that asked for the lock without one between them that did not.
@@ -24,7 +25,7 @@ func TestLockByHandIsWatchedBeforeItsRelease(t *testing.T) {
 		Namespace: "ns", Name: "op-0", UID: "p", Annotations: map[string]string{v1alpha1.TrustAnnotation: "both"},
 		Labels: map[string]string{"app": "op", v1alpha1.EnableProxyLabel: "true"},
 	}}
-	r := &Controller{Keeper: &locks.Keeper{}, State: &controllers.State{}}
+	r := &Controller{Keeper: &locks.Keeper{}, Push: &push.Server{}, State: &controllers.State{}}
 	now := time.Unix(1000, 0)
 	demand := func(after time.Duration, pods ...*corev1.Pod) locks.Demand {
 		now = now.Add(after)

@@ -59,11 +59,11 @@ type pod struct {
 
 // identity is what does not change of a pod.
 type identity struct {
-	exists    bool // it was made
-	root      uint8
-	second    bool // it is of the root's second workload
-	ordinal   uint8
-	both      bool // it trusts the cluster's CA, too
+	exists  bool // it was made
+	root    uint8
+	second  bool // it is of the root's second workload
+	ordinal uint8
+	both    bool // it trusts the cluster's CA, too
 }
 
 func (i identity) workload() string {
