@@ -215,7 +215,7 @@ httpFault:
   truncate: {percent: "100", afterBytes: 20}
 - name: slow
   match: {httpMatch: [{path: {prefix: /slow}}]}
-  slowBody: {percent: "100", bytesPerSecond: 2000}
+  slowBody: {percent: "100", bytesPerSecond: 1300}
 - name: tls
   match: {httpMatch: [{host: {exact: hooks.example.com}}]}
   reset: {percent: "100", afterAnswer: true}
@@ -230,7 +230,9 @@ func testFaultsOfOthers(t *testing.T, pod *corev1.Pod) {
 		return time.Since(start)
 	}
 	require.GreaterOrEqual(t, took("http://api.example.com/delay"), time.Second)
-	require.GreaterOrEqual(t, took("http://api.example.com/slow/"+strings.Repeat("a", 3000)), 1200*time.Millisecond)
+	require.GreaterOrEqual(t, took("http://api.example.com/slow/"+strings.Repeat("a", 2000)), 1200*time.Millisecond)
+	code, complaint, _ := curls(t, pod, "http://api.example.com/slow/"+strings.Repeat("a", 3000))
+	require.Equal(t, "414", code, "an expression on paths matches no longer path: %s", complaint)
 
 	code, complaint, body := curls(t, pod, "http://api.example.com/x", "-H 'X-Inject: yes' -d data")
 	require.Equal(t, "503", code, complaint)
