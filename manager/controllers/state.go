@@ -32,7 +32,8 @@ type State struct {
 	Listed Value[Listed]
 	// Compiled are the policies that were pushed last; nil before the first push.
 	Compiled Value[Compiled]
-	// MeshBundle and EgressBundle are the CAs that all namespaces have which need them, but for those that have refused them for long.
+	// MeshBundle and EgressBundle are the CAs that all namespaces have which need them, but for
+	// those that have refused them for long.
 	MeshBundle, EgressBundle Value[[]byte]
 	// MissingBundles are why bundles cannot be written, by namespace.
 	MissingBundles Value[map[string]string]

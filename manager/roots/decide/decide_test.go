@@ -15,6 +15,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/acting"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
@@ -105,13 +106,18 @@ func (w *world) round(t *testing.T) Decision {
 
 	w.memory = next
 	w.stored.Status, w.stored.State, w.stored.Acting = d.Status, d.State, d.Status.Root.Acting
-	known := map[origin.Name]compile.Root{origin.Of(w.config): next.Published(w.stored, 0)}
+	w.push()
+	w.now = w.now.Add(time.Second)
+	return d
+}
+
+// push lets agents apply the policies that follow from what is stored.
+func (w *world) push() {
+	known := map[origin.Name]compile.Root{origin.Of(w.config): w.memory.Published(w.stored, 0)}
 	w.policies = compile.Compile([]*v1alpha1.ShardingConfig{w.config}, w.pods, known, compile.Rules{RequestTimeout: time.Minute}).Policies
 	for uid, p := range w.policies {
 		w.applied[string(uid)] = p.Version
 	}
-	w.now = w.now.Add(time.Second)
-	return d
 }
 
 // Decide is a function of its arguments, and writes to none of them. A leader that remembers
@@ -198,4 +204,31 @@ func TestStatusNamesRemovedPodsThatMayAct(t *testing.T) {
 	require.False(t, d.State.Evidence.OthersConfirmed)
 	ready := apimeta.FindStatusCondition(d.Status.Conditions, v1alpha1.ConditionReady)
 	require.Contains(t, ready.Message, "waiting for the pod with uid uid-1 on node node-1, which was deleted or has exited, and may run on")
+}
+
+// Former leaders may go on whatever the next spec names.
+func TestEverySpecChangeWaitsForLeases(t *testing.T) {
+	for _, unknown := range []string{"", "no resource is called talies"} {
+		w := newWorld(1)
+		w.round(t)
+		w.round(t)
+		require.True(t, w.stored.State.Holds())
+		w.stored.State = handover.State{Shards: map[string]handover.Shard{}, Members: w.stored.State.Members, MinSerial: w.stored.State.MinSerial}
+		for _, m := range w.stored.State.Members {
+			w.stored.State.Shards[m.Shard] = handover.Shard{Serial: m.Serial}
+		}
+		w.push() // the member is in standby
+		f := w.facts()
+		next := acting.Of(&f.Spec.Config.Spec)
+		next.DryRun = true
+		f.Spec.Change, f.Spec.Unknown.Message = &acting.Change{To: next, Fields: []string{"spec.dryRun"}}, unknown
+		require.Equal(t, []types.NamespacedName{{Namespace: "ns", Name: "lock---op-1-normal"}}, Lingering(f, w.now))
+		f.Locks.Lease = time.Minute
+		m, d := Decide(w.memory, f, w.now)
+		require.False(t, d.Status.Root.Acting.DryRun, unknown)
+		_, d = Decide(m, f, w.now.Add(time.Minute-1))
+		require.False(t, d.Status.Root.Acting.DryRun, unknown)
+		_, d = Decide(m, f, w.now.Add(time.Minute))
+		require.True(t, d.Status.Root.Acting.DryRun, unknown)
+	}
 }

@@ -27,7 +27,7 @@ func (d *deciding) actsBy() *v1alpha1.ActingSpec {
 	switch {
 	case v.Spec.Change == nil:
 		return v.Spec.Asked
-	case v.released(d.next) && d.lingers() == 0:
+	case !d.memory.releasedAt.IsZero() && d.lingers() == 0:
 		return v.Spec.Change.To
 	}
 	return v.Stored.Acting
@@ -63,9 +63,9 @@ func (d *deciding) changing() *locks.Obstacle {
 	holding := collect.Filter(slices.Sorted(maps.Keys(state.Shards)), func(name string) bool { return !state.Shards[name].Held.Empty() })
 	if len(holding) > 0 {
 		message += "; waiting for shard " + firstOf(holding)
-	} else if left := d.lingers(); v.released(state) && left > forLife {
+	} else if left := d.lingers(); !d.memory.releasedAt.IsZero() && left > forLife {
 		message += "; waiting until the pods that lead for life are deleted"
-	} else if v.released(state) && left > 0 {
+	} else if !d.memory.releasedAt.IsZero() && left > 0 {
 		message += fmt.Sprintf("; waiting until former leaders have stopped, whose leases last %s", v.Locks.Lease)
 	}
 	return &locks.Obstacle{Reason: v1alpha1.ReasonSpecChanged, Message: message}
@@ -85,10 +85,10 @@ func (v *view) grantsNothing() bool {
 // Lingering returns the locks of shards whose leases Decide needs: while shards that own nothing
 // wait to act by another spec.
 func Lingering(f Facts, now time.Time) (out []types.NamespacedName) {
-	v := newView(f, now)
-	if !v.changes() || f.Stored.State.Holds() {
+	if f.Spec.Change == nil || f.Stored.State.Holds() {
 		return nil
 	}
+	v := newView(f, now)
 	for _, lock := range compile.OperatorLocks(v.Spec.Config, v.locks) {
 		for shard := range f.Stored.State.Shards {
 			out = append(out, types.NamespacedName{Namespace: lock.Namespace, Name: compile.UpstreamLock(lock.Name, shard)})
@@ -97,19 +97,15 @@ func Lingering(f Facts, now time.Time) (out []types.NamespacedName) {
 	return out
 }
 
-// released reports whether no shard owns anything, and no member leads under a policy.
-func (v *view) released(state handover.State) bool {
-	return !state.Holds() && len(state.Moves) == 0 && v.quiet(state.Members)
-}
-
-// outlast remembers since when a change waits for leaders that may go on.
+// outlast remembers since when a change waits for leaders that may go on: since no shard owns
+// anything, and no member leads under a policy.
 func (d *deciding) outlast() {
-	since := d.memory.releasedAt
-	if d.memory.releasedAt = (time.Time{}); d.v.Spec.Change == nil || !d.v.released(d.next) {
-		return
-	}
-	if d.memory.releasedAt = since; since.IsZero() {
-		d.memory.releasedAt = d.v.now
+	v, state, m := d.v, d.next, &d.memory
+	switch {
+	case v.Spec.Change == nil || state.Holds() || len(state.Moves) > 0 || !v.quiet(state.Members):
+		m.releasedAt = time.Time{}
+	case m.releasedAt.IsZero():
+		m.releasedAt = v.now
 	}
 }
 
