@@ -17,8 +17,6 @@
 package explore
 
 import (
-	"fmt"
-
 	"github.com/ctrlmesh/ctrlmesh/tests/explore/search"
 )
 
@@ -75,33 +73,9 @@ type Flaws struct {
 	LockIgnored    bool // keys are granted though a pod outside the mesh may hold the lock
 }
 
-// Report is the result of an exploration.
-type Report struct {
-	States int // explored
-	// Violation describes the first violation and the steps to it; empty if there is none.
-	Violation string
-}
-
-// String is for logs and for programs: `states_explored=N`.
-func (r Report) String() string { return fmt.Sprintf("states_explored=%d", r.States) }
-
 // Run explores worlds one after another, each breadth first, until something goes
 // wrong. It fails where a world is larger than it can represent.
-func Run(worlds ...Options) (Report, error) {
-	var total Report
-	for _, o := range worlds {
-		r, err := run(o)
-		if err != nil {
-			return total, err
-		}
-		total.States += r.States
-		if r.Violation != "" {
-			total.Violation = fmt.Sprintf("%s\nin %+v", r.Violation, o)
-			break
-		}
-	}
-	return total, nil
-}
+func Run(worlds ...Options) (search.Result, error) { return search.Each(worlds, run) }
 
 func run(o Options) (search.Result, error) {
 	x := &explorer{Options: o, core: newCore(o)}

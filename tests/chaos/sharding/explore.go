@@ -6,25 +6,23 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/tests/explore"
 	"github.com/ctrlmesh/ctrlmesh/tests/explore/edits"
+	"github.com/ctrlmesh/ctrlmesh/tests/explore/search"
 )
 
 // explore checks handovers and edits of roots in the states of small models, without a cluster.
 func (s *suite) explore(context.Context) error {
-	report, err := explore.Run(explore.Quick()...)
-	if err != nil {
-		return fmt.Errorf("exploring: %w", err)
-	}
-	s.counts.explored = report.States
-	if report.Violation != "" {
-		return fmt.Errorf("exploring: %s", report.Violation)
-	}
-	edited, err := edits.Run(edits.Quick()...)
-	if err != nil {
-		return fmt.Errorf("exploring edits: %w", err)
-	}
-	s.counts.explored += edited.States
-	if edited.Violation != "" {
-		return fmt.Errorf("exploring edits: %s", edited.Violation)
+	for _, run := range []func() (search.Result, error){
+		func() (search.Result, error) { return explore.Run(explore.Quick()...) },
+		func() (search.Result, error) { return edits.Run(edits.Quick()...) },
+	} {
+		r, err := run()
+		if err != nil {
+			return fmt.Errorf("exploring: %w", err)
+		}
+		s.counts.explored += r.States
+		if r.Violation != "" {
+			return fmt.Errorf("exploring: %s", r.Violation)
+		}
 	}
 	return nil
 }

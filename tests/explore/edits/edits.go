@@ -11,11 +11,7 @@
 // not renew its lease does not take itself for a leader under its next policy.
 package edits
 
-import (
-	"fmt"
-
-	"github.com/ctrlmesh/ctrlmesh/tests/explore/search"
-)
+import "github.com/ctrlmesh/ctrlmesh/tests/explore/search"
 
 // Options bound a world. It begins with two shards of one pod each that own everything.
 type Options struct {
@@ -74,37 +70,25 @@ type Flaws struct {
 	ChangeOwning                                                       bool // shards act by another spec though some own keys
 	// ChangeUnquiet: shards act by another spec, and the lock is released for a dry run, though
 	// agents have not confirmed standby.
-	ChangeUnquiet    bool
-	UnknownGranted   bool // keys are granted by a spec with resources that do not exist
-	UnknownReleases  bool // shards release what they own for such a spec
-	StaleWorld       bool // a root is decided by policies of what it acted by before
-	LockOfSpec       bool // the locks that are demanded are those of the spec
-	OrphanAtOnce     bool // a lock that no root demands is released though pods with a policy may act
-	Undemanded       bool // a new leader demands no locks before its first decision
-	LockUnasked      bool // keys are granted before the keeper follows the demand for the lock
-	OutsideIgnored   bool // keys are granted without a lock though pods outside the mesh run
-	OneDemand        bool // of two roots with one lock, only the first is heard
-	ClaimIgnored     bool // a root that is deleted waits until a lock that others have is released
-	RemovedIgnored   bool // a lock that no root demands is released though pods without a policy may act
-	RefusedReleases  bool // so is a lock that only roots without permission demand
-	DeletionAtOnce   bool // shards of a root that is being deleted follow its spec
-	ReleaseUnquieted bool // the lock is released for a dry run before agents have confirmed it
+	ChangeUnquiet   bool
+	UnknownGranted  bool // keys are granted by a spec with resources that do not exist
+	UnknownReleases bool // shards release what they own for such a spec
+	LockOfSpec      bool // the locks that are demanded are those of the spec
+	OrphanAtOnce    bool // a lock that no root demands is released though pods with a policy may act
+	Undemanded      bool // a new leader demands no locks before its first decision
+	LockUnasked     bool // keys are granted before the keeper follows the demand for the lock
+	OutsideIgnored  bool // keys are granted without a lock though pods outside the mesh run
+	OneDemand       bool // of two roots with one lock, only the first is heard
+	ClaimIgnored    bool // a root that is deleted waits until a lock that others have is released
+	RemovedIgnored  bool // a lock that no root demands is released though pods without a policy may act
+	RefusedReleases bool // so is a lock that only roots without permission demand
+	DeletionAtOnce  bool // shards of a root that is being deleted follow its spec
 }
 
 // Run explores worlds one after another until something goes wrong.
 func Run(worlds ...Options) (search.Result, error) {
-	var total search.Result
-	for _, o := range worlds {
+	return search.Each(worlds, func(o Options) (search.Result, error) {
 		x := newExplorer(o)
-		r, err := search.Run(x, x.begin(), o.Most)
-		if err != nil {
-			return total, err
-		}
-		total.States += r.States
-		if r.Violation != "" {
-			total.Violation = fmt.Sprintf("%s\nin %+v", r.Violation, o)
-			break
-		}
-	}
-	return total, nil
+		return search.Run(x, x.begin(), o.Most)
+	})
 }

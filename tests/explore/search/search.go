@@ -35,6 +35,9 @@ type Result struct {
 	Violation string
 }
 
+// String is for logs and for programs: `states_explored=N`.
+func (r Result) String() string { return fmt.Sprintf("states_explored=%d", r.States) }
+
 // Run searches a space. It gives up after most states; 0 for no limit.
 func Run[W comparable](s Space[W], first W, most int) (Result, error) {
 	r := &run[W]{space: s, seed: maphash.MakeSeed(), seen: map[uint64]struct{}{}}
@@ -49,6 +52,23 @@ func Run[W comparable](s Space[W], first W, most int) (Result, error) {
 		r.judge(at, wrong)
 	}
 	return Result{len(r.nodes), r.violation}, s.Err()
+}
+
+// Each searches worlds one after another until something is wrong. States counts those of all.
+func Each[O any](worlds []O, run func(O) (Result, error)) (Result, error) {
+	var total Result
+	for _, o := range worlds {
+		r, err := run(o)
+		if err != nil {
+			return total, err
+		}
+		total.States += r.States
+		if r.Violation != "" {
+			total.Violation = fmt.Sprintf("%s\nin %+v", r.Violation, o)
+			break
+		}
+	}
+	return total, nil
 }
 
 type run[W comparable] struct {
