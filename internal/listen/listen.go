@@ -82,7 +82,7 @@ func (l *listener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		c := &conn{Conn: accepted, peer: peerOf(accepted), listener: l}
+		c := &conn{Conn: accepted, peer: PeerOf(accepted), listener: l}
 		closed, bound := l.admit(c)
 		if closed != nil {
 			_ = closed.Close()
@@ -209,8 +209,8 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// peerOf returns the address of a connection's peer, the zero Addr if it has none.
-func peerOf(c net.Conn) netip.Addr {
+// PeerOf returns the address of a connection's peer, the zero Addr if it has none.
+func PeerOf(c net.Conn) netip.Addr {
 	remote, ok := c.RemoteAddr().(*net.TCPAddr)
 	if !ok {
 		return netip.Addr{}

@@ -178,7 +178,7 @@ func TestFullListenerKeepsEqualPeers(t *testing.T) {
 	servers := map[string]net.Conn{}
 	for range 2 {
 		c := b.accept()
-		servers[peerOf(c).String()] = c
+		servers[PeerOf(c).String()] = c
 	}
 	assertClosed(t, b.dial("127.0.0.4"))
 	assert.Equal(t, Refusal{netip.MustParseAddr("127.0.0.4"), Total}, b.refusal())

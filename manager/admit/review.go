@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/ctrlmesh/ctrlmesh/internal/listen"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 )
 
@@ -24,9 +25,9 @@ const (
 	// maxDecoding and maxDecodingPerPeer bound the weight of reviews that are decoded
 	// and answered at once.
 	maxDecoding, maxDecodingPerPeer = 64 << 20, 32 << 20
-	// baseHead is the memory of a request besides its head and its body, and perField that of a
-	// field of the head besides its text.
-	baseHead, perField = 16 << 10, 128
+	// baseHead is the memory of a request besides its head and its body: an HTTP/2 connection has
+	// many requests at once.
+	baseHead = 16 << 10
 	// baseWeight is that of the smallest review: 64 of them are answered at once.
 	baseWeight = 1 << 20
 )
@@ -62,7 +63,7 @@ func (h *Reviews) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	abort := func() { _ = http.NewResponseController(w).SetReadDeadline(time.Now()) }
-	body, forget, err := h.bodies.Read(peer, headWeight(r.Header), r.Body, abort)
+	body, forget, err := h.bodies.Read(peer, baseHead+listen.HeadWeight(r.Header, 1), r.Body, abort)
 	if err != nil {
 		h.refuseBody(w, err)
 		return
@@ -99,18 +100,6 @@ func (h *Reviews) refuse(w http.ResponseWriter, code int, bound, message string)
 	metrics.RequestsRefused.WithLabelValues(Webhooks.Name, bound).Inc()
 	h.Log.Debug("refused an admission review", "bound", bound)
 	http.Error(w, message, code)
-}
-
-// headWeight estimates the memory that a request takes before its body: an HTTP/2 connection
-// has many at once.
-func headWeight(fields http.Header) int64 {
-	n := int64(baseHead)
-	for name, values := range fields {
-		for _, v := range values {
-			n += int64(len(name) + len(v) + perField)
-		}
-	}
-	return n
 }
 
 // weigh estimates the memory that it takes to decode a review.

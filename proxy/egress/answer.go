@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 
+	"github.com/ctrlmesh/ctrlmesh/internal/listen"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
 
@@ -47,7 +48,7 @@ func (x *exchange) headed() {
 // hold takes n bytes and the memory of a head from the account of requests, and reports
 // whether the total is within bounds.
 func (x *exchange) hold(n int64, head http.Header) bool {
-	n += downstream.HeadWeight(head, 2)
+	n += listen.HeadWeight(head, 2)
 	x.held += n
 	within := x.s.Held.Take(n)
 	if !within {

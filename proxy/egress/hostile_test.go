@@ -23,6 +23,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/listen"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
@@ -385,8 +386,8 @@ func TestConnectsAreAccountedFor(t *testing.T) {
 	_, err = c.Write(hello[len(hello)-1:])
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return w.conns.Unserved.Taken() == 0 }, soon, time.Millisecond)
-	require.Greater(t, w.held.Taken(), int64(fields*downstream.FieldWeight), "the head is there to ask again with")
-	require.Less(t, w.held.Taken(), int64(requestWeight)+fields*2*downstream.FieldWeight)
+	require.Greater(t, w.held.Taken(), int64(fields*listen.FieldWeight), "the head is there to ask again with")
+	require.Less(t, w.held.Taken(), int64(requestWeight)+fields*2*listen.FieldWeight)
 	require.NoError(t, c.Close())
 	require.Eventually(t, func() bool { return w.held.Taken() == 0 }, soon, time.Millisecond)
 }

@@ -11,9 +11,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/ctrlmesh/ctrlmesh/internal/listen"
 	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
-	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
@@ -58,7 +58,7 @@ func (r *Request) Weight() int64 {
 	case r.Length > 0:
 		n += int(min(r.Length, ReceivePerStream))
 	}
-	return int64(n) + downstream.HeadWeight(r.Header, 1)
+	return int64(n) + listen.HeadWeight(r.Header, 1)
 }
 
 // Budgets are a pod's budgets for its requests.

@@ -189,7 +189,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	held := s.Held.Open(addressOf(c.RemoteAddr()).Addr())
 	defer held.Close()
-	if !held.Take(weight + downstream.HeadWeight(r.Header, 2)) {
+	if !held.Take(weight + listen.HeadWeight(r.Header, 2)) {
 		s.refuse(w, r)
 		return
 	}

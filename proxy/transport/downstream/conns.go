@@ -6,10 +6,10 @@ import (
 	"context"
 	"net"
 	"net/http"
-	"net/netip"
 	"sync"
 	"time"
 
+	"github.com/ctrlmesh/ctrlmesh/internal/listen"
 	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
 )
 
@@ -38,8 +38,6 @@ const (
 	// ownPeer is what each peer has for itself, if peers are counted: room for a handshake and a
 	// head of the usual size.
 	ownPeer = 128 << 10
-	// FieldWeight is the memory that a field of a head takes besides its bytes.
-	FieldWeight = 128
 
 	// HeadTimeout bounds a TLS handshake and the head of a request.
 	HeadTimeout = 10 * time.Second
@@ -54,17 +52,6 @@ const (
 	// net/http itself waits a second.
 	cutGrace = 2 * time.Second
 )
-
-// HeadWeight returns how many bytes of memory the fields of a head take, if their names
-// and values are copied so many times.
-func HeadWeight(fields map[string][]string, copies int) (n int64) {
-	for name, values := range fields {
-		for _, v := range values {
-			n += FieldWeight + int64(copies*(len(name)+len(v)))
-		}
-	}
-	return n
-}
 
 // Pools are what the pods of a node share.
 type Pools struct{ Open, HTTP2, Unserved *bounds.Pool }
@@ -149,20 +136,12 @@ func (s *Conns) Accept(raw net.Conn, tunnel bool) *Conn {
 	}
 	c := &Conn{Conn: raw, Tunnel: tunnel, conns: s, heads: &s.Unserved}
 	if s.Peers != nil {
-		c.share = s.Peers.Open(peerOf(raw))
+		c.share = s.Peers.Open(listen.PeerOf(raw))
 		c.heads = c.share.Of()
 	}
 	c.Life, c.end = context.WithCancel(context.Background())
 	s.open.Add(c)
 	return c
-}
-
-// peerOf returns the address of a connection's peer; the zero Addr if it has none.
-func peerOf(c net.Conn) netip.Addr {
-	if at, ok := c.RemoteAddr().(*net.TCPAddr); ok {
-		return at.AddrPort().Addr().Unmap().WithZone("")
-	}
-	return netip.Addr{}
 }
 
 func (s *Conns) remove(c *Conn) {
