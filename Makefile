@@ -53,7 +53,7 @@ generate-check: ## Fail if the committed generated code is not what make generat
 	@hack/generate.sh --check
 
 ##@ Test
-.PHONY: check deps modules lint unit fuzz e2e e2e-installed e2e-ipv6 chart-e2e chaos operators bench bench-density bench-sharding
+.PHONY: check deps modules lint unit fuzz e2e e2e-installed e2e-ipv6 e2e-kubernetes chart-e2e chaos operators bench bench-density bench-sharding
 check: ## In two minutes: format, vet, lint and quick unit tests of what changed, without root or cluster
 	@hack/check.sh $(BASE)
 deps: ## Install the Debian packages that tests need
@@ -80,6 +80,12 @@ e2e-ipv6: images test-images ## Those of IPv6, on a cluster of their own: ends t
 	@hack/install.sh
 	@go build -o .run/gotest ./hack/gotest
 	.run/gotest -tests $(if $(CI),-rerun) e2e-ipv6 -count=1 -timeout=10m ./tests/e2e/... -run '$(or $(RUN),^TestIPv6$$|^TestTraffic$$/^Egress)'
+	@tests/cluster/down.sh
+e2e-kubernetes: images test-images ## All of them on another Kubernetes (KUBERNETES=1.34, 1.35 or 1.37): ends the cluster that runs
+	@tests/cluster/down.sh
+	@KUBERNETES=$(KUBERNETES) tests/cluster/up.sh $(NODES)
+	@hack/install.sh
+	@$(MAKE) e2e-installed
 	@tests/cluster/down.sh
 chart-e2e: cluster-ensure images test-images ## Install, upgrade under load, roll back and uninstall by helm: removes the mesh that is installed
 	@tests/cluster/load.sh bin/images/*.tar .run/images/*.tar

@@ -6,9 +6,12 @@
 . "$(dirname "$(readlink -f "$0")")/lib.sh"
 
 containerd=v2.4.2 runc=v1.5.2 cni=v1.9.1
-required() { awk -v m="$2" '$1 == "require" && $2 == m {print $3} $1 == m && $2 ~ /^v/ {print $2}' "$HERE/src/$1/go.mod" | head -n 1; }
-k8s=$(required k8s k8s.io/kubernetes)
-coredns=$(required coredns github.com/coredns/coredns)
+required() { awk -v m="$2" '$1 == "require" && $2 == m {print $3} $1 == m && $2 ~ /^v/ {print $2}' "$HERE/src/$1" | head -n 1; }
+# KUBERNETES=1.X: another minor than the usual one.
+modules=k8s/${KUBERNETES:-go}
+[ -e "$HERE/src/$modules.mod" ] || die "no Kubernetes $KUBERNETES: there are $(cd "$HERE/src/k8s" && echo [0-9]*.mod)"
+k8s=$(required "$modules.mod" k8s.io/kubernetes)
+coredns=$(required coredns/go.mod github.com/coredns/coredns)
 
 export GOFLAGS=-buildvcs=false GOWORK=off CGO_ENABLED=0
 say() { printf '[%4d s] %s\n' $SECONDS "$*"; }
@@ -110,7 +113,7 @@ for d in "$CACHE"/.new.*; do [ ! -d "$d" ] || [ -d "/proc/${d##*.}" ] || rm -rf 
 for name; do
   case $name in
   tools) part tools "" "$HERE"/src/tools/go.{mod,sum} "$HERE"/src/tools/*/*.go ;;
-  k8s) part k8s "$k8s" "$HERE"/src/k8s/* ;;
+  k8s) GOFLAGS="$GOFLAGS -modfile=$HERE/src/$modules.mod" part k8s "$k8s" "$HERE/src/$modules".{mod,sum} "$HERE"/src/k8s/main.go ;;
   etcd) part etcd "" "$HERE"/src/etcd/* ;;
   containerd) part containerd $containerd ;;
   runc) part runc $runc ;;

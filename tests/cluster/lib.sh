@@ -126,6 +126,8 @@ start_netns() { # the namespace with the bridge, and 127.0.0.1:PORT outside lead
 nodad() { [ "$1" = 4 ] || echo nodad; }   # duplicate address detection would keep an IPv6 address from use for a second
 routes_to() { local v; for v in $IPS; do echo "route add $(address "$v" node-pods "$1") via $(address "$v" node "$1")"; done; }
 
+has_gate() { "$RUN/bin/kube-apiserver" --help 2>&1 | grep "$1=" >/dev/null; }
+
 start_component() {
   local P=$RUN/pki flags self
   local as="--kubeconfig=$P/$1.kubeconfig --authentication-kubeconfig=$P/$1.kubeconfig --authorization-kubeconfig=$P/$1.kubeconfig"
@@ -147,7 +149,7 @@ start_component() {
       --requestheader-username-headers=X-Remote-User --requestheader-group-headers=X-Remote-Group --requestheader-extra-headers-prefix=X-Remote-Extra-
       --proxy-client-cert-file=$P/front-proxy-client.crt --proxy-client-key-file=$P/front-proxy-client.key
       --enable-aggregator-routing=true --shutdown-delay-duration=0s --v=1"   # aggregator routing: no kube-proxy here, so go to endpoints
-      [ "${SHARDED:-on}" = off ] || flags+=" --feature-gates=ShardedListAndWatch=true"
+      [ "${SHARDED:-on}" = off ] || ! has_gate ShardedListAndWatch || flags+=" --feature-gates=ShardedListAndWatch=true"
       [ "${AUDIT:-on}" = off ] || flags+=" --audit-policy-file=$HERE/manifests/audit-policy.yaml --audit-log-path=$RUN/audit.log
         --audit-log-format=json --audit-log-maxsize=0"   # 0: never rotated, nothing lost
       flags+=" ${APISERVER_ARGS:-}" ;;
