@@ -26,6 +26,7 @@ import (
 // objects itself. The subtests share one setup because it takes some seconds. The one that
 // deletes runs late.
 func TestMember(t *testing.T) {
+	t.Parallel()
 	m := newMembers(t)
 	for _, test := range []struct {
 		name string

@@ -23,25 +23,22 @@ import (
 // pod the apiserver calls, the version that owns the namespace answers.
 func TestReviews(t *testing.T) {
 	r := newReviewed(t)
-	for _, test := range []struct {
-		name string
-		run  func(*testing.T)
-	}{
-		{"EachPodRoutes", r.testEachPodRoutes},
-		{"Creates", r.testCreates},
-		{"Refused", r.testRefused},
-		{"Conversion", r.testConversion},
-		{"NotListening", r.testNotListening},
-		{"CapturedByAddress", r.testCapturedByAddress},
-		{"Certificate", r.testCertificate},
-		{"AgentsRolled", r.testAgentsRolled},
-		{"AgentKilled", r.testAgentKilled},
-	} {
-		if !t.Run(test.name, test.run) {
+	run := func(name string, test func(*testing.T)) {
+		if !t.Run(name, test) {
 			root, err := r.Root(t.Context())
 			t.Logf("the configuration: %+v %v", root.Status, err)
 		}
 	}
+	run("AgentsRolled", r.testAgentsRolled)
+	run("AgentKilled", r.testAgentKilled)
+	t.Parallel() // no test replaces agents from here on
+	run("EachPodRoutes", r.testEachPodRoutes)
+	run("Creates", r.testCreates)
+	run("Refused", r.testRefused)
+	run("Conversion", r.testConversion)
+	run("NotListening", r.testNotListening)
+	run("CapturedByAddress", r.testCapturedByAddress)
+	run("Certificate", r.testCertificate)
 }
 
 // reviewed is an operator with webhooks, and the namespaces that its versions divide.
