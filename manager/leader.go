@@ -17,6 +17,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers/address"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers/bundle"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers/endpoint"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers/entry"
@@ -106,6 +107,7 @@ func (l *leader) controllers() []controllers.Reconciler {
 			Client: l.live, Cache: l.reader, Namespace: l.Namespace, ClusterCA: l.clusterCA, MeshCA: l.certificates.Mesh.Bundle,
 			Roots: l.roots, Keeper: l.keeper, Resources: l.resources, Push: l.push, State: s, Dialects: l.Dialects, Log: l.Log,
 		},
+		&address.Controller{Lookup: net.DefaultResolver.LookupNetIP, Now: time.Now, State: s},
 		&root.Controller{Cache: l.reader, Roots: l.roots, Push: l.push, State: s},
 		&lock.Controller{Keeper: l.keeper, Roots: l.roots, Push: l.push, State: s, Log: l.Log},
 		&grant.Controller{Client: l.live, May: lock.Reviewer{Kube: l.kube}.MayLead, State: s, Log: l.Log},

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/apiserver"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 )
@@ -46,6 +47,7 @@ func TestWhatTriggersEachController(t *testing.T) {
 	}{
 		{"objects", changed.Objects.Notify, []string{"policies"}},
 		{"settings", settings(state.RequestTimeout()), []string{"stamp"}},
+		{"additional addresses", func() { state.Additional.Store(&apiserver.Additional{}) }, []string{"policies"}},
 		{"request timeout", settings(5 * time.Minute), []string{"policies", "stamp"}},
 		{"addresses of the apiserver", cluster("1"), []string{"trust"}},
 		{"the same addresses", cluster("1"), nil},
@@ -84,19 +86,20 @@ func TestPeriodsOfControllers(t *testing.T) {
 		is[name] = period{spec.Settle, spec.Resync, spec.Rests}
 	}
 	require.Equal(t, map[string]period{
-		"policies": {50 * ms, 0, false},
-		"roots":    {10 * ms, 10 * s, false},
-		"locks":    {10 * ms, 2 * s, false}, // as often as clients renew theirs
-		"grants":   {50 * ms, time.Minute, false},
-		"failover": {0, 0, false},
-		"trust":    {s, time.Minute, false},
-		"bundles":  {50 * ms, 10 * time.Minute, false},
-		"stamp":    {50 * ms, time.Minute, false},
-		"status":   {200 * ms, 10 * s, false},
-		"nodes":    {s, 15 * s, false},
-		"shares":   {10 * ms, 10 * s, true},
-		"traffic":  {200 * ms, 10 * s, false},
-		"endpoint": {0, 15 * s, false},
-		"webhooks": {200 * ms, 10 * s, true},
+		"policies":  {50 * ms, 0, false},
+		"roots":     {10 * ms, 10 * s, false},
+		"locks":     {10 * ms, 2 * s, false}, // as often as clients renew theirs
+		"grants":    {50 * ms, time.Minute, false},
+		"failover":  {0, 0, false},
+		"trust":     {s, time.Minute, false},
+		"addresses": {50 * ms, 30 * s, false},
+		"bundles":   {50 * ms, 10 * time.Minute, false},
+		"stamp":     {50 * ms, time.Minute, false},
+		"status":    {200 * ms, 10 * s, false},
+		"nodes":     {s, 15 * s, false},
+		"shares":    {10 * ms, 10 * s, true},
+		"traffic":   {200 * ms, 10 * s, false},
+		"endpoint":  {0, 15 * s, false},
+		"webhooks":  {200 * ms, 10 * s, true},
 	}, is)
 }

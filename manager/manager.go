@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -160,12 +159,15 @@ func (r *replica) reader(from client.Reader) client.Reader {
 
 // apiServerNames are the names that stand for the apiserver.
 func (r *replica) apiServerNames() trust.Names {
-	var addresses []netip.Addr
+	var more trust.Names
 	if c := r.state.Cluster.Load(); c != nil {
-		addresses = apiserver.Addresses(c)
+		more.DNS, more.IPs = apiserver.Hosts(c)
 	}
-	return trust.APIServerNames(r.ClusterDomain, addresses...)
+	return trust.APIServerNames(r.ClusterDomain, more)
 }
+
+// additionalHosts are by what clients reach the apiserver beside its Service.
+func (r *replica) additionalHosts() []string { return r.state.Settings.Load().APIServer.Hosts() }
 
 // bootstrap waits until it knows the apiserver's addresses and the administrator's
 // settings and has all CAs, without which nothing can be served.
@@ -186,13 +188,18 @@ func (r *replica) load(ctx context.Context) error {
 	if err := r.served(ctx); err != nil {
 		return err
 	}
-	cluster, err := apiserver.Read(ctx, r.live, r.Namespace, r.clusterCA(), r.certificates.Mesh.Bundle())
+	if err := r.settings.Load(ctx); err != nil {
+		return err
+	}
+	// The leader resolves them: certificates are valid for them wherever they lead.
+	named := apiserver.Additional{Hosts: r.additionalHosts()}
+	cluster, err := apiserver.Read(ctx, r.live, r.Namespace, named, r.clusterCA(), r.certificates.Mesh.Bundle())
 	if err != nil {
 		return err
 	}
 	r.state.Cluster.Store(cluster)
 	// Maintain, not Load: a damaged one must not keep all replicas from starting.
-	return errors.Join(r.certificates.Load(ctx), r.certificates.Serving.Maintain(ctx, nil), r.settings.Load(ctx))
+	return errors.Join(r.certificates.Load(ctx), r.certificates.Serving.Maintain(ctx, nil))
 }
 
 // served returns an error if the apiserver does not serve the kinds of the dialects. Then the

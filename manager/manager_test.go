@@ -67,6 +67,7 @@ func newWorldOf(t *testing.T, dialects bool, objects ...client.Object) testWorld
 		w.specs[c.Spec().Name] = c.Spec()
 	}
 	require.NoError(t, r.bootstrap(t.Context()))
+	require.NoError(t, w.run("addresses"))
 	return w
 }
 

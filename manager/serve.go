@@ -84,7 +84,7 @@ func (r *replica) webhookTLS() (*tls.Config, error) {
 func (r *replica) webhooks(cached client.Reader) map[string]admission.Handler {
 	reader := admissionReader{admit.NewReader(r.live), cached}
 	out := map[string]admission.Handler{
-		inject.Path:             &inject.Webhook{Reader: reader, Bundles: r.bundles, Namespace: r.Namespace, Permits: r.certificates.Permits},
+		inject.Path:             &inject.Webhook{Reader: reader, Bundles: r.bundles, Namespace: r.Namespace, Permits: r.certificates.Permits, Hosts: r.additionalHosts},
 		validate.Path:           &validate.Webhook{Reader: reader, Manager: r.self, Namespace: r.Namespace, Settings: r.state.Settings.Load, Unknown: r.resources.UnknownNow, Translate: serve.Decode},
 		validate.BreakersPath:   &validate.Breakers{Reader: reader},
 		validate.InjectionsPath: &validate.Injections{Reader: reader},

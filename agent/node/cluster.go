@@ -20,7 +20,7 @@ type destinations struct {
 
 // set replaces the addresses of the cluster.
 func (d *destinations) set(c *meshv1.Cluster) error {
-	apiservers, err := parseAddresses(c.GetServiceAddresses(), c.GetEndpointAddresses())
+	apiservers, err := parseAddresses(c.GetServiceAddresses(), c.GetEndpointAddresses(), c.GetAdditionalAddresses())
 	if err != nil {
 		return fmt.Errorf("parsing the apiserver's addresses: %w", err)
 	}
@@ -79,5 +79,6 @@ func sameLeaf(a, b *meshv1.Cluster) bool {
 	return a.GetMeshCa() == b.GetMeshCa() &&
 		slices.Equal(a.GetServiceAddresses(), b.GetServiceAddresses()) &&
 		slices.Equal(a.GetEndpointAddresses(), b.GetEndpointAddresses()) &&
-		slices.Equal(a.GetAgentAddresses(), b.GetAgentAddresses())
+		slices.Equal(a.GetAgentAddresses(), b.GetAgentAddresses()) &&
+		slices.Equal(a.GetAdditionalHosts(), b.GetAdditionalHosts())
 }

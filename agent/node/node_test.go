@@ -210,7 +210,8 @@ func somewhere(t *testing.T) *meshv1.Cluster {
 	require.NoError(t, err)
 	return &meshv1.Cluster{
 		Version: "1", ServiceAddresses: []string{"198.18.0.1:443"}, EndpointAddresses: []string{"198.18.0.2:6443"},
-		Ca: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		AdditionalAddresses: []string{"198.18.0.3:443"},
+		Ca:                  pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
 	}
 }
 
@@ -269,7 +270,7 @@ func TestFailedRedirectionIsRetried(t *testing.T) {
 
 	r.soon(t, "the redirection", func() bool { return r.destinations.redirected })
 	r.in(t, func() {
-		assert.Equal(t, []netip.AddrPort{netip.MustParseAddrPort("198.18.0.1:443"), netip.MustParseAddrPort("198.18.0.2:6443")}, r.backend.destinations)
+		assert.Equal(t, []netip.AddrPort{netip.MustParseAddrPort("198.18.0.1:443"), netip.MustParseAddrPort("198.18.0.2:6443"), netip.MustParseAddrPort("198.18.0.3:443")}, r.backend.destinations)
 	})
 	saved, _, err := r.Store.Load()
 	require.NoError(t, err)
@@ -284,6 +285,7 @@ func TestInvalidAddressesChangeNothing(t *testing.T) {
 		{Ca: good.Ca},
 		{Ca: good.Ca, ServiceAddresses: []string{"kubernetes.default.svc:443"}},
 		{ServiceAddresses: good.ServiceAddresses},
+		{Ca: good.Ca, ServiceAddresses: good.ServiceAddresses, AdditionalAddresses: []string{"api.example.com:443"}},
 	} {
 		assert.Error(t, r.SetCluster(bad))
 	}

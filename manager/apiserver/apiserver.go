@@ -33,9 +33,22 @@ const (
 	AgentService = "ctrlmesh-agent"
 )
 
+// Additional is where else clients reach the apiserver.
+type Additional struct {
+	// Hosts as clients name them: DNS names and literal addresses.
+	Hosts []string
+	// At is where these are, as far as they have resolved.
+	At []netip.AddrPort
+}
+
+// Equal reports whether two say the same.
+func (a *Additional) Equal(o *Additional) bool {
+	return slices.Equal(a.Hosts, o.Hosts) && slices.Equal(a.At, o.At)
+}
+
 // Cluster is what agents are sent about the apiserver, whose CA is ca, of their own
 // Service, nil where there is none, and of the mesh's CA certificates.
-func Cluster(service, agents *corev1.Service, parts []discoveryv1.EndpointSlice, ca, meshCA []byte) (*meshv1.Cluster, error) {
+func Cluster(service, agents *corev1.Service, parts []discoveryv1.EndpointSlice, more Additional, ca, meshCA []byte) (*meshv1.Cluster, error) {
 	var endpoints []netip.AddrPort
 	services := Services(service)
 	if len(services) == 0 {
@@ -61,6 +74,9 @@ func Cluster(service, agents *corev1.Service, parts []discoveryv1.EndpointSlice,
 		EndpointAddresses: literals(slices.Compact(endpoints)),
 		AgentAddresses:    literals(Agents(agents)),
 		Ca:                ca,
+
+		AdditionalHosts:     more.Hosts,
+		AdditionalAddresses: literals(more.At),
 	}
 	if len(meshCA) > 0 {
 		c.MeshCa = fingerprint(meshCA)
@@ -105,22 +121,29 @@ func addresses(ips []string, port int32) (out []netip.AddrPort) {
 	return out
 }
 
-// Addresses are all addresses of a Cluster that agents speak for, without ports.
-func Addresses(c *meshv1.Cluster) []netip.Addr {
-	var out []netip.Addr
+// Hosts are what clients may name the apiserver of a Cluster by, beside its Service's names: the
+// addresses that agents speak for, and DNS names.
+func Hosts(c *meshv1.Cluster) (names []string, addresses []netip.Addr) {
 	for _, s := range slices.Concat(c.GetServiceAddresses(), c.GetEndpointAddresses(), c.GetAgentAddresses()) {
 		if ap, err := netip.ParseAddrPort(s); err == nil {
-			out = append(out, ap.Addr())
+			addresses = append(addresses, ap.Addr())
 		}
 	}
-	return out
+	for _, host := range c.GetAdditionalHosts() {
+		if ip, err := netip.ParseAddr(host); err == nil {
+			addresses = append(addresses, ip)
+		} else {
+			names = append(names, host)
+		}
+	}
+	return names, addresses
 }
 
 func literals(in []netip.AddrPort) []string { return collect.Map(in, netip.AddrPort.String) }
 
 // Read returns what agents must know of the apiserver and of each other. namespace is the
 // mesh's; ca verifies the apiserver, meshCA the agents.
-func Read(ctx context.Context, from client.Reader, namespace string, ca, meshCA []byte) (*meshv1.Cluster, error) {
+func Read(ctx context.Context, from client.Reader, namespace string, more Additional, ca, meshCA []byte) (*meshv1.Cluster, error) {
 	var service corev1.Service
 	var parts discoveryv1.EndpointSliceList
 	agents := &corev1.Service{}
@@ -134,5 +157,5 @@ func Read(ctx context.Context, from client.Reader, namespace string, ca, meshCA 
 	); err != nil {
 		return nil, err
 	}
-	return Cluster(&service, agents, parts.Items, ca, meshCA)
+	return Cluster(&service, agents, parts.Items, more, ca, meshCA)
 }

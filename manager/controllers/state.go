@@ -13,6 +13,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/apiserver"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/dialect/serve"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
@@ -26,6 +27,9 @@ import (
 type State struct {
 	// Settings are the administrator's; never nil once the manager serves.
 	Settings Value[platform.Settings]
+	// Additional is where clients reach the apiserver beside its Service; nil until the leader
+	// has resolved the names.
+	Additional Value[apiserver.Additional]
 	// Cluster is what agents must know of the apiserver and of each other.
 	Cluster Value[meshv1.Cluster]
 	// Listed is what the policy controller compiles.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
+	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 )
 
 const (
@@ -34,16 +35,17 @@ var proxies = map[string]string{"HTTPS_PROXY": "NO_PROXY", "ALL_PROXY": "NO_PROX
 
 // hazards warns of what makes the clients of a captured pod pass by the mesh, whose CA alone they
 // trust, so that they reach no apiserver. service are the apiserver's addresses that clients know
-// from their environment, the agents' own under capture by address.
-func hazards(pod *corev1.Pod, capture string, service []netip.AddrPort) (warnings []string) {
+// from their environment, the agents' own under capture by address; hosts are the others by which
+// they may reach it.
+func hazards(pod *corev1.Pod, capture string, service []netip.AddrPort, hosts []string) (warnings []string) {
 	warn := func(format string, args ...any) { warnings = append(warnings, fmt.Sprintf(format, args...)) }
 	byAddress := capture == v1alpha1.CaptureAddress
 	if name := strings.ToLower(ptr.Deref(pod.Spec.RuntimeClassName, "")); !byAddress && slices.ContainsFunc(sandboxes, func(s string) bool { return strings.Contains(name, s) }) {
 		warn("runtimeClassName %s: the node may not see the connections of a sandboxed pod, and cannot redirect them then: set annotation %s: %s, which needs no redirection", name, v1alpha1.CaptureAnnotation, v1alpha1.CaptureAddress)
 	}
 	for _, c := range containersOf(pod) {
-		if host := valueOf(c, serviceHost); !byAddress && host != "" && !slices.ContainsFunc(service, func(a netip.AddrPort) bool { return a.Addr().String() == host }) {
-			warn("container %s: %s is %s: connections there are captured only if that is an address of the apiserver's Service or of its endpoints: remove the variable, or set annotation %s: %s, which replaces it", c.Name, serviceHost, host, v1alpha1.CaptureAnnotation, v1alpha1.CaptureAddress)
+		if host := valueOf(c, serviceHost); !byAddress && host != "" && !slices.Contains(slices.Concat(hostsOf(service), hosts), strings.ToLower(host)) {
+			warn("container %s: %s is %s: connections there are captured only if that is an address of the apiserver's Service or of its endpoints: remove the variable, add its value to %s of the platform settings, or set annotation %s: %s, which replaces it", c.Name, serviceHost, host, platform.APIServerAddresses, v1alpha1.CaptureAnnotation, v1alpha1.CaptureAddress)
 		}
 		if name := proxyOf(c, service); !byAddress && name != "" {
 			warn("container %s: %s sends its connections to the apiserver through a proxy, where they are not captured: add %s to %s", c.Name, name, strings.Join(hostsOf(service), " and "), proxies[name])

@@ -30,6 +30,7 @@ func TestHazardsAreNamed(t *testing.T) {
 		"nothing":                {func(*corev1.Pod) {}, "", ""},
 		"the Service's address":  {variables(serviceHost, "10.96.0.1"), "", ""},
 		"another address":        {variables(serviceHost, "api.example.com"), "container main: KUBERNETES_SERVICE_HOST is api.example.com", ""},
+		"an additional one":      {variables(serviceHost, "API.example.net"), "", ""},
 		"a proxy":                {variables("HTTPS_PROXY", proxy, "NO_PROXY", "localhost"), "add 10.96.0.1 and fd00::1 to NO_PROXY", ""},
 		"a proxy in lower case":  {variables("https_proxy", proxy), "add 10.96.0.1 and fd00::1 to no_proxy", ""},
 		"a proxy for all":        {variables("ALL_PROXY", proxy, "NO_PROXY", "10.96.0.1"), "ALL_PROXY", ""},
@@ -48,7 +49,7 @@ func TestHazardsAreNamed(t *testing.T) {
 		p := &corev1.Pod{Spec: corev1.PodSpec{InitContainers: []corev1.Container{{Name: "first"}}, Containers: []corev1.Container{{Name: "main"}}}}
 		c.change(p)
 		for capture, want := range map[string]string{"": c.want, v1alpha1.CaptureIPTables: c.want, v1alpha1.CaptureAddress: c.byAddress} {
-			got := hazards(p, capture, service)
+			got := hazards(p, capture, service, []string{"api.example.net"})
 			if want == "" {
 				require.Empty(t, got, "%s %s", name, capture)
 				continue

@@ -36,7 +36,7 @@ func newWebhook(t *testing.T, existing ...client.Object) *Webhook {
 	require.NoError(t, corev1.AddToScheme(scheme))
 	require.NoError(t, v1alpha1.AddToScheme(scheme))
 	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(existing...).Build()
-	return &Webhook{Reader: c, Namespace: "mesh", Permits: func(context.Context, netip.Addr) bool { return true }, Bundles: &Bundles{
+	return &Webhook{Reader: c, Namespace: "mesh", Permits: func(context.Context, netip.Addr) bool { return true }, Hosts: func() []string { return nil }, Bundles: &Bundles{
 		Client:  c,
 		Mesh:    func() []byte { return []byte("mesh\n") },
 		Cluster: func() []byte { return []byte("cluster\n") },

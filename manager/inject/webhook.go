@@ -54,6 +54,8 @@ type Webhook struct {
 	Namespace string
 	// Permits reports whether agents' certificates may name an address.
 	Permits func(context.Context, netip.Addr) bool
+	// Hosts returns by what clients reach the apiserver beside its Service.
+	Hosts func() []string
 }
 
 // Handle implements admission.Handler.
@@ -95,7 +97,7 @@ func (w *Webhook) create(ctx context.Context, req admission.Request, pod *corev1
 	annotations := map[string]string{v1alpha1.TrustAnnotation: trusted, v1alpha1.KubeconfigContentAnnotation: "", v1alpha1.EgressTrustAnnotation: ""}
 	volumes, ops := swapBundles(pod.Spec.Volumes, bundle)
 	ops = append(ops, swapVariables(pod, bundle)...)
-	warnings := hazards(pod, capture, w.services(ctx, pod))
+	warnings := hazards(pod, capture, w.services(ctx, pod), w.Hosts())
 	if capture == v1alpha1.CaptureAddress {
 		if config != nil && compile.PassesThrough(config) {
 			return refuse("Capture", "a pod that is captured by address cannot have its connections passed through, as clientCertificates: Passthrough of %s asks: remove annotation %s from the pod template", origin.Describe(config), v1alpha1.CaptureAnnotation)

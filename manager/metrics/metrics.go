@@ -74,6 +74,8 @@ var (
 	StampedObjects = counters("ctrlmesh_stamped_objects_total", "Objects labelled, at admission or by the sweep.", "by")
 	// AdmissionRefusals counts requests that webhooks refused.
 	AdmissionRefusals = counters("ctrlmesh_admission_refusals_total", "Requests that a webhook of the mesh refused.", "webhook", "reason")
+	// UnresolvedAddresses is how many of apiserver.addresses do not resolve.
+	UnresolvedAddresses = gauge("ctrlmesh_manager_unresolved_addresses", "Names in apiserver.addresses of the platform settings that do not resolve.")
 	// PlatformInvalid is 1 while the administrator's settings are invalid.
 	PlatformInvalid = gauge("ctrlmesh_manager_platform_settings_invalid", "1 while ConfigMap ctrlmesh-platform is invalid, so that the former settings apply.")
 	// ConnectionsRefused counts connections that the manager closed because of a bound.

@@ -35,6 +35,7 @@ const (
 	ShardingExcludedResources  = "sharding.excludedResources"
 	ShardingNamespaces         = "sharding.namespaces"
 	APIServerRequestTimeout    = "apiserver.requestTimeout"
+	APIServerAddresses         = "apiserver.addresses"
 	LocksGrantAccess           = "locks.grantAccess"
 )
 
@@ -69,6 +70,9 @@ type APIServer struct {
 	// after its connection was lost. A handover waits that long for requests whose end was
 	// not seen. A whole number of seconds.
 	RequestTimeout *metav1.Duration `json:"requestTimeout"`
+	// Addresses are where clients reach it beside its Service and endpoints, such as a load
+	// balancer's: HOST or HOST:PORT, by default port 443.
+	Addresses []Address `json:"addresses"`
 }
 
 // Stamping limits which objects get the mesh's labels.
@@ -187,6 +191,9 @@ func (s *Settings) validate() error {
 		if strings.ReplaceAll(n, "*", "x") == "" || len(validation.IsDNS1123Label(strings.ReplaceAll(n, "*", "x"))) > 0 {
 			errs = append(errs, fmt.Errorf("%s: invalid pattern %q: write a namespace, with * for any characters", ShardingNamespaces, n))
 		}
+	}
+	if n := len(s.APIServer.Addresses); n > maxAddresses {
+		errs = append(errs, fmt.Errorf("%s: %d are too many: name at most %d", APIServerAddresses, n, maxAddresses))
 	}
 	if d := s.APIServer.RequestTimeout.Duration; !isRequestTimeout(d) {
 		errs = append(errs, fmt.Errorf("%s: invalid duration %s: write whole seconds, from %s to %s", APIServerRequestTimeout, d, minRequestTimeout, MaxRequestTimeout))

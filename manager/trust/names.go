@@ -19,9 +19,10 @@ type Names struct {
 	IPs []netip.Addr
 }
 
-// APIServerNames returns the names of the apiserver's Service and its addresses.
-func APIServerNames(clusterDomain string, addresses ...netip.Addr) Names {
-	return Names{DNS: serviceNames("kubernetes", "default", clusterDomain), IPs: addresses}.sorted()
+// APIServerNames returns the names of the apiserver's Service, and others that clients reach
+// it by.
+func APIServerNames(clusterDomain string, more Names) Names {
+	return Names{DNS: append(serviceNames("kubernetes", "default", clusterDomain), more.DNS...), IPs: more.IPs}.sorted()
 }
 
 // ManagerNames returns the names of the manager's Services.

@@ -32,7 +32,7 @@ func apiNames(ips ...string) Names {
 	for _, ip := range ips {
 		addrs = append(addrs, netip.MustParseAddr(ip))
 	}
-	return APIServerNames("cluster.local", addrs...)
+	return APIServerNames("cluster.local", Names{IPs: addrs})
 }
 
 func request(t *testing.T, key crypto.Signer) []byte {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,10 +14,13 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/audit"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
 // A second apiserver starts and stops while members run. They are sharded on both
@@ -97,4 +101,47 @@ func endpoints(t *testing.T, count int) []string {
 		return nil
 	})
 	return out
+}
+
+// Members are sharded at an additional address that the platform settings name. Before, the connection passes by the mesh, whose CA
+// alone the client trusts.
+func TestMembersAreShardedAtAdditionalAddresses(t *testing.T) {
+	home := namespace(t, "elsewhere")
+	first := netip.MustParseAddrPort(endpoints(t, 1)[0])
+	port := int32(first.Port())
+	create(t, &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: home, Name: "balancer"},
+		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 8443, TargetPort: intstr.FromInt32(port)}}},
+	}, &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: home, Name: "balancer", Labels: map[string]string{discoveryv1.LabelServiceName: "balancer"}},
+		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: &port}},
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{first.Addr().String()}}},
+	})
+	name := "balancer." + home + ".svc.cluster.local:8443"
+	ask := clientPrelude + `curl $curl --connect-to ::` + name + ` https://kubernetes.default.svc$list`
+	byName := map[string]string{"a": meshv1alpha1.CaptureEBPF, "b": meshv1alpha1.CaptureIPTables}
+	p := newPair(t, withClients, func(pod *corev1.Pod) { capturedBy(byName[pod.Name])(pod) })
+	start := time.Now()
+	for _, m := range []*member{p.a, p.b} {
+		_, stderr, err := cluster.Exec(t.Context(), m.Namespace, m.Name, "", "sh", "-c", ask)
+		require.Error(t, err)
+		require.Contains(t, stderr, "certificate")
+	}
+
+	create(t, &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: kube.SystemNamespace, Name: "ctrlmesh-platform"},
+		Data:       map[string]string{"platform.yaml": "apiserver: {addresses: ['" + name + "']}"},
+	})
+	for _, m := range []*member{p.a, p.b} {
+		until(t, m.Name+" to work at "+name, func(ctx context.Context) error {
+			out, _, err := cluster.Exec(ctx, m.Namespace, m.Name, "", "sh", "-c", ask)
+			if err != nil {
+				return err
+			}
+			return m.check(parseReply("0 " + out))
+		})
+	}
+	traffic, err := cluster.Traffic(t.Context(), audit.Callers{Pods: []string{p.namespace + "/a", p.namespace + "/b"}, Since: start})
+	require.NoError(t, err)
+	require.Empty(t, traffic.Leaked, never)
 }

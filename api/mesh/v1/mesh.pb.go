@@ -1680,8 +1680,13 @@ type Cluster struct {
 	// host:port of the agents' own Service, literal addresses, where pods captured
 	// by address find the agent of their node. Empty if there is no such Service.
 	AgentAddresses []string `protobuf:"bytes,6,rep,name=agent_addresses,json=agentAddresses,proto3" json:"agent_addresses,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Hosts by which clients name the apiserver elsewhere, such as a load balancer's: DNS
+	// names and literal addresses. The leaf is valid for them.
+	AdditionalHosts []string `protobuf:"bytes,8,rep,name=additional_hosts,json=additionalHosts,proto3" json:"additional_hosts,omitempty"`
+	// host:port of where these are, literal addresses. They are redirected, and never dialed.
+	AdditionalAddresses []string `protobuf:"bytes,9,rep,name=additional_addresses,json=additionalAddresses,proto3" json:"additional_addresses,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *Cluster) Reset() {
@@ -1752,6 +1757,20 @@ func (x *Cluster) GetMeshCa() string {
 func (x *Cluster) GetAgentAddresses() []string {
 	if x != nil {
 		return x.AgentAddresses
+	}
+	return nil
+}
+
+func (x *Cluster) GetAdditionalHosts() []string {
+	if x != nil {
+		return x.AdditionalHosts
+	}
+	return nil
+}
+
+func (x *Cluster) GetAdditionalAddresses() []string {
+	if x != nil {
+		return x.AdditionalAddresses
 	}
 	return nil
 }
@@ -2883,14 +2902,16 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\x0fServerAuthority\x12\x1f\n" +
 	"\vserver_name\x18\x01 \x01(\tR\n" +
 	"serverName\x12\x0e\n" +
-	"\x02ca\x18\x02 \x01(\fR\x02ca\"\xd7\x01\n" +
+	"\x02ca\x18\x02 \x01(\fR\x02ca\"\xb5\x02\n" +
 	"\aCluster\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12+\n" +
 	"\x11service_addresses\x18\x02 \x03(\tR\x10serviceAddresses\x12-\n" +
 	"\x12endpoint_addresses\x18\x03 \x03(\tR\x11endpointAddresses\x12\x0e\n" +
 	"\x02ca\x18\x04 \x01(\fR\x02ca\x12\x17\n" +
 	"\amesh_ca\x18\x05 \x01(\tR\x06meshCa\x12'\n" +
-	"\x0fagent_addresses\x18\x06 \x03(\tR\x0eagentAddressesJ\x04\b\a\x10\b\"\x1a\n" +
+	"\x0fagent_addresses\x18\x06 \x03(\tR\x0eagentAddresses\x12)\n" +
+	"\x10additional_hosts\x18\b \x03(\tR\x0fadditionalHosts\x121\n" +
+	"\x14additional_addresses\x18\t \x03(\tR\x13additionalAddressesJ\x04\b\a\x10\b\"\x1a\n" +
 	"\x06Remove\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\"\b\n" +
 	"\x06Synced\"\xa7\x03\n" +

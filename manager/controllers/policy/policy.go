@@ -73,7 +73,7 @@ func (r *Controller) Spec() controllers.Spec {
 		On: []controllers.Source{
 			&changed.Objects, &changed.Roots, &changed.Locks, &changed.Shares, &changed.Resources,
 			&changed.MeshCA, // so that agents ask for a new leaf
-			r.State.Settings.When(otherSettings),
+			r.State.Settings.When(otherSettings), &r.State.Additional,
 		},
 	}
 }
@@ -85,7 +85,11 @@ func otherSettings(before, after *platform.Settings) bool {
 
 // Reconcile compiles and pushes.
 func (r *Controller) Reconcile(ctx context.Context) error {
-	cluster, err := apiserver.Read(ctx, r.Cache, r.Namespace, r.ClusterCA(), r.MeshCA())
+	more := r.State.Additional.Load()
+	if more == nil {
+		return nil // agents keep the addresses that the last leader resolved
+	}
+	cluster, err := apiserver.Read(ctx, r.Cache, r.Namespace, *more, r.ClusterCA(), r.MeshCA())
 	if err != nil {
 		// The last addresses stay: agents must not lose the apiserver's.
 		cluster = r.State.Cluster.Load()

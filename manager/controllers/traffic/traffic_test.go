@@ -20,6 +20,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/apiserver"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers/policy"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers/share"
@@ -47,6 +48,7 @@ func newWorld(t *testing.T, objects ...client.Object) world {
 	env := testenv.New(t, objects...)
 	state, server := &controllers.State{}, &push.Server{}
 	state.Settings.Store(platform.Default())
+	state.Additional.Store(&apiserver.Additional{})
 	bundle := func() []byte { return []byte("bundle") }
 	w := world{
 		Env:        env,

@@ -31,7 +31,8 @@ type Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 
 // Cluster has the addresses of the apiserver and the CA that verifies it. It is immutable.
 type Cluster struct {
-	addresses []string
+	addresses []string // that are dialed
+	others    []string // that clients reach it by, too
 	ca        []byte
 	roots     *x509.CertPool
 }
@@ -48,6 +49,7 @@ func NewCluster(m *meshv1.Cluster) (*Cluster, error) {
 			c.addresses = append(c.addresses, addr)
 		}
 	}
+	c.others = m.GetAdditionalAddresses()
 	if len(c.addresses) == 0 {
 		return nil, errors.New("cluster: no address of the apiserver")
 	}
@@ -65,7 +67,7 @@ func (c *Cluster) Equal(o *Cluster) bool {
 // Has reports whether an address is the apiserver's.
 func (c *Cluster) Has(addr netip.AddrPort) bool {
 	addr = netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
-	return slices.ContainsFunc(c.addresses, func(s string) bool {
+	return slices.ContainsFunc(slices.Concat(c.addresses, c.others), func(s string) bool {
 		own, err := netip.ParseAddrPort(s)
 		return err == nil && netip.AddrPortFrom(own.Addr().Unmap(), own.Port()) == addr
 	})
