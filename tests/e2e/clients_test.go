@@ -41,6 +41,19 @@ fetch(url, {headers: {authorization: authorization.split(": ")[1]}}).then(async 
 })' $api$list "$auth"`},
 }
 
+// Pods in user namespaces of their own are captured and sharded like others.
+func TestPodsInUserNamespacesAreSharded(t *testing.T) {
+	t.Parallel()
+	for _, way := range captureModes {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			p := newPair(t, capturedBy(way), func(pod *corev1.Pod) { pod.Spec.HostUsers = new(bool) })
+			require.Equal(t, way, p.capture(t))
+			require.NotContains(t, in(t, p.a.Pod, "cat", "/proc/self/uid_map"), "4294967295")
+		})
+	}
+}
+
 // clientPrelude prepares what a client needs, in a directory of its own.
 const clientPrelude = shellPrelude + `
 sa=` + account + ` list=/api/v1/configmaps
