@@ -109,6 +109,9 @@ type Server struct {
 	stall    time.Duration  // write timeout of an HTTP/2 stream
 	flows    downstream.Set[*flow]
 	changed  atomic.Pointer[chan struct{}] // closed when the policy changes
+	changing sync.Mutex
+	underway []*flow // when the policy changed last; guarded by changing
+	deciding bool    // about those; guarded by changing
 }
 
 // NewServer returns a Server that serves nothing until Serve is called.
@@ -166,11 +169,33 @@ func (s *Server) Serve(l net.Listener) error {
 	}
 }
 
-// Changed applies the policy again to everything under way, and cuts what it refuses.
-// Call it after each change of the policy.
+// Changed has the policy applied again to everything under way, which cuts what it refuses.
+// Call it after each change of the policy. It does not wait: a pod may have many requests and
+// costly rules, and other pods' policies are waiting behind its own.
 func (s *Server) Changed() {
 	close(*s.changed.Swap(new(make(chan struct{}))))
-	s.decide()
+	s.changing.Lock()
+	defer s.changing.Unlock()
+	// A flow is added before the policy is read for it: later ones are decided by this policy.
+	s.underway = s.flows.List()
+	if !s.deciding {
+		s.deciding = true
+		go s.decideAll()
+	}
+}
+
+// decideAll decides until nothing has changed meanwhile.
+func (s *Server) decideAll() {
+	for {
+		s.changing.Lock()
+		flows := s.underway
+		s.underway, s.deciding = nil, len(flows) > 0
+		s.changing.Unlock()
+		if len(flows) == 0 {
+			return
+		}
+		s.decide(flows)
+	}
 }
 
 // Stop closes the listeners: no further connections are accepted.

@@ -16,14 +16,13 @@ type flow struct {
 	cut    func()
 }
 
-// decide cuts what the policy refuses of everything in progress. A flow is added before the
-// policy is read for it, so that decide applies every later policy.
-func (s *Server) decide() {
+// decide cuts those of the flows that the policy refuses.
+func (s *Server) decide(flows []*flow) {
 	p, _ := s.Policy()
 	if p == nil {
 		return
 	}
-	for _, one := range s.flows.List() {
+	for _, one := range flows {
 		if (p.refuses(one) != nil || p.shuts(one)) && s.flows.Remove(one) {
 			go one.cut()
 		}

@@ -129,3 +129,21 @@ func TestRefuseUnseenIsPerCircuitBreaker(t *testing.T) {
 	require.NoError(t, err)
 	require.Nil(t, p.blind(&match.HTTP{Port: 443, Opaque: true}))
 }
+
+// Whoever changes policies has those of other pods to change: it does not wait until one is
+// applied to everything that is under way.
+func TestChangedDoesNotWait(t *testing.T) {
+	w := newWorld(t)
+	cut := make(chan struct{})
+	w.server.flows.Add(&flow{cut: func() { close(cut) }})
+	w.mu.Lock() // the policy cannot be read
+	for range 3 {
+		w.server.Changed()
+	}
+	w.mu.Unlock()
+	select {
+	case <-cut:
+	case <-time.After(soon):
+		require.Fail(t, "the flow was not cut")
+	}
+}
