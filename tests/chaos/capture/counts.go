@@ -47,6 +47,8 @@ type counts struct {
 type hostile struct {
 	attacks  int
 	repelled int // attacks that failed
+	// Those among them of tenants, who write what the users of a namespace may.
+	tenants, tenantsRepelled int
 }
 
 // captured counts a capture mode that works.
@@ -84,6 +86,7 @@ func (c *counts) list() []harness.Count {
 		harness.Text("open_direct", c.openDirect, c.openDirect == "ok", "kills"),
 		left,
 		harness.Text("hostile", fmt.Sprintf("%d/%d", c.repelled, c.attacks), c.attacks > 0 && c.repelled == c.attacks, "hostile"),
+		harness.Text("tenants", fmt.Sprintf("%d/%d", c.tenantsRepelled, c.tenants), c.tenants > 0 && c.tenantsRepelled == c.tenants, "hostile"),
 		harness.Number("reviews", c.reviewed.Reviews, c.reviewed.Reviews >= minReviews, "reviews"),
 		harness.Exactly("misrouted", c.reviewed.Misrouted, 0, "reviews"),
 		failedReviews, // its name is that of the count of part upgrades, which comes before

@@ -15,7 +15,7 @@ import (
 func passed() (*suite, harness.Suite) {
 	s := &suite{Result: &harness.Result{}, counts: counts{
 		modes: fleet.Modes, starts: 200, kills: 50, recoveries: []time.Duration{time.Second}, upgrades: 10,
-		losses: 20, repaired: 20, openDirect: "ok", left: []string{}, hostile: hostile{attacks: 9, repelled: 9},
+		losses: 20, repaired: 20, openDirect: "ok", left: []string{}, hostile: hostile{attacks: 9, repelled: 9, tenants: 4, tenantsRepelled: 4},
 		reviewed: reviews.Verdict{Reviews: 10_000},
 	}}
 	exported := harness.Suite{Name: "capture", Counts: s.counts.list}
@@ -29,7 +29,7 @@ func TestLineOfSuccessfulRun(t *testing.T) {
 	s, suite := passed()
 	require.Empty(t, s.Failures(suite))
 	require.Equal(t, "capture: modes=3 starts=200 leaked=0 agent_kills=50 unsharded=0 recover_p99_ms=1000 upgrades=10 failed=0 relists=0 "+
-		"hook_losses=20 repaired=20 open_direct=ok cleanup_left=0 hostile=9/9 reviews=10000 misrouted=0 failed=0", s.Line(suite))
+		"hook_losses=20 repaired=20 open_direct=ok cleanup_left=0 hostile=9/9 tenants=4/4 reviews=10000 misrouted=0 failed=0", s.Line(suite))
 }
 
 func TestEachCountOutOfBoundsFailsTheRun(t *testing.T) {
@@ -54,6 +54,8 @@ func TestEachCountOutOfBoundsFailsTheRun(t *testing.T) {
 		{"left: a chain", func(c *counts) { c.left = []string{"a chain"} }},
 		{"cleanup_left=unknown", func(c *counts) { c.left = nil }},
 		{"hostile=8/9", func(c *counts) { c.repelled-- }},
+		{"tenants=3/4", func(c *counts) { c.tenantsRepelled-- }},
+		{"tenants=0/0", func(c *counts) { c.tenantsRepelled, c.tenants = 0, 0 }},
 		{"reviews=9999", func(c *counts) { c.reviewed.Reviews-- }},
 		{"misrouted=1", func(c *counts) { c.reviewed.Misrouted++ }},
 		{"failed=2", func(c *counts) { c.reviewed.Failed += 2 }},

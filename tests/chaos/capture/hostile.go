@@ -24,7 +24,8 @@ const (
 var floods = []string{"connections", "garbage", "handshakes", "slowloris", "headers", "resets", "streams"}
 
 // hostile attacks the mesh as root of a member, with the network capabilities that a pod can
-// have: it attacks the mesh, other pods through the mesh, and the redirection.
+// have: it attacks the mesh, other pods through the mesh, and the redirection. Then it attacks from
+// outside, and as a tenant.
 func (s *suite) hostile(ctx context.Context) error {
 	if err := s.startFleet(ctx); err != nil {
 		return err
@@ -46,7 +47,14 @@ func (s *suite) hostile(ctx context.Context) error {
 		return err
 	}
 	s.attackAsMember(ctx, victim, decoy)
-	if err := s.attackFromOutside(ctx, victim); err != nil {
+	outsider, err := s.startOutsider(ctx, node)
+	if err != nil {
+		return err
+	}
+	if err := s.attackFromOutside(ctx, victim, outsider); err != nil {
+		return err
+	}
+	if err := s.attackAsTenant(ctx, victim, outsider); err != nil {
 		return err
 	}
 	requests, err := s.PodRequests(begun, victim.Namespace+"/"+intruderName)

@@ -33,11 +33,7 @@ var (
 )
 
 // attackFromOutside attacks the ports of agents and managers from a namespace without members.
-func (s *suite) attackFromOutside(ctx context.Context, victim *fleet.Member) error {
-	home, err := s.startOutsider(ctx, victim.Spec.NodeName)
-	if err != nil {
-		return err
-	}
+func (s *suite) attackFromOutside(ctx context.Context, victim *fleet.Member, home string) error {
 	agent, err := s.AgentPod(ctx, victim.Spec.NodeName)
 	if err != nil {
 		return err
