@@ -130,8 +130,8 @@ func TestRefuseUnseenIsPerCircuitBreaker(t *testing.T) {
 	require.Nil(t, p.blind(&match.HTTP{Port: 443, Opaque: true}))
 }
 
-// Whoever changes policies has those of other pods to change: it does not wait until one is
-// applied to everything that is under way.
+// A change of one pod's policy does not delay those of others: Changed returns before the policy
+// is applied to everything that is under way.
 func TestChangedDoesNotWait(t *testing.T) {
 	w := newWorld(t)
 	cut := make(chan struct{})

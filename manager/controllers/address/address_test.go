@@ -15,7 +15,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 )
 
-// resolver answers as it is told.
+// resolver is a Controller with a table of names in place of DNS.
 type resolver struct {
 	*Controller
 	names map[string][]netip.Addr

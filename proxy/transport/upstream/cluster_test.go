@@ -11,7 +11,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-// Additional addresses are the apiserver's for whoever connects there. The proxy does not.
+// Clients may connect to additional addresses of the apiserver. The proxy does not.
 func TestAdditionalAddressesAreNotDialed(t *testing.T) {
 	server := httptest.NewTLSServer(nil)
 	defer server.Close()
