@@ -11,6 +11,7 @@ mesh="kubectl -n ctrlmesh-system"
 built=$(cat bin/images/*.tar | sha256sum | cut -c1-16)
 running=$($mesh get daemonset ctrlmesh-agent --ignore-not-found -o jsonpath='{.metadata.name} {.metadata.annotations.built}' 2>/dev/null || true)
 progress "applying the manifests" kubectl apply -k deploy/debug >/dev/null
+progress "applying the policies" hack/policies.sh apply >/dev/null
 $mesh annotate --overwrite daemonset/ctrlmesh-agent built="$built" >/dev/null
 if [ -n "$running" ] && [ "$running" != "ctrlmesh-agent $built" ]; then
   $mesh rollout restart deployment/ctrlmesh-manager daemonset/ctrlmesh-agent

@@ -12,5 +12,6 @@ if kubectl get crd virtualapps.ctrlmesh.kruise.io >/dev/null 2>&1; then
 fi
 kubectl apply -k deploy/cleanup >/dev/null
 progress "cleaning the nodes" kubectl -n ctrlmesh-system rollout status daemonset/ctrlmesh-agent --timeout=120s
+hack/policies.sh delete --ignore-not-found
 progress "deleting the mesh" kubectl delete -k deploy/default --ignore-not-found
 kubectl delete configmaps -A -l ctrlmesh.kusionstack.io/bundle=true --ignore-not-found

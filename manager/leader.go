@@ -116,7 +116,8 @@ func (l *leader) controllers() []controllers.Reconciler {
 		l.bundleWriter,
 		&stamp.Controller{
 			Client: l.live, Service: service, CA: l.certificates.Serving.Bundle,
-			State: s, Sweeper: l.sweeper,
+			Namespaces: &label.Namespaces{Client: l.live, Cache: l.reader, Limiter: l.sweeper.Limiter, Skip: l.Namespace},
+			State:      s, Sweeper: l.sweeper, Now: time.Now,
 		},
 		&status.Controller{Client: l.live, Cache: l.reader, Recorder: l.recorder, Keeper: l.keeper, Sweeper: l.sweeper, Push: l.push, State: s},
 		&node.Controller{Client: l.live, Namespace: l.Namespace, Push: l.push, State: s},

@@ -52,6 +52,7 @@ func TestWhatTriggersEachController(t *testing.T) {
 		{"addresses of the apiserver", cluster("1"), []string{"trust"}},
 		{"the same addresses", cluster("1"), nil},
 		{"listed", func() { state.Listed.Store(listed) }, []string{"roots"}},
+		{"namespaces", func() { state.Listed.Store(&controllers.Listed{Namespaces: []string{"ns"}}) }, []string{"roots", "stamp"}},
 		{"first policies", func() { state.Compiled.Store(&controllers.Compiled{Listed: listed}) }, []string{"bundles", "grants", "roots", "shares", "stamp", "status", "traffic", "webhooks"}},
 		{"policies", func() { state.Compiled.Store(&controllers.Compiled{Listed: listed}) }, []string{"grants", "shares", "status", "traffic", "webhooks"}},
 		{"keys of roots", changed.Roots.Notify, []string{"policies"}},

@@ -76,7 +76,7 @@ func shard(name, value string) *v1alpha1.ShardingConfig {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name), Generation: 1},
 		Spec: v1alpha1.ShardingConfigSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"shard": value}},
-			Limits:   []v1alpha1.ObjectLimiter{{RelateResources: []v1alpha1.ResourceGroup{{APIGroups: []string{""}, Resources: []string{"pods"}}}}},
+			Limits:   []v1alpha1.ObjectLimiter{{RelateResources: []v1alpha1.ResourceGroup{{APIGroups: []string{""}, Resources: []string{"configmaps"}}}}},
 		},
 	}
 }
@@ -104,7 +104,7 @@ func TestWorld(t *testing.T) {
 	require.NoError(t, w.Client.Create(ctx, &admissionv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: label.Configuration}}))
 	require.NoError(t, w.run("stamp"))
 	stamp := testenv.Get(t, w.Env, "", label.Configuration, &admissionv1.MutatingWebhookConfiguration{})
-	require.Equal(t, []string{"pods"}, stamp.Webhooks[0].Rules[0].Resources)
+	require.Equal(t, []string{"configmaps"}, stamp.Webhooks[0].Rules[0].Resources)
 	require.Equal(t, w.certificates.Serving.Bundle(), stamp.Webhooks[0].ClientConfig.CABundle)
 	require.NoError(t, w.run("stamp"))
 	require.Equal(t, stamp.ResourceVersion, testenv.Get(t, w.Env, "", label.Configuration, &admissionv1.MutatingWebhookConfiguration{}).ResourceVersion, "nothing to write")

@@ -24,6 +24,7 @@ var manifests = map[string]string{
 	"manager/locks.yaml":             "manager/locks.yaml",
 	"manager/confinement.yaml":       "manager/confinement.yaml",
 	"manager/deployment.yaml":        "manager/deployment.yaml",
+	"manager/mutation.yaml":          "policies/mutation.yaml",
 	"agent/rbac.yaml":                "agent/rbac.yaml",
 	"agent/daemonset.yaml":           "agent/daemonset.yaml",
 	"agent/service.yaml":             "agent/service.yaml",
@@ -52,7 +53,9 @@ func render(chartDir, deployDir string) error {
 	}
 	release := chartutil.ReleaseOptions{Name: "ctrlmesh", Namespace: "ctrlmesh-system", IsInstall: true, Revision: 1}
 	given := map[string]any{"podMonitor": map[string]any{"enabled": true}}
-	values, err := chartutil.ToRenderValues(c, given, release, chartutil.DefaultCapabilities)
+	capabilities := chartutil.DefaultCapabilities.Copy()
+	capabilities.APIVersions = append(capabilities.APIVersions, "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy")
+	values, err := chartutil.ToRenderValues(c, given, release, capabilities)
 	if err != nil {
 		return fmt.Errorf("reading the values: %w", err)
 	}

@@ -24,6 +24,12 @@ func EntryOf(app *v1alpha1.ShardingConfig) string {
 	return app.Name + "." + app.Namespace + ".virtualapps." + kruise.GroupName
 }
 
+// EntriesIn reports whether pods of a namespace may have an entry. The webhook may change all of
+// them, so it never sees those of the system and of the mesh.
+func EntriesIn(namespace, mesh string) bool {
+	return namespace != mesh && namespace != metav1.NamespaceSystem
+}
+
 // maxEntries is the maximum size of all entries in bytes: the apiserver stores objects of 1.5 MB.
 const maxEntries = 1 << 20
 
@@ -34,7 +40,7 @@ func Entries(configs []*v1alpha1.ShardingConfig, service types.NamespacedName, c
 	apps := slices.DeleteFunc(slices.Clone(configs), func(c *v1alpha1.ShardingConfig) bool {
 		// One that the apiserver would reject must not keep it from taking the others.
 		valid := selective(c.Spec.Root) && len(EntryOf(c)) <= validation.DNS1123SubdomainMaxLength
-		return origin.KindOf(c) != origin.VirtualApp || c.Namespace == service.Namespace || !valid
+		return origin.KindOf(c) != origin.VirtualApp || !EntriesIn(c.Namespace, service.Namespace) || !valid
 	})
 	slices.SortFunc(apps, func(a, b *v1alpha1.ShardingConfig) int {
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(EntryOf(a), EntryOf(b)))

@@ -1,36 +1,29 @@
 // Package label gives the objects that configurations divide the labels that
 // they are divided by.
 //
-// New and changed objects are stamped at admission, by a webhook whose rules
-// follow the configurations. It may be skipped: the manager is not on the path.
-// What slipped by, and what existed before, is found by the Sweeper, which lists
-// metadata of objects without the labels. Nothing is watched.
+// New and changed objects are stamped at admission: by a MutatingAdmissionPolicy, which copies the
+// bucket from the label of the namespace, or by a webhook where the cluster has no such policy. The
+// Sweeper finds existing objects, and those that admission missed: it lists metadata of objects
+// without the labels. Nothing is watched.
 package label
 
 import (
 	"cmp"
-	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
-	"net/http"
 	"slices"
-	"strings"
 
-	admissionv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
-	"github.com/ctrlmesh/ctrlmesh/manager/internal/patch"
-	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 )
 
-// Configuration is the name of the MutatingWebhookConfiguration for stamping.
+// Configuration is the name of the MutatingWebhookConfiguration for stamping, and of the
+// MutatingAdmissionPolicy and its binding.
 const Configuration = "ctrlmesh-stamp"
 
 // Of returns the labels of the objects of a namespace.
@@ -86,7 +79,7 @@ func Needed(c *v1alpha1.ShardingConfig, l v1alpha1.ObjectLimiter) bool {
 }
 
 // Permitted omits the resources that the administrator excludes from stamping. It keeps the
-// group "*" for resources that are excluded in some groups; Webhooks and Resolve omit those.
+// group "*" for resources that are excluded in some groups; callers of Resolve omit those.
 func Permitted(groups []v1alpha1.ResourceGroup, s *platform.Settings) (out []v1alpha1.ResourceGroup) {
 	for _, g := range groups {
 		for _, group := range g.APIGroups {
@@ -129,82 +122,35 @@ func Resources(groups []v1alpha1.ResourceGroup) (out []schema.GroupResource) {
 	return out
 }
 
+// Wild reports whether groups name resources by "*", so that they follow from what is served.
+func Wild(groups []v1alpha1.ResourceGroup) bool {
+	return slices.ContainsFunc(Resources(groups), func(gr schema.GroupResource) bool { return gr.Group == "*" || gr.Resource == "*" })
+}
+
+// Stamped returns the resources that groups name and the administrator does not exclude, sorted.
+// "*" stands for what is served.
+func Stamped(groups []v1alpha1.ResourceGroup, served []*metav1.APIResourceList, s *platform.Settings) []schema.GroupResource {
+	available, wanted := labelled(served), map[schema.GroupResource]bool{}
+	for _, gr := range Resources(groups) {
+		if gr.Group != "*" && gr.Resource != "*" {
+			wanted[gr] = true
+		}
+		for a := range available {
+			if names([]string{gr.Group}, a.Group) && names([]string{gr.Resource}, a.Resource) {
+				wanted[a] = true
+			}
+		}
+	}
+	maps.DeleteFunc(wanted, func(gr schema.GroupResource, _ bool) bool { return !s.Stamps(gr) })
+	return slices.SortedFunc(maps.Keys(wanted), func(a, b schema.GroupResource) int { return cmp.Compare(a.String(), b.String()) })
+}
+
 func canonical(names []string) []string {
 	if slices.Contains(names, "*") {
 		return []string{"*"}
 	}
 	return slices.Compact(slices.Sorted(slices.Values(names)))
 }
-
-// Service is where the webhook is served.
-type Service struct {
-	Namespace, Name string
-	CA              []byte
-}
-
-// Webhooks returns the entries of the MutatingWebhookConfiguration that stamp the given
-// resources, without those that the administrator excludes. It returns none if none is left.
-func Webhooks(groups []v1alpha1.ResourceGroup, s Service, settings *platform.Settings) []admissionv1.MutatingWebhook {
-	groups = Permitted(groups, settings)
-	if len(groups) == 0 {
-		return nil
-	}
-	ops := []admissionv1.OperationType{admissionv1.Create, admissionv1.Update}
-	w := admissionv1.MutatingWebhook{
-		Name: "stamp." + v1alpha1.GroupName,
-		ClientConfig: admissionv1.WebhookClientConfig{
-			Service:  &admissionv1.ServiceReference{Namespace: s.Namespace, Name: s.Name, Path: new(Path), Port: new(int32(443))},
-			CABundle: s.CA,
-		},
-		// The manager is not on the request path: the sweep finds the objects that it missed.
-		FailurePolicy: new(admissionv1.Ignore),
-		// Set explicitly, because a defaulted field would look like a change.
-		MatchPolicy:        new(admissionv1.Equivalent),
-		ReinvocationPolicy: new(admissionv1.NeverReinvocationPolicy),
-		ObjectSelector:     &metav1.LabelSelector{},
-		NamespaceSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
-			{Key: "kubernetes.io/metadata.name", Operator: metav1.LabelSelectorOpNotIn, Values: append([]string{s.Namespace}, settings.Stamping.ExcludedNamespaces...)},
-		}},
-		SideEffects:             new(admissionv1.SideEffectClassNone),
-		TimeoutSeconds:          new(int32(2)),
-		AdmissionReviewVersions: []string{"v1"},
-		MatchConditions: []admissionv1.MatchCondition{
-			{Name: "not-excluded", Expression: permitted(settings)},
-			{Name: "labels-missing-or-wrong", Expression: needed},
-		},
-	}
-	for _, g := range groups {
-		w.Rules = append(w.Rules, admissionv1.RuleWithOperations{
-			Operations: ops,
-			Rule: admissionv1.Rule{
-				APIGroups: g.APIGroups, APIVersions: []string{"*"}, Resources: g.Resources, Scope: new(admissionv1.NamespacedScope),
-			},
-		})
-	}
-	return []admissionv1.MutatingWebhook{w}
-}
-
-// permitted returns the CEL expression for resources that the administrator does not exclude.
-// Rules for all groups match more resources than their authors may know.
-func permitted(s *platform.Settings) string {
-	var excluded []string
-	for _, gr := range s.NeverStamped() {
-		is := fmt.Sprintf("request.resource.group == %q", gr.Group)
-		if gr.Resource != "*" {
-			is += fmt.Sprintf(" && request.resource.resource == %q", gr.Resource)
-		}
-		excluded = append(excluded, "("+is+")")
-	}
-	return "!(" + strings.Join(excluded, " || ") + ")"
-}
-
-// needed is the CEL expression for objects with a wrong label, as far as CEL can decide. CEL
-// cannot compute a hash, so it matches every new object, and later every change of the hash.
-var needed = fmt.Sprintf(`oldObject == null || !has(object.metadata.labels)`+
-	` || !(%[1]q in object.metadata.labels) || object.metadata.labels[%[1]q] != request.namespace`+
-	` || !(%[2]q in object.metadata.labels) || !(%[3]q in object.metadata.labels)`+
-	` || (has(oldObject.metadata.labels) && %[2]q in oldObject.metadata.labels && object.metadata.labels[%[2]q] != oldObject.metadata.labels[%[2]q])`,
-	v1alpha1.NamespaceLabel, v1alpha1.ShardingHashLabel, v1alpha1.ControlLabel)
 
 // Resolve returns the resources that groups list, as far as the apiserver serves them: namespaced
 // ones that can be listed and patched, in their preferred versions. missing are those listed by
@@ -258,23 +204,4 @@ func labelled(served []*metav1.APIResourceList) map[schema.GroupResource]schema.
 		}
 	}
 	return out
-}
-
-// Path at which Stamp is served.
-const Path = "/stamp"
-
-// Stamp is the admission handler that labels objects. It refuses nothing.
-func Stamp(_ context.Context, req admission.Request) admission.Response {
-	if req.Namespace == "" {
-		return admission.Allowed("")
-	}
-	var object metav1.PartialObjectMetadata
-	if err := json.Unmarshal(req.Object.Raw, &object); err != nil {
-		return admission.Errored(http.StatusBadRequest, err)
-	}
-	ops := patch.Strings("/metadata/labels", object.Labels, Of(req.Namespace))
-	if len(ops) > 0 {
-		metrics.StampedObjects.WithLabelValues("admission").Inc()
-	}
-	return admission.Patched("", ops...)
 }

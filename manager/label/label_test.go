@@ -1,18 +1,15 @@
 package label
 
 import (
-	"encoding/json"
 	"testing"
 
-	jsonpatch "github.com/evanphx/json-patch/v5"
 	"github.com/stretchr/testify/require"
-	admissionv1 "k8s.io/api/admission/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 )
 
@@ -45,61 +42,18 @@ func TestListed(t *testing.T) {
 	require.Equal(t, []v1alpha1.ResourceGroup{group([]string{""}, []string{"configmaps", "pods"})}, Listed(root))
 	a.Labels = map[string]string{v1alpha1.RootLabel: "root"}
 	require.Empty(t, Listed(a), "derived")
-	require.Empty(t, Webhooks(Listed(), Service{}, platform.Default()))
+	require.Empty(t, Webhooks(nil, Service{}, platform.Default()))
 }
 
-func TestWebhooks(t *testing.T) {
-	w := Webhooks(Listed(config("a", group([]string{""}, []string{"pods"}))), Service{Namespace: "mesh", Name: "svc"}, platform.Default())
-	require.Len(t, w, 1)
-	require.Len(t, w[0].Rules, 1)
-	require.Len(t, w[0].MatchConditions, 2)
-	require.Equal(t, []string{"mesh", "kube-system", "kube-node-lease"}, w[0].NamespaceSelector.MatchExpressions[0].Values)
-}
-
-func TestExcludedResourcesAreNotInTheWebhook(t *testing.T) {
-	listed := Listed(config("a", group([]string{""}, []string{"secrets", "pods"}), group([]string{"*"}, []string{"leases"})))
-	w := Webhooks(listed, Service{Namespace: "mesh"}, platform.Default())
-	require.Len(t, w, 1)
-	require.Len(t, w[0].Rules, 1)
-	require.Equal(t, []string{"pods"}, w[0].Rules[0].Resources)
-	require.Empty(t, Webhooks(Listed(config("b", group([]string{""}, []string{"secrets"}))), Service{}, platform.Default()))
-	require.Equal(t,
-		`!((request.resource.group == "ctrlmesh.kusionstack.io") || (request.resource.group == "" && request.resource.resource == "secrets") || (request.resource.group == "coordination.k8s.io" && request.resource.resource == "leases"))`,
-		w[0].MatchConditions[0].Expression)
-}
-
-func TestStamp(t *testing.T) {
-	right, err := json.Marshal(Of("ns-a"))
-	require.NoError(t, err)
-	for what, object := range map[string]string{
-		"no labels":    `{"metadata":{"name":"x"},"data":{"a":"b"}}`,
-		"null":         `{"metadata":{"name":"x","labels":null}}`,
-		"others":       `{"metadata":{"labels":{"app":"foo"}}}`,
-		"wrong":        `{"metadata":{"labels":{"app":"foo","ctrlmesh.kusionstack.io/namespace":"ns-b","ctrlmesh.kusionstack.io/sharding-hash":"99"}}}`,
-		"right before": `{"metadata":{"labels":` + string(right) + `}}`,
-	} {
-		r := Stamp(t.Context(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
-			Namespace: "ns-a", Object: runtime.RawExtension{Raw: []byte(object)},
-		}})
-		require.True(t, r.Allowed)
-		ops, err := json.Marshal(r.Patches)
-		require.NoError(t, err)
-		p, err := jsonpatch.DecodePatch(ops)
-		require.NoError(t, err)
-		out, err := p.Apply([]byte(object))
-		require.NoError(t, err, what)
-		var before, after metav1.PartialObjectMetadata
-		require.NoError(t, json.Unmarshal([]byte(object), &before))
-		require.NoError(t, json.Unmarshal(out, &after))
-		require.Subset(t, after.Labels, Of("ns-a"), what)
-		require.Equal(t, before.Labels["app"], after.Labels["app"], what)
-		if what == "right before" {
-			require.Empty(t, r.Patches)
-		}
+func TestStampedResources(t *testing.T) {
+	stamped := func(groups ...v1alpha1.ResourceGroup) []string {
+		return collect.Map(Stamped(Listed(config("a", groups...)), served, platform.Default()), schema.GroupResource.String)
 	}
-	r := Stamp(t.Context(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{Object: runtime.RawExtension{Raw: []byte(`{"metadata":{}}`)}}})
-	require.True(t, r.Allowed)
-	require.Empty(t, r.Patches, "cluster-scoped")
+	require.Equal(t, []string{"foos.example.com", "pods"}, stamped(group([]string{"example.com"}, []string{"foos"}), group([]string{""}, []string{"secrets", "pods"})), "served or not")
+	require.Equal(t, []string{"events", "events.events.k8s.io", "pods"}, stamped(group([]string{"*"}, []string{"events", "pods", "leases"})))
+	require.Equal(t, []string{"deployments.apps"}, stamped(group([]string{"apps"}, []string{"*"})))
+	require.True(t, Wild([]v1alpha1.ResourceGroup{group([]string{"", "*"}, []string{"pods"})}))
+	require.False(t, Wild([]v1alpha1.ResourceGroup{group([]string{""}, []string{"pods"})}))
 }
 
 var all = []string{"get", "list", "patch", "watch"}

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/util/workqueue"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/wake"
@@ -65,6 +66,8 @@ type Sweeper struct {
 
 	mu       sync.Mutex
 	poke     wake.Flag
+	once     sync.Once
+	visited  workqueue.TypedDelayingInterface[string] // namespaces; by queue
 	configs  []*v1alpha1.ShardingConfig
 	allowed  *platform.Settings // the settings at the last Set
 	resumed  map[types.UID]v1alpha1.StampingStatus
@@ -143,8 +146,15 @@ func (s *Sweeper) of(gr schema.GroupResource) *progress {
 	return p
 }
 
+// queue returns the namespaces to visit.
+func (s *Sweeper) queue() workqueue.TypedDelayingInterface[string] {
+	s.once.Do(func() { s.visited = workqueue.NewTypedDelayingQueue[string]() })
+	return s.visited
+}
+
 // Run walks until the context ends.
 func (s *Sweeper) Run(ctx context.Context) error {
+	go s.visits(ctx)
 	next := s.Every
 	for {
 		repeat := false
@@ -245,10 +255,7 @@ func (s *Sweeper) walk(ctx context.Context, gvr schema.GroupVersionResource, p *
 			if err != nil {
 				return explain(gvr, err)
 			}
-			// Skip objects that are being deleted, are the mesh's own, or are excluded.
-			items := slices.DeleteFunc(list.Items, func(o metav1.PartialObjectMetadata) bool {
-				return o.Namespace == s.Skip || o.DeletionTimestamp != nil || !s.Settings().StampsIn(o.Namespace)
-			})
+			items := s.mine(list.Items)
 			stamped, err := s.stamp(ctx, gvr, items)
 			token = list.Continue
 			s.mu.Lock()
@@ -266,6 +273,13 @@ func (s *Sweeper) walk(ctx context.Context, gvr schema.GroupVersionResource, p *
 		}
 	}
 	return nil
+}
+
+// mine omits objects that are being deleted, are the mesh's own, or are excluded.
+func (s *Sweeper) mine(items []metav1.PartialObjectMetadata) []metav1.PartialObjectMetadata {
+	return slices.DeleteFunc(items, func(o metav1.PartialObjectMetadata) bool {
+		return o.Namespace == s.Skip || o.DeletionTimestamp != nil || !s.Settings().StampsIn(o.Namespace)
+	})
 }
 
 // stamp labels a page. It continues after an object that cannot be labelled, unless the manager

@@ -71,7 +71,10 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_ = json.NewEncoder(w).Encode(metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{Kind: "PartialObjectMetadata", APIVersion: "meta.k8s.io/v1"}})
 		return
 	}
-	resource := parts[0]
+	resource, namespace := parts[0], ""
+	if len(parts) == 3 {
+		resource, namespace = parts[2], parts[1]
+	}
 	if f.forbidden == "list" && resource == "configmaps" {
 		fail(403, metav1.StatusReasonForbidden, `configmaps is forbidden: User "m" cannot list resource "configmaps" in API group "" at the cluster scope`)
 		return
@@ -98,7 +101,7 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	slices.Sort(keys)
 	for _, k := range keys {
 		p := strings.Split(k, "/")
-		if p[0] != resource || k <= token || !sel.Matches(labels.Set(f.objects[k])) {
+		if p[0] != resource || namespace != "" && p[1] != namespace || k <= token || !sel.Matches(labels.Set(f.objects[k])) {
 			continue
 		}
 		if len(list.Items) == limit {

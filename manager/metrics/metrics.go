@@ -71,7 +71,7 @@ var (
 	// LocksFreed counts the locks that were freed after their holder exited.
 	LocksFreed = counter("ctrlmesh_locks_freed_total", "Leases, ConfigMaps and Endpoints of shards' locks that were freed because the process that held them had exited.")
 	// StampedObjects counts objects that were stamped.
-	StampedObjects = counters("ctrlmesh_stamped_objects_total", "Objects labelled, at admission or by the sweep.", "by")
+	StampedObjects = counters("ctrlmesh_stamped_objects_total", "Objects labelled, by the webhook at admission or by the sweep. Those that a MutatingAdmissionPolicy labels are not counted.", "by")
 	// AdmissionRefusals counts requests that webhooks refused.
 	AdmissionRefusals = counters("ctrlmesh_admission_refusals_total", "Requests that a webhook of the mesh refused.", "webhook", "reason")
 	// UnresolvedAddresses is how many of apiserver.addresses do not resolve.

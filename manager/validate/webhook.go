@@ -24,6 +24,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/inject"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
@@ -312,8 +313,8 @@ func permitted(c *v1alpha1.ShardingConfig, s *platform.Settings, meshNamespace s
 	exceeds := func(setting, format string, args ...any) string {
 		return fmt.Sprintf(format, args...) + fmt.Sprintf(": %s of ConfigMap %s/%s excludes it; ask the administrator of the mesh", setting, meshNamespace, platform.ConfigMap)
 	}
-	if origin.KindOf(c) == origin.VirtualApp && c.Namespace == meshNamespace {
-		return "metadata.namespace: its selector puts pods on the mesh, which the pods of the mesh itself cannot be: choose another namespace"
+	if origin.KindOf(c) == origin.VirtualApp && !inject.EntriesIn(c.Namespace, meshNamespace) {
+		return "metadata.namespace: its selector puts pods on the mesh, which those of the mesh itself cannot be, and those of kube-system by their own label alone: choose another namespace"
 	}
 	if !s.ConfigsIn(c.Namespace) {
 		return exceeds(platform.ShardingNamespaces, "metadata.namespace: namespace %s may have no ShardingConfig", c.Namespace)

@@ -21,7 +21,11 @@ var everything = []string{
 	"--set", "podMonitor.enabled=true,prometheusRule.enabled=true,priorityClass.resourceQuota.enabled=true",
 	"--set", "image.pullSecrets={registry},manager.clusterDomain=corp.example,agent.capture=iptables,agent.accessLog=true",
 	"--set-json", `stamp.extraResources=[{"apiGroups":["example.com"],"resources":["foos"]}]`,
+	"--api-versions", mutatingPolicy,
 }
+
+// mutatingPolicy is what Kubernetes serves from 1.36 on.
+const mutatingPolicy = "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"
 
 func TestPlainManifestsEqualChartDefaults(t *testing.T) {
 	plain := kustomized(t, filepath.Join(deployDir, "default"))
@@ -48,6 +52,15 @@ func TestMonitoringManifestsEqualChart(t *testing.T) {
 		require.Contains(t, chart, key)
 		assert.Equal(t, plain[key].Object, chart[key].Object, key)
 	}
+}
+
+func TestPoliciesEqualChart(t *testing.T) {
+	plain := kustomized(t, filepath.Join(deployDir, "policies"))
+	chart := render(t, "--no-hooks", "--api-versions", mutatingPolicy)
+	for key := range render(t, "--no-hooks") {
+		delete(chart, key)
+	}
+	require.Equal(t, plain, chart, "what is added where it is served")
 }
 
 func TestChartFitsAnyNamespace(t *testing.T) {

@@ -44,13 +44,24 @@ func (m *members) testStamping(t *testing.T) {
 		buckets[cm.Namespace] = bucket
 	}
 	var all corev1.ConfigMapList
-	require.NoError(t, cluster.List(t.Context(), &all))
+	until(t, "the labels of ConfigMaps in new namespaces", func(ctx context.Context) error {
+		if err := cluster.List(ctx, &all); err != nil {
+			return err
+		}
+		// The mesh's own objects and those of excluded namespaces are not stamped.
+		all.Items = slices.DeleteFunc(all.Items, func(cm corev1.ConfigMap) bool {
+			return slices.Contains([]string{kube.SystemNamespace, "kube-system", corev1.NamespaceNodeLease}, cm.Namespace)
+		})
+		for _, cm := range all.Items {
+			if cm.Labels[meshv1alpha1.ShardingHashLabel] == "" {
+				return fmt.Errorf("%s/%s has none", cm.Namespace, cm.Name)
+			}
+		}
+		return nil
+	})
 	assert.GreaterOrEqual(t, len(all.Items), 4*perSpace)
 	for i := range all.Items {
-		// The mesh's own objects and those of excluded namespaces are not stamped.
-		if !slices.Contains([]string{kube.SystemNamespace, "kube-system", corev1.NamespaceNodeLease}, all.Items[i].Namespace) {
-			check(&all.Items[i])
-		}
+		check(&all.Items[i])
 	}
 	// Objects are stamped at creation, not a moment later; the labels cannot be removed.
 	cm := &corev1.ConfigMap{}

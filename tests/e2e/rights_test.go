@@ -21,6 +21,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -241,7 +242,7 @@ func stamps(group, resource string) func(*admissionv1.MutatingWebhookConfigurati
 			}},
 			FailurePolicy: new(admissionv1.Ignore), SideEffects: new(admissionv1.SideEffectClassNone), AdmissionReviewVersions: []string{"v1"},
 			NamespaceSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
-				{Key: corev1.LabelMetadataName, Operator: metav1.LabelSelectorOpNotIn, Values: []string{kube.SystemNamespace}},
+				{Key: corev1.LabelMetadataName, Operator: metav1.LabelSelectorOpNotIn, Values: []string{kube.SystemNamespace, metav1.NamespaceSystem}},
 			}},
 		}}
 	}
@@ -249,9 +250,13 @@ func stamps(group, resource string) func(*admissionv1.MutatingWebhookConfigurati
 
 func TestManagerStampsOnlyPermittedResources(t *testing.T) {
 	m := asManager(t)
+	if stampedByPolicy(t) {
+		requireConfined(t, updateWebhooks(t, m, "ctrlmesh-stamp", stamps("", "configmaps")), "ctrlmesh")
+		return
+	}
 	require.NoError(t, updateWebhooks(t, m, "ctrlmesh-stamp", stamps("", "configmaps")))
 	for name, of := range map[string][2]string{
-		"all": {"", "*"}, "roles": {"rbac.authorization.k8s.io", "roles"}, "the mesh's": {"ctrlmesh.kusionstack.io", "shardingconfigs"}, "subresources": {"", "pods/status"},
+		"all": {"", "*"}, "roles": {"rbac.authorization.k8s.io", "roles"}, "the mesh's": {"ctrlmesh.kusionstack.io", "shardingconfigs"}, "subresources": {"", "services/status"}, "pods": {"", "pods"}, "secrets": {"", "secrets"}, "workloads": {"apps", "deployments"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			requireConfined(t, updateWebhooks(t, m, "ctrlmesh-stamp", stamps(of[0], of[1])), "may not have objects stamped")
@@ -264,6 +269,17 @@ func TestManagerStampsOnlyPermittedResources(t *testing.T) {
 		})
 		requireConfined(t, err, "the mesh's own webhook")
 	})
+}
+
+// stampedByPolicy reports whether the cluster has the mesh's MutatingAdmissionPolicies.
+func stampedByPolicy(t *testing.T) bool {
+	t.Helper()
+	err := cluster.Get(t.Context(), client.ObjectKey{Name: "ctrlmesh-stamp"}, &admissionv1.MutatingAdmissionPolicyBinding{})
+	if apierrors.IsNotFound(err) || meta.IsNoMatchError(err) {
+		return false
+	}
+	require.NoError(t, err)
+	return true
 }
 
 // admits returns a change that has the pods of a namespace admitted which a selector matches, as
@@ -293,7 +309,10 @@ func TestManagerAdmitsOnlySelectedPods(t *testing.T) {
 		requireConfined(t, updateWebhooks(t, m, entries, admits("default", nil)), "the pods that a VirtualApp selects")
 	})
 	t.Run("the mesh's", func(t *testing.T) {
-		requireConfined(t, updateWebhooks(t, m, entries, admits(kube.SystemNamespace, some)), "none of the mesh itself")
+		requireConfined(t, updateWebhooks(t, m, entries, admits(kube.SystemNamespace, some)), "or of the mesh itself")
+	})
+	t.Run("the system's", func(t *testing.T) {
+		requireConfined(t, updateWebhooks(t, m, entries, admits(metav1.NamespaceSystem, some)), "none of kube-system")
 	})
 	t.Run("other resources", func(t *testing.T) {
 		requireConfined(t, updateWebhooks(t, m, entries, func(c *admissionv1.MutatingWebhookConfiguration) {

@@ -29,8 +29,13 @@ const (
 	// NamespaceLabel on a sharded object is the name of its namespace.
 	NamespaceLabel = GroupName + "/namespace"
 
-	// ShardingHashLabel on a sharded object is the bucket of its namespace, "0" to "31".
+	// ShardingHashLabel on a sharded object, and on its namespace, is the bucket of the namespace,
+	// "0" to "31".
 	ShardingHashLabel = GroupName + "/sharding-hash"
+
+	// StampedAnnotation on the MutatingWebhookConfiguration for stamping is the resources that the
+	// MutatingAdmissionPolicy stamps, separated by commas: RESOURCE or RESOURCE.GROUP.
+	StampedAnnotation = GroupName + "/stamped"
 
 	// ShardLabel on a pod is the derived shard that it was assigned to. The manager
 	// writes it, and reverts changes by others.

@@ -41,13 +41,13 @@ func TestEntries(t *testing.T) {
 	native.SetGroupVersionKind(origin.Native)
 	long := app("ns", strings.Repeat("a", 250), component)
 	listed := &controllers.Listed{Configs: []*v1alpha1.ShardingConfig{
-		one, native, app("ns", "none", nil), app("ns", "all", &metav1.LabelSelector{}), app("mesh", "own", component), long,
+		one, native, app("ns", "none", nil), app("ns", "all", &metav1.LabelSelector{}), app("mesh", "own", component), app("kube-system", "system", component), long,
 		app("ns", "invalid", &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Like"}}}),
 	}}
 	state.Listed.Store(listed)
 	require.Zero(t, state.Entry(one).Since)
 	require.NoError(t, r.Reconcile(t.Context()))
-	require.Len(t, written(), 1, "only one of them names pods that are not the mesh's own")
+	require.Len(t, written(), 1, "only one of them names pods that are not those of the mesh or the system")
 	w := written()[0]
 	require.Equal(t, "one.ns.virtualapps.ctrlmesh.kruise.io", w.Name)
 	require.Equal(t, component, w.ObjectSelector)

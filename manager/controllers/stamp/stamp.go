@@ -1,64 +1,146 @@
-// Package stamp labels the objects of method Labels: new ones by a webhook, others by a sweep.
+// Package stamp labels the objects of method Labels: new ones at admission, others by a sweep.
 package stamp
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
 )
 
-// Controller maintains the rules of the stamping webhook.
+// Controller maintains what is stamped at admission: by a MutatingAdmissionPolicy if the
+// administrator has installed it, else by a webhook.
 type Controller struct {
 	Client client.Client
 	// Service of the stamping webhook. CA returns the bundle that verifies it.
-	Service types.NamespacedName
-	CA      func() []byte
-	State   *controllers.State
-	Sweeper *label.Sweeper
+	Service    types.NamespacedName
+	CA         func() []byte
+	State      *controllers.State
+	Namespaces *label.Namespaces
+	Sweeper    *label.Sweeper
+	Now        func() time.Time
 }
+
+// settles is the time until all apiservers evaluate a policy. The webhook stays as long.
+const settles = 30 * time.Second
 
 // Spec implements controllers.Reconciler.
 func (r *Controller) Spec() controllers.Spec {
 	return controllers.Spec{
 		Name: "stamp", Reconcile: r.Reconcile, Settle: controllers.SettleEvents, Resync: time.Minute,
-		On: []controllers.Source{&r.State.Settings, r.State.Compiled.When(otherConfigs)},
+		On: []controllers.Source{&r.State.Settings, r.State.Listed.When(otherNamespaces), r.State.Compiled.When(otherConfigs)},
 	}
 }
 
-// Reconcile writes the webhook's rules and then starts the sweep, so that objects that are created
+// Reconcile writes what is stamped and then starts the sweep, so that objects that are created
 // during the sweep are already labelled.
 func (r *Controller) Reconcile(ctx context.Context) error {
 	c := r.State.Compiled.Load()
 	if c == nil {
 		return nil
 	}
-	want := label.Webhooks(label.Listed(c.Configs...), label.Service{Namespace: r.Service.Namespace, Name: r.Service.Name, CA: r.CA()}, r.State.Settings.Load())
+	err := r.admission(ctx, label.Listed(c.Configs...))
+	// Even without admission the sweep labels what exists.
+	r.Sweeper.Set(c.Configs)
+	return err
+}
+
+func (r *Controller) admission(ctx context.Context, groups []v1alpha1.ResourceGroup) error {
+	stamped, err := r.stamped(groups)
+	if err != nil {
+		return err
+	}
+	since, err := installed(ctx, r.Client)
+	if err != nil {
+		return err
+	}
+	if since.IsZero() {
+		return r.write(ctx, len(stamped) > 0, func(c *admissionv1.MutatingWebhookConfiguration) {
+			delete(c.Annotations, v1alpha1.StampedAnnotation)
+			service := label.Service{Namespace: r.Service.Namespace, Name: r.Service.Name, CA: r.CA()}
+			c.Webhooks = label.Webhooks(stamped, service, r.State.Settings.Load())
+		})
+	}
+	unlabelled := r.labelNamespaces(ctx, len(stamped) > 0)
+	return errors.Join(unlabelled, r.write(ctx, len(stamped) > 0, func(c *admissionv1.MutatingWebhookConfiguration) {
+		c.Annotations = annotated(c.Annotations, stamped)
+		if unlabelled == nil && r.Now().Sub(since) >= settles {
+			c.Webhooks = nil
+		}
+	}))
+}
+
+// stamped returns the resources that are stamped at admission.
+func (r *Controller) stamped(groups []v1alpha1.ResourceGroup) ([]schema.GroupResource, error) {
+	if !label.Wild(groups) {
+		return label.Stamped(groups, nil, r.State.Settings.Load()), nil
+	}
+	served, err := r.Sweeper.Served()
+	if len(served) == 0 { // else some groups do not answer
+		return nil, fmt.Errorf("listing the resources that the apiserver serves: %w", err)
+	}
+	return label.Stamped(groups, served, r.State.Settings.Load()), nil
+}
+
+// labelNamespaces labels the namespaces if anything is stamped. What was created in them before
+// is labelled by the sweep.
+func (r *Controller) labelNamespaces(ctx context.Context, stamps bool) error {
+	if !stamps {
+		return nil
+	}
+	labelled, err := r.Namespaces.Label(ctx, r.State.Settings.Load())
+	r.Sweeper.Visit(labelled...)
+	return err
+}
+
+// annotated returns annotations by which the policy stamps resources.
+func annotated(annotations map[string]string, stamped []schema.GroupResource) map[string]string {
+	out := maps.Clone(annotations)
+	if len(stamped) == 0 {
+		delete(out, v1alpha1.StampedAnnotation)
+		return out
+	}
+	if out == nil {
+		out = map[string]string{}
+	}
+	out[v1alpha1.StampedAnnotation] = strings.Join(collect.Map(stamped, schema.GroupResource.String), ",")
+	return out
+}
+
+// write changes the webhook configuration, which may be missing if it is not needed.
+func (r *Controller) write(ctx context.Context, needed bool, change func(*admissionv1.MutatingWebhookConfiguration)) error {
 	have := &admissionv1.MutatingWebhookConfiguration{}
 	err := r.Client.Get(ctx, types.NamespacedName{Name: label.Configuration}, have)
-	switch {
-	case apierrors.IsNotFound(err) && len(want) == 0:
-		err = nil
-	case apierrors.IsNotFound(err):
+	if apierrors.IsNotFound(err) {
+		if !needed {
+			return nil
+		}
 		// The manager may not create one: that permission would allow it to change all objects.
-		err = fmt.Errorf("new objects are not labelled, apply the manifests of the mesh again: %w", err)
-	case err == nil && !equality.Semantic.DeepEqual(have.Webhooks, want):
-		have.Webhooks = want
-		err = r.Client.Update(ctx, have)
+		return fmt.Errorf("new objects are not labelled, apply the manifests of the mesh again: %w", err)
 	}
-	// Even without the webhook the sweep labels what exists.
-	r.Sweeper.Set(c.Configs)
+	if err == nil {
+		want := have.DeepCopy()
+		if change(want); !equality.Semantic.DeepEqual(have, want) {
+			err = r.Client.Update(ctx, want)
+		}
+	}
 	return failure.Wrap(err, "writing MutatingWebhookConfiguration %s", label.Configuration)
 }
 
@@ -66,4 +148,9 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 // so it does not run at every step of every pod.
 func otherConfigs(before, after *controllers.Compiled) bool {
 	return before == nil || !slices.EqualFunc(before.Configs, after.Configs, compile.SameSpec)
+}
+
+// otherNamespaces reports whether a namespace was created or deleted.
+func otherNamespaces(before, after *controllers.Listed) bool {
+	return before != nil && !slices.Equal(before.Namespaces, after.Namespaces)
 }

@@ -1,0 +1,34 @@
+package stamp
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/manager/label"
+)
+
+// installed returns since when the cluster has the MutatingAdmissionPolicy and its binding; the
+// zero time if it has none. The manager has no permission to write them: no policy applies to
+// writes of policies, so it could change all objects.
+func installed(ctx context.Context, c client.Reader) (since time.Time, err error) {
+	for _, o := range []client.Object{&admissionv1.MutatingAdmissionPolicy{}, &admissionv1.MutatingAdmissionPolicyBinding{}} {
+		err := c.Get(ctx, types.NamespacedName{Name: label.Configuration}, o)
+		if apierrors.IsNotFound(err) || meta.IsNoMatchError(err) { // before Kubernetes 1.36 there is no such kind
+			return time.Time{}, nil
+		}
+		if err != nil {
+			return time.Time{}, fmt.Errorf("reading %T %s: %w", o, label.Configuration, err)
+		}
+		if created := o.GetCreationTimestamp().Time; created.After(since) {
+			since = created
+		}
+	}
+	return since, nil
+}
