@@ -102,6 +102,7 @@ func newLeader(r *replica, from cache.Cache, recorder events.EventRecorder) *lea
 func (l *leader) controllers() []controllers.Reconciler {
 	s := l.state
 	service := types.NamespacedName{Namespace: l.Namespace, Name: l.Webhooks.Service}
+	namespaces := &label.Namespaces{Client: l.live, Cache: l.reader, Limiter: l.sweeper.Limiter}
 	out := []controllers.Reconciler{
 		&policy.Controller{
 			Client: l.live, Cache: l.reader, Namespace: l.Namespace, ClusterCA: l.clusterCA, MeshCA: l.certificates.Mesh.Bundle,
@@ -116,7 +117,7 @@ func (l *leader) controllers() []controllers.Reconciler {
 		l.bundleWriter,
 		&stamp.Controller{
 			Client: l.live, Service: service, CA: l.certificates.Serving.Bundle,
-			Namespaces: &label.Namespaces{Client: l.live, Cache: l.reader, Limiter: l.sweeper.Limiter, Skip: l.Namespace},
+			Namespaces: namespaces,
 			State:      s, Sweeper: l.sweeper, Now: time.Now,
 		},
 		&status.Controller{Client: l.live, Cache: l.reader, Recorder: l.recorder, Keeper: l.keeper, Sweeper: l.sweeper, Push: l.push, State: s},
@@ -129,7 +130,9 @@ func (l *leader) controllers() []controllers.Reconciler {
 		},
 	}
 	if l.Dialects {
-		out = append(out, &entry.Controller{Client: l.live, Service: service, CA: l.certificates.Serving.Bundle, State: s})
+		out = append(out, &entry.Controller{
+			Client: l.live, Service: service, CA: l.certificates.Serving.Bundle, State: s, Namespaces: namespaces, Now: time.Now,
+		})
 	}
 	return out
 }

@@ -13,7 +13,7 @@
 //	certificate the CAs and the manager's own certificate, in package trust
 //	bundle      State.MeshBundle, EgressBundle: the CAs that all namespaces have; MissingBundles: those that refuse them
 //	stamp       the rules of the stamping webhook
-//	entry       State.Entries: the webhook that puts the pods of VirtualApps on the mesh
+//	entry       State.Entries: what puts the pods of VirtualApps on the mesh
 //	webhook     how agents route the reviews of admission
 //	failover    the locks of leaders that exited
 //	node        the abilities of the nodes

@@ -13,10 +13,12 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	kruise "github.com/ctrlmesh/ctrlmesh/api/kruise/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 )
 
-// EntriesConfiguration is the name of the MutatingWebhookConfiguration with Entries.
+// EntriesConfiguration is the name of the MutatingWebhookConfiguration with Entries, and of the
+// MutatingAdmissionPolicy and its binding that replace them.
 const EntriesConfiguration = "ctrlmesh-virtualapps"
 
 // EntryOf returns the name of the webhook of a VirtualApp.
@@ -30,6 +32,13 @@ func EntriesIn(namespace, mesh string) bool {
 	return namespace != mesh && namespace != metav1.NamespaceSystem
 }
 
+// Apps returns the VirtualApps among configurations that select pods.
+func Apps(configs []*v1alpha1.ShardingConfig, mesh string) []*v1alpha1.ShardingConfig {
+	return collect.Filter(configs, func(c *v1alpha1.ShardingConfig) bool {
+		return origin.KindOf(c) == origin.VirtualApp && EntriesIn(c.Namespace, mesh) && selective(c.Spec.Root)
+	})
+}
+
 // maxEntries is the maximum size of all entries in bytes: the apiserver stores objects of 1.5 MB.
 const maxEntries = 1 << 20
 
@@ -37,10 +46,9 @@ const maxEntries = 1 << 20
 // selects. service, in the namespace of the mesh, serves them, and ca verifies it. full are the
 // youngest VirtualApps if there is no room for all.
 func Entries(configs []*v1alpha1.ShardingConfig, service types.NamespacedName, ca []byte) (out []admissionv1.MutatingWebhook, full []*v1alpha1.ShardingConfig) {
-	apps := slices.DeleteFunc(slices.Clone(configs), func(c *v1alpha1.ShardingConfig) bool {
-		// One that the apiserver would reject must not keep it from taking the others.
-		valid := selective(c.Spec.Root) && len(EntryOf(c)) <= validation.DNS1123SubdomainMaxLength
-		return origin.KindOf(c) != origin.VirtualApp || !EntriesIn(c.Namespace, service.Namespace) || !valid
+	// One that the apiserver would reject must not keep it from taking the others.
+	apps := collect.Filter(Apps(configs, service.Namespace), func(c *v1alpha1.ShardingConfig) bool {
+		return len(EntryOf(c)) <= validation.DNS1123SubdomainMaxLength
 	})
 	slices.SortFunc(apps, func(a, b *v1alpha1.ShardingConfig) int {
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(EntryOf(a), EntryOf(b)))

@@ -14,26 +14,33 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 )
 
-// Namespaces labels namespaces with their bucket, for the MutatingAdmissionPolicy: CEL cannot
-// compute a hash. The policy stamps nothing in a namespace without the label.
+// Namespaces labels namespaces. MutatingAdmissionPolicies read the labels.
 type Namespaces struct {
 	Client client.Client
 	// Cache reads the metadata of namespaces.
 	Cache client.Reader
 	// Limiter bounds the writes.
 	Limiter *rate.Limiter
-	// Skip is the mesh's own namespace, whose objects are not stamped.
-	Skip string
 }
 
-// Label labels the namespaces whose objects are stamped, and removes the label from others. It
-// returns the names of those that it has labelled.
-func (n *Namespaces) Label(ctx context.Context, settings *platform.Settings) ([]string, error) {
+// Bucket returns the values of ShardingHashLabel: CEL cannot compute a hash. Namespaces without
+// the label, such as that of the mesh, have no objects that are stamped.
+func Bucket(mesh string, settings *platform.Settings) func(namespace string) string {
+	return func(namespace string) string {
+		if namespace == mesh || !settings.StampsIn(namespace) {
+			return ""
+		}
+		return sharding.BucketLabel(namespace)
+	}
+}
+
+// Set gives each namespace the value that want returns for a label, and removes the label where
+// that is empty. It returns the names of the namespaces that it has labelled.
+func (n *Namespaces) Set(ctx context.Context, label string, want func(namespace string) string) ([]string, error) {
 	all := &metav1.PartialObjectMetadataList{}
 	all.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NamespaceList"))
 	if err := n.Cache.List(ctx, all); err != nil {
@@ -47,18 +54,18 @@ func (n *Namespaces) Label(ctx context.Context, settings *platform.Settings) ([]
 	)
 	g.SetLimit(workers)
 	for _, one := range all.Items {
-		want := n.bucket(one.Name, settings)
-		if one.Labels[v1alpha1.ShardingHashLabel] == want {
+		value := want(one.Name)
+		if one.Labels[label] == value {
 			continue
 		}
 		g.Go(func() error {
-			err := client.IgnoreNotFound(n.write(ctx, one.Name, want))
+			err := client.IgnoreNotFound(n.write(ctx, one.Name, label, value))
 			mu.Lock()
 			defer mu.Unlock()
 			switch {
 			case err != nil:
 				failed = fmt.Errorf("labelling namespace %s: %w", one.Name, err)
-			case want != "":
+			case value != "":
 				labelled = append(labelled, one.Name)
 			}
 			return nil
@@ -67,23 +74,15 @@ func (n *Namespaces) Label(ctx context.Context, settings *platform.Settings) ([]
 	return labelled, errors.Join(g.Wait(), failed)
 }
 
-// bucket returns the label of a namespace; empty if its objects are not stamped.
-func (n *Namespaces) bucket(name string, settings *platform.Settings) string {
-	if name == n.Skip || !settings.StampsIn(name) {
-		return ""
-	}
-	return sharding.BucketLabel(name)
-}
-
-func (n *Namespaces) write(ctx context.Context, name, bucket string) error {
+func (n *Namespaces) write(ctx context.Context, name, label, value string) error {
 	if err := n.Limiter.Wait(ctx); err != nil {
 		return err
 	}
-	var value *string // null removes the label
-	if bucket != "" {
-		value = &bucket
+	labels := map[string]*string{label: nil} // null removes the label
+	if value != "" {
+		labels[label] = &value
 	}
-	data, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]*string{v1alpha1.ShardingHashLabel: value}}})
+	data, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": labels}})
 	if err != nil {
 		return err
 	}

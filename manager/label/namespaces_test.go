@@ -24,8 +24,8 @@ func TestNamespacesAreLabelled(t *testing.T) {
 	}
 	right := Of("right")[v1alpha1.ShardingHashLabel]
 	c := fake.NewClientBuilder().WithObjects(namespace("new", ""), namespace("wrong", "99"), namespace("right", right), namespace("kube-system", "1"), namespace("mesh", "")).Build()
-	n := &Namespaces{Client: c, Cache: c, Limiter: rate.NewLimiter(rate.Inf, 1), Skip: "mesh"}
-	labelled, err := n.Label(t.Context(), platform.Default())
+	n := &Namespaces{Client: c, Cache: c, Limiter: rate.NewLimiter(rate.Inf, 1)}
+	labelled, err := n.Set(t.Context(), v1alpha1.ShardingHashLabel, Bucket("mesh", platform.Default()))
 	require.NoError(t, err)
 	require.ElementsMatch(t, []string{"new", "wrong"}, labelled)
 	for _, name := range []string{"new", "wrong", "right", "kube-system", "mesh"} {
@@ -37,7 +37,7 @@ func TestNamespacesAreLabelled(t *testing.T) {
 		}
 		require.Equal(t, want, ns.Labels, name)
 	}
-	labelled, err = n.Label(t.Context(), platform.Default())
+	labelled, err = n.Set(t.Context(), v1alpha1.ShardingHashLabel, Bucket("mesh", platform.Default()))
 	require.NoError(t, err)
 	require.Empty(t, labelled)
 }

@@ -90,7 +90,7 @@ func TestVirtualAppWaitsForPodsOlderThanItsEntry(t *testing.T) {
 
 	m.goOn(10*time.Second, nil)
 	m.appOwnsNothing(app)
-	require.Contains(t, m.appReady(app).Message, "the webhook that puts new pods on the mesh is being written")
+	require.Contains(t, m.appReady(app).Message, "the admission of new pods to the mesh is being set up")
 
 	m.Others.Entry = func(*v1alpha1.ShardingConfig) decide.Entry { return decide.Entry{Full: true} }
 	m.goOn(10*time.Second, nil)

@@ -33,6 +33,8 @@ import (
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/openapi"
 	"k8s.io/client-go/openapi/openapitest"
+
+	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 )
 
 const managerUser = "system:serviceaccount:" + meshSpace + ":ctrlmesh-manager"
@@ -58,7 +60,15 @@ func newAPIServer(t *testing.T, dirs []string, more ...runtime.Object) *apiserve
 			more = append(more, typed(t, o)...)
 		}
 	}
-	s := &apiserver{Clientset: kubefake.NewClientset(more...)}
+	var builtins, custom []runtime.Object
+	for _, o := range more {
+		if _, ok := o.(*unstructured.Unstructured); ok {
+			custom = append(custom, o)
+		} else {
+			builtins = append(builtins, o)
+		}
+	}
+	s := &apiserver{Clientset: kubefake.NewClientset(builtins...)}
 	var err error
 	s.mutating, err = mutating.NewPlugin(nil)
 	require.NoError(t, err)
@@ -68,7 +78,10 @@ func newAPIServer(t *testing.T, dirs []string, more ...runtime.Object) *apiserve
 	factory := informers.NewSharedInformerFactory(client, 0)
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(admissionv1.SchemeGroupVersion.WithKind("MutatingWebhookConfiguration"), meta.RESTScopeRoot)
-	common := initializer.New(client, dynamicfake.NewSimpleDynamicClient(clientgoscheme.Scheme), factory, allowAll{},
+	apps := origin.VirtualApp.GroupVersion().WithResource("virtualapps")
+	mapper.Add(origin.VirtualApp, meta.RESTScopeNamespace)
+	dynamic := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{apps: "VirtualAppList"}, custom...)
+	common := initializer.New(client, dynamic, factory, allowAll{},
 		utilfeature.DefaultFeatureGate, compatibility.DefaultBuildEffectiveVersion(), t.Context().Done(), mapper)
 	for _, plugin := range []interface {
 		admission.Interface
@@ -221,7 +234,7 @@ func resourceOf(kind schema.GroupVersionKind) schema.GroupVersionResource {
 func builtin() (out []schema.GroupVersionKind) {
 	for _, gv := range clientgoscheme.Scheme.PrioritizedVersionsAllGroups() {
 		for kind, of := range clientgoscheme.Scheme.KnownTypes(gv) {
-			_, isObject := reflect.New(of).Interface().(metav1.Object)
+			_, isObject := reflect.TypeAssert[metav1.Object](reflect.New(of))
 			if isObject && !strings.HasSuffix(kind, "List") {
 				out = append(out, gv.WithKind(kind))
 			}

@@ -14,10 +14,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
+	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 )
 
@@ -84,7 +86,7 @@ func TestManagerChangesLabelsOfTheMeshAlone(t *testing.T) {
 	}
 }
 
-func TestBucketsOfNamespacesAreTheManagers(t *testing.T) {
+func TestLabelsOfNamespacesAreTheManagers(t *testing.T) {
 	s := newAPIServer(t, since136)
 	namespaces := corev1.SchemeGroupVersion.WithResource("namespaces")
 	plain, labelled, wrong, pinned := namespaceOf("ns", false), namespaceOf("ns", true), namespaceOf("ns", true), namespaceOf("ns", true)
@@ -97,14 +99,21 @@ func TestBucketsOfNamespacesAreTheManagers(t *testing.T) {
 		s.requireAllowed(t, write(managerUser, plain, labelled))
 		s.requireAllowed(t, write(managerUser, wrong, labelled))
 		s.requireAllowed(t, write(managerUser, labelled, plain))
-		s.requireRefused(t, write(managerUser, labelled, pinned), "sharding-hash of a Namespace alone")
-		s.requireRefused(t, write(managerUser, pinned, labelled), "sharding-hash of a Namespace alone")
+		s.requireRefused(t, write(managerUser, labelled, pinned), "the labels of a Namespace alone")
+		s.requireRefused(t, write(managerUser, pinned, labelled), "the labels of a Namespace alone")
 		s.requireRefused(t, write("someone", plain, labelled), "the manager of ctrlmesh alone sets")
 		s.requireRefused(t, write("someone", labelled, wrong), "the manager of ctrlmesh alone sets")
 		s.requireAllowed(t, write("someone", labelled, pinned))
 		s.requireAllowed(t, write("someone", labelled, plain))
 	}
 	s.requireAllowed(t, request{by: "someone", resource: namespaces, object: labelled})
+
+	apps := namespaceOf("ns", false)
+	apps.Labels[meshv1alpha1.VirtualAppsLabel] = "true"
+	s.requireAllowed(t, request{by: managerUser, resource: namespaces, old: plain, object: apps})
+	s.requireAllowed(t, request{by: managerUser, resource: namespaces, old: apps, object: plain})
+	s.requireRefused(t, request{by: "someone", resource: namespaces, old: plain, object: apps}, "the manager of ctrlmesh alone sets")
+	s.requireRefused(t, request{by: "someone", resource: namespaces, old: apps, object: plain}, "when the last VirtualApp is deleted")
 }
 
 var webhookResource = admissionv1.SchemeGroupVersion.WithResource("mutatingwebhookconfigurations")
@@ -201,24 +210,29 @@ func TestNoWebhookStampsWherePoliciesDo(t *testing.T) {
 	listing.object.(*admissionv1.MutatingWebhookConfiguration).Annotations = map[string]string{meshv1alpha1.StampedAnnotation: "configmaps"}
 	s.requireAllowed(t, listing)
 	s.requireAllowed(t, writes(label.Configuration, was, nil))
-	s.requireRefused(t, writes(label.Configuration, nil, was), "may only remove the webhook")
-	s.requireRefused(t, writes(label.Configuration, was, stamping(matching("", "services"))), "may only remove the webhook")
+	s.requireRefused(t, writes(label.Configuration, nil, was), "may only remove the webhooks")
+	s.requireRefused(t, writes(label.Configuration, was, stamping(matching("", "services"))), "may only remove the webhooks")
+	admission := admitting("ns")
+	s.requireRefused(t, admission, "may only remove the webhooks")
+	admission.old = admission.object
+	s.requireAllowed(t, admission)
+}
+
+// admitting returns a write of the entry of a VirtualApp by the manager.
+func admitting(namespace string) request {
+	app := &meshv1alpha1.ShardingConfig{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "app"},
+		Spec:       meshv1alpha1.ShardingConfigSpec{Root: &meshv1alpha1.RootConfig{TargetSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "x"}}}},
+	}
+	app.SetGroupVersionKind(origin.VirtualApp)
+	entries, _ := inject.Entries([]*meshv1alpha1.ShardingConfig{app}, types.NamespacedName{Namespace: meshSpace, Name: "ctrlmesh-webhook"}, nil)
+	entries[0].NamespaceSelector.MatchLabels[corev1.LabelMetadataName] = namespace
+	return writes(inject.EntriesConfiguration, nil, entries)
 }
 
 func TestManagerAdmitsNoPodsOfTheSystem(t *testing.T) {
 	s := newAPIServer(t, before136)
-	entry := func(namespace string) request {
-		stamp := stamping(matching("", "pods"))
-		w := &stamp[0]
-		w.Name, w.SideEffects = "app.ns.virtualapps.ctrlmesh.kruise.io", new(admissionv1.SideEffectClassNoneOnDryRun)
-		w.ClientConfig.Service.Path = new(inject.Path)
-		w.NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: namespace}}
-		w.ObjectSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "x"}}
-		w.Rules = w.Rules[:1]
-		w.Rules[0].Operations = []admissionv1.OperationType{admissionv1.Create}
-		return writes(inject.EntriesConfiguration, nil, stamp)
-	}
-	s.requireAllowed(t, entry("ns"))
-	s.requireRefused(t, entry("kube-system"), "none of kube-system or of the mesh itself")
-	s.requireRefused(t, entry(meshSpace), "none of kube-system or of the mesh itself")
+	s.requireAllowed(t, admitting("ns"))
+	s.requireRefused(t, admitting("kube-system"), "none of kube-system or of the mesh itself")
+	s.requireRefused(t, admitting(meshSpace), "none of kube-system or of the mesh itself")
 }

@@ -222,11 +222,12 @@ func (a *seedApp) owns(t *testing.T, all tenants, workload string, namespaces ..
 	})
 }
 
-// entry reports whether new pods of the VirtualApp are put on the mesh.
+// entry reports whether new pods of the VirtualApp are put on the mesh, by a policy or a webhook.
 func (a *seedApp) entry(ctx context.Context) (bool, error) {
-	c := &admissionv1.MutatingWebhookConfiguration{}
-	err := cluster.Get(ctx, client.ObjectKey{Name: "ctrlmesh-virtualapps"}, c)
-	return slices.ContainsFunc(c.Webhooks, func(w admissionv1.MutatingWebhook) bool { return strings.Contains(w.Name, "."+a.home+".") }), err
+	ns, c := &corev1.Namespace{}, &admissionv1.MutatingWebhookConfiguration{}
+	err := errors.Join(cluster.Get(ctx, client.ObjectKey{Name: a.home}, ns), cluster.Get(ctx, client.ObjectKey{Name: "ctrlmesh-virtualapps"}, c))
+	return ns.Labels[meshv1alpha1.VirtualAppsLabel] != "" ||
+		slices.ContainsFunc(c.Webhooks, func(w admissionv1.MutatingWebhook) bool { return strings.Contains(w.Name, "."+a.home+".") }), err
 }
 
 func testSeedOfVirtualApp(t *testing.T, name string) {
@@ -277,7 +278,7 @@ func testSeedOfVirtualApp(t *testing.T, name string) {
 		require.NoError(t, cluster.Delete(t.Context(), set))
 	}
 	gone(t, a.VirtualApp)
-	until(t, "the removal of its webhook entry", func(ctx context.Context) error {
+	until(t, "the removal of its entry", func(ctx context.Context) error {
 		if there, err := a.entry(ctx); err != nil || there {
 			return errors.Join(err, errors.New("it is still there"))
 		}

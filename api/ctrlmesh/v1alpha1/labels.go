@@ -37,6 +37,10 @@ const (
 	// MutatingAdmissionPolicy stamps, separated by commas: RESOURCE or RESOURCE.GROUP.
 	StampedAnnotation = GroupName + "/stamped"
 
+	// VirtualAppsLabel on a namespace, with value "true", means that it has VirtualApps: a
+	// MutatingAdmissionPolicy puts the pods that they select on the mesh.
+	VirtualAppsLabel = GroupName + "/virtualapps"
+
 	// ShardLabel on a pod is the derived shard that it was assigned to. The manager
 	// writes it, and reverts changes by others.
 	ShardLabel = GroupName + "/shard"

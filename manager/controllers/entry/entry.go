@@ -1,5 +1,5 @@
-// Package entry keeps the webhook that puts the pods of VirtualApps on the mesh, with an entry
-// for each VirtualApp.
+// Package entry keeps what puts the pods of VirtualApps on the mesh: the labels of namespaces that
+// a policy reads, or a webhook with an entry for each VirtualApp.
 package entry
 
 import (
@@ -20,6 +20,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
+	"github.com/ctrlmesh/ctrlmesh/manager/label"
 	"github.com/ctrlmesh/ctrlmesh/manager/roots/decide"
 )
 
@@ -31,9 +32,11 @@ const resync = 10 * time.Second
 type Controller struct {
 	Client client.Client
 	// Service of the webhook. CA returns the bundle that verifies it.
-	Service types.NamespacedName
-	CA      func() []byte
-	State   *controllers.State
+	Service    types.NamespacedName
+	CA         func() []byte
+	State      *controllers.State
+	Namespaces *label.Namespaces
+	Now        func() time.Time
 }
 
 // Spec implements controllers.Reconciler.
@@ -49,59 +52,111 @@ func otherConfigs(before, after *controllers.Listed) bool {
 	return before == nil || !slices.EqualFunc(before.Configs, after.Configs, compile.SameSpec)
 }
 
-// Reconcile writes the entries, and then publishes which are in place.
+// Reconcile puts new pods on the mesh, by a policy if the administrator has installed it, and then
+// publishes since when.
 func (r *Controller) Reconcile(ctx context.Context) error {
 	l := r.State.Listed.Load()
 	if l == nil {
 		return nil
 	}
-	want, full := inject.Entries(l.Configs, r.Service, r.CA())
-	have := &admissionv1.MutatingWebhookConfiguration{}
-	err := r.Client.Get(ctx, types.NamespacedName{Name: inject.EntriesConfiguration}, have)
-	there := slices.Clone(have.Webhooks)
+	since, err := controllers.PolicySince(ctx, r.Client, inject.EntriesConfiguration)
 	switch {
-	case apierrors.IsNotFound(err) && len(want) == 0:
-		return nil
-	case apierrors.IsNotFound(err):
-		// The manager may not create one: that permission would allow it to change all objects.
-		err = fmt.Errorf("pods of VirtualApps are not put on the mesh, apply the manifests of the mesh again: %w", err)
-	case err == nil && !equality.Semantic.DeepEqual(there, want):
-		have.Webhooks = want
-		err = r.Client.Update(ctx, have)
+	case err == nil && since.IsZero():
+		err = r.byWebhook(ctx, l.Configs)
+	case err == nil:
+		err = r.byPolicy(ctx, l.Configs, r.Now().Sub(since) >= controllers.PolicySettles)
 	}
-	if err == nil {
-		r.publish(l.Configs, full, there, want)
-	} else {
+	if err != nil {
 		r.State.Entries.Store(nil)
 	}
-	return failure.Wrap(err, "writing MutatingWebhookConfiguration %s", inject.EntriesConfiguration)
+	return err
 }
 
-// publish stores since when the entries of VirtualApps are in place, and that there is no room
-// for those of full. before are those that were there before now.
-func (r *Controller) publish(configs, full []*v1alpha1.ShardingConfig, before, now []admissionv1.MutatingWebhook) {
-	known := r.State.Entries.Load()
-	named := func(list []admissionv1.MutatingWebhook, name string) *admissionv1.MutatingWebhook {
-		if i := slices.IndexFunc(list, func(w admissionv1.MutatingWebhook) bool { return w.Name == name }); i >= 0 {
-			return &list[i]
-		}
+func (r *Controller) byWebhook(ctx context.Context, configs []*v1alpha1.ShardingConfig) error {
+	want, full := inject.Entries(configs, r.Service, r.CA())
+	before, err := r.write(ctx, func([]admissionv1.MutatingWebhook) []admissionv1.MutatingWebhook { return want })
+	if apierrors.IsNotFound(err) && len(want) == 0 {
 		return nil
+	}
+	if err != nil {
+		return err
 	}
 	next := map[types.UID]decide.Entry{}
 	for _, c := range full {
 		next[c.UID] = decide.Entry{Full: true}
 	}
 	for _, c := range configs {
-		is := named(now, inject.EntryOf(c))
-		if is == nil {
-			continue
-		}
-		next[c.UID] = decide.Entry{Since: time.Now()}
-		if known != nil && !(*known)[c.UID].Since.IsZero() && equality.Semantic.DeepEqual(is, named(before, is.Name)) {
-			next[c.UID] = (*known)[c.UID]
+		if is := named(want, inject.EntryOf(c)); is != nil {
+			next[c.UID] = r.entry(c, equality.Semantic.DeepEqual(is, named(before, is.Name)))
 		}
 	}
-	if known == nil || !maps.Equal(*known, next) {
+	r.publish(next)
+	return nil
+}
+
+// byPolicy labels the namespaces in which the policy reads VirtualApps. Entries of the webhook
+// stay until it has settled.
+func (r *Controller) byPolicy(ctx context.Context, configs []*v1alpha1.ShardingConfig, settled bool) error {
+	apps := inject.Apps(configs, r.Service.Namespace)
+	labelled, err := r.Namespaces.Set(ctx, v1alpha1.VirtualAppsLabel, func(namespace string) string {
+		if slices.ContainsFunc(apps, func(c *v1alpha1.ShardingConfig) bool { return c.Namespace == namespace }) {
+			return "true"
+		}
+		return ""
+	})
+	if err != nil {
+		return err
+	}
+	before, err := r.write(ctx, func(have []admissionv1.MutatingWebhook) []admissionv1.MutatingWebhook {
+		if settled {
+			return nil
+		}
+		return have
+	})
+	if client.IgnoreNotFound(err) != nil {
+		return err
+	}
+	next := map[types.UID]decide.Entry{}
+	for _, c := range apps {
+		next[c.UID] = r.entry(c, !slices.Contains(labelled, c.Namespace) || named(before, inject.EntryOf(c)) != nil)
+	}
+	r.publish(next)
+	return nil
+}
+
+// write changes the entries. It returns those that were there.
+func (r *Controller) write(ctx context.Context, change func([]admissionv1.MutatingWebhook) []admissionv1.MutatingWebhook) ([]admissionv1.MutatingWebhook, error) {
+	have := &admissionv1.MutatingWebhookConfiguration{}
+	err := r.Client.Get(ctx, types.NamespacedName{Name: inject.EntriesConfiguration}, have)
+	before := slices.Clone(have.Webhooks)
+	switch have.Webhooks = change(before); {
+	case apierrors.IsNotFound(err):
+		// The manager may not create one: that permission would allow it to change all objects.
+		err = fmt.Errorf("pods of VirtualApps are not put on the mesh, apply the manifests of the mesh again: %w", err)
+	case err == nil && !equality.Semantic.DeepEqual(before, have.Webhooks):
+		err = r.Client.Update(ctx, have)
+	}
+	return before, failure.Wrap(err, "writing MutatingWebhookConfiguration %s", inject.EntriesConfiguration)
+}
+
+func named(list []admissionv1.MutatingWebhook, name string) *admissionv1.MutatingWebhook {
+	if i := slices.IndexFunc(list, func(w admissionv1.MutatingWebhook) bool { return w.Name == name }); i >= 0 {
+		return &list[i]
+	}
+	return nil
+}
+
+// entry returns the entry of a VirtualApp: the known one if it stays, else a new one.
+func (r *Controller) entry(app *v1alpha1.ShardingConfig, stays bool) decide.Entry {
+	if known := r.State.Entry(app); stays && !known.Since.IsZero() {
+		return known
+	}
+	return decide.Entry{Since: r.Now()}
+}
+
+// publish stores since when pods of VirtualApps are put on the mesh.
+func (r *Controller) publish(next map[types.UID]decide.Entry) {
+	if known := r.State.Entries.Load(); known == nil || !maps.Equal(*known, next) {
 		r.State.Entries.Store(&next)
 	}
 }

@@ -7,7 +7,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -15,6 +17,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/testenv"
+	"github.com/ctrlmesh/ctrlmesh/manager/label"
 	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 )
 
@@ -32,7 +35,7 @@ var component = &metav1.LabelSelector{MatchLabels: map[string]string{"component"
 func TestEntries(t *testing.T) {
 	state := &controllers.State{}
 	env := testenv.New(t, &admissionv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: inject.EntriesConfiguration}})
-	r := &Controller{Client: env.Client, Service: types.NamespacedName{Namespace: "mesh", Name: "webhook"}, CA: func() []byte { return []byte("ca") }, State: state}
+	r := &Controller{Client: env.Client, Service: types.NamespacedName{Namespace: "mesh", Name: "webhook"}, CA: func() []byte { return []byte("ca") }, State: state, Now: time.Now}
 	written := func() []admissionv1.MutatingWebhook {
 		return testenv.Get(t, env, "", inject.EntriesConfiguration, &admissionv1.MutatingWebhookConfiguration{}).Webhooks
 	}
@@ -102,11 +105,59 @@ func TestEntriesFitOneObject(t *testing.T) {
 
 func TestMissingConfigurationIsReported(t *testing.T) {
 	state := &controllers.State{}
-	r := &Controller{Client: testenv.New(t).Client, CA: func() []byte { return nil }, State: state}
+	r := &Controller{Client: testenv.New(t).Client, CA: func() []byte { return nil }, State: state, Now: time.Now}
 	state.Listed.Store(&controllers.Listed{})
 	require.NoError(t, r.Reconcile(t.Context()))
 	one := app("ns", "one", component)
 	state.Listed.Store(&controllers.Listed{Configs: []*v1alpha1.ShardingConfig{one}})
 	require.ErrorContains(t, r.Reconcile(t.Context()), "apply the manifests of the mesh again")
 	require.Zero(t, state.Entry(one).Since)
+}
+
+func TestPolicyReplacesEntries(t *testing.T) {
+	now := time.Unix(1000, 0)
+	env := testenv.New(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "ns"}}, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "other"}},
+		&admissionv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: inject.EntriesConfiguration}})
+	r := &Controller{
+		Client: env.Client, Service: types.NamespacedName{Namespace: "mesh", Name: "webhook"}, CA: func() []byte { return nil }, State: &controllers.State{},
+		Namespaces: &label.Namespaces{Client: env.Client, Cache: env.Client, Limiter: rate.NewLimiter(rate.Inf, 1)}, Now: func() time.Time { return now },
+	}
+	one, two := app("ns", "one", component), app("other", "two", component)
+	reconcile := func(apps ...*v1alpha1.ShardingConfig) (entries int, labelled []string) {
+		r.State.Listed.Store(&controllers.Listed{Configs: apps})
+		require.NoError(t, r.Reconcile(t.Context()))
+		for _, name := range []string{"ns", "other"} {
+			if testenv.Get(t, env, "", name, &corev1.Namespace{}).Labels[v1alpha1.VirtualAppsLabel] == "true" {
+				labelled = append(labelled, name)
+			}
+		}
+		return len(testenv.Get(t, env, "", inject.EntriesConfiguration, &admissionv1.MutatingWebhookConfiguration{}).Webhooks), labelled
+	}
+	entries, labelled := reconcile(one)
+	require.Equal(t, 1, entries)
+	require.Empty(t, labelled)
+	since := r.State.Entry(one)
+
+	meta := metav1.ObjectMeta{Name: inject.EntriesConfiguration, CreationTimestamp: metav1.NewTime(now)}
+	require.NoError(t, env.Client.Create(t.Context(), &admissionv1.MutatingAdmissionPolicy{ObjectMeta: meta}))
+	require.NoError(t, env.Client.Create(t.Context(), &admissionv1.MutatingAdmissionPolicyBinding{ObjectMeta: meta}))
+	now = now.Add(time.Second)
+	entries, labelled = reconcile(one, two)
+	require.Equal(t, 1, entries, "it stays, and gets no successor")
+	require.Equal(t, []string{"ns", "other"}, labelled)
+	require.Equal(t, since, r.State.Entry(one), "pods were admitted throughout")
+	require.Equal(t, now, r.State.Entry(two).Since)
+
+	now = now.Add(controllers.PolicySettles)
+	entries, _ = reconcile(one, two)
+	require.Zero(t, entries)
+	require.Equal(t, since, r.State.Entry(one))
+
+	edited := testenv.Get(t, env, "", "ns", &corev1.Namespace{})
+	edited.Labels = nil
+	require.NoError(t, env.Client.Update(t.Context(), edited))
+	_, labelled = reconcile(one)
+	require.Equal(t, []string{"ns"}, labelled, "the other has none any more")
+	require.Equal(t, now, r.State.Entry(one).Since, "pods may have been created meanwhile")
+	require.Zero(t, r.State.Entry(two))
 }

@@ -38,9 +38,6 @@ type Controller struct {
 	Now        func() time.Time
 }
 
-// settles is the time until all apiservers evaluate a policy. The webhook stays as long.
-const settles = 30 * time.Second
-
 // Spec implements controllers.Reconciler.
 func (r *Controller) Spec() controllers.Spec {
 	return controllers.Spec{
@@ -67,7 +64,7 @@ func (r *Controller) admission(ctx context.Context, groups []v1alpha1.ResourceGr
 	if err != nil {
 		return err
 	}
-	since, err := installed(ctx, r.Client)
+	since, err := controllers.PolicySince(ctx, r.Client, label.Configuration)
 	if err != nil {
 		return err
 	}
@@ -81,7 +78,7 @@ func (r *Controller) admission(ctx context.Context, groups []v1alpha1.ResourceGr
 	unlabelled := r.labelNamespaces(ctx, len(stamped) > 0)
 	return errors.Join(unlabelled, r.write(ctx, len(stamped) > 0, func(c *admissionv1.MutatingWebhookConfiguration) {
 		c.Annotations = annotated(c.Annotations, stamped)
-		if unlabelled == nil && r.Now().Sub(since) >= settles {
+		if unlabelled == nil && r.Now().Sub(since) >= controllers.PolicySettles {
 			c.Webhooks = nil
 		}
 	}))
@@ -105,7 +102,7 @@ func (r *Controller) labelNamespaces(ctx context.Context, stamps bool) error {
 	if !stamps {
 		return nil
 	}
-	labelled, err := r.Namespaces.Label(ctx, r.State.Settings.Load())
+	labelled, err := r.Namespaces.Set(ctx, v1alpha1.ShardingHashLabel, label.Bucket(r.Service.Namespace, r.State.Settings.Load()))
 	r.Sweeper.Visit(labelled...)
 	return err
 }

@@ -40,7 +40,7 @@ func newWorld(t *testing.T) *world {
 	w.Controller = &Controller{
 		Client: env.Client, Service: types.NamespacedName{Namespace: "mesh", Name: "webhook"}, CA: func() []byte { return []byte("ca") },
 		State:      &controllers.State{},
-		Namespaces: &label.Namespaces{Client: env.Client, Cache: env.Client, Limiter: rate.NewLimiter(rate.Inf, 1), Skip: "mesh"},
+		Namespaces: &label.Namespaces{Client: env.Client, Cache: env.Client, Limiter: rate.NewLimiter(rate.Inf, 1)},
 		Sweeper:    &label.Sweeper{Settings: platform.Default},
 		Now:        func() time.Time { return w.now },
 	}
@@ -102,7 +102,7 @@ func TestPolicyReplacesWebhookWithoutGap(t *testing.T) {
 	require.Equal(t, "services", policy)
 	require.Equal(t, []string{"configmaps"}, webhook, "a policy refuses other rules")
 
-	w.now = w.now.Add(settles)
+	w.now = w.now.Add(controllers.PolicySettles)
 	policy, webhook = w.written(t)
 	require.Equal(t, "services", policy)
 	require.Empty(t, webhook)
@@ -116,7 +116,7 @@ func TestPolicyReplacesWebhookWithoutGap(t *testing.T) {
 func TestWebhookReturnsWithoutPolicy(t *testing.T) {
 	w := newWorld(t)
 	w.install(t)
-	w.now = w.now.Add(settles)
+	w.now = w.now.Add(controllers.PolicySettles)
 	_, webhook := w.written(t)
 	require.Empty(t, webhook)
 	require.NoError(t, w.Env.Client.Delete(t.Context(), &admissionv1.MutatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: label.Configuration}}))
@@ -136,7 +136,7 @@ func TestWebhookStaysWhileNamespacesLackLabels(t *testing.T) {
 	w := newWorld(t)
 	_, webhook := w.written(t)
 	w.install(t)
-	w.now = w.now.Add(settles)
+	w.now = w.now.Add(controllers.PolicySettles)
 	w.Namespaces.Client = failing{w.Env.Client}
 	require.ErrorContains(t, w.Reconcile(t.Context()), "labelling namespace ns")
 	c := testenv.Get(t, w.Env, "", label.Configuration, &admissionv1.MutatingWebhookConfiguration{})

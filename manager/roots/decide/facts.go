@@ -122,11 +122,11 @@ type Outside struct {
 	Pods   []string
 	Listed time.Time
 	Err    error
-	// Entry is the webhook entry of a VirtualApp.
+	// Entry is how new pods of a VirtualApp get on the mesh.
 	Entry Entry
 }
 
-// Entry is what is known of the webhook that puts new pods of a VirtualApp on the mesh.
+// Entry is what is known of the policy or webhook that puts new pods of a VirtualApp on the mesh.
 type Entry struct {
 	Since time.Time // from when on it was in place; zero if it is not
 	Full  bool      // there is no room for it

@@ -191,7 +191,7 @@ func (v *view) unadmitted() *locks.Obstacle {
 		return &locks.Obstacle{Reason: v1alpha1.ReasonWaiting, Message: "the webhooks of older VirtualApps leave no room for the one that would put its pods on the mesh: delete VirtualApps, or shorten their selectors"}
 	}
 	if admitted := v.admittedFrom(); admitted.IsZero() || v.Outside.Listed.Before(admitted) {
-		return &locks.Obstacle{Reason: v1alpha1.ReasonWaiting, Message: "the webhook that puts new pods on the mesh is being written"}
+		return &locks.Obstacle{Reason: v1alpha1.ReasonWaiting, Message: "the admission of new pods to the mesh is being set up"}
 	}
 	return v.outsideActs("")
 }
