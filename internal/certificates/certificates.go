@@ -34,6 +34,9 @@ func Pair(cert, key []byte) (*tls.Certificate, error) {
 	if err != nil {
 		return nil, err
 	}
+	if rsaKey, ok := pair.PrivateKey.(*rsa.PrivateKey); ok && rsaKey.N.BitLen() > maxPrivate {
+		return nil, tooLong(rsaKey.N.BitLen(), maxPrivate)
+	}
 	return &pair, nil
 }
 
@@ -67,24 +70,37 @@ func checkKey(contents []byte) error {
 		if block.Type != "PRIVATE KEY" && !strings.HasSuffix(block.Type, " PRIVATE KEY") {
 			continue
 		}
-		for _, part := range partsOf(block.Bytes) { // a key in PKCS #8, RFC 5958, is an octet string
-			if part.Tag == asn1.TagOctetString {
-				if err := checkNumbers(partsOf(part.Bytes)); err != nil {
-					return err
-				}
+		parts, err := partsOf(block.Bytes)
+		if err != nil {
+			return err
+		}
+		const key = 2 // in PKCS #8, RFC 5958, after the version and the algorithm
+		if len(parts) > key && parts[key].Tag == asn1.TagOctetString {
+			inner, err := partsOf(parts[key].Bytes)
+			if err := errors.Join(err, checkNumbers(inner)); err != nil {
+				return err
 			}
 		}
-		return checkNumbers(partsOf(block.Bytes))
+		return checkNumbers(parts)
 	}
 	return nil
 }
 
-// partsOf returns the parts of a sequence in DER; nil if it is none.
-func partsOf(der []byte) (parts []asn1.RawValue) {
-	if _, err := asn1.Unmarshal(der, &parts); err != nil {
-		return nil
+// partsOf returns the parts of a sequence in DER; nil if it is none. Each must be readable:
+// parsers of keys ignore what follows the parts that they know.
+func partsOf(der []byte) (parts []asn1.RawValue, err error) {
+	var whole asn1.RawValue
+	if _, err := asn1.Unmarshal(der, &whole); err != nil || whole.Class != asn1.ClassUniversal || whole.Tag != asn1.TagSequence {
+		return nil, nil //nolint:nilerr // no sequence
 	}
-	return parts
+	for rest := whole.Bytes; len(rest) > 0; {
+		var part asn1.RawValue
+		if rest, err = asn1.Unmarshal(rest, &part); err != nil {
+			return nil, errors.New("a private key is not in DER: generate it anew, or convert it by openssl pkcs8")
+		}
+		parts = append(parts, part)
+	}
+	return parts, nil
 }
 
 // checkNumbers rejects long numbers among the parts of a key. PKCS #1, RFC 8017, has the
@@ -102,11 +118,15 @@ func checkNumbers(parts []asn1.RawValue) error {
 		}
 		// The first byte may be zero, for the sign.
 		if bits := 8 * (len(part.Bytes) - 1); part.Tag == asn1.TagInteger && bits > limit {
-			return fmt.Errorf("an RSA key has a number of %d bits, and at most %d are accepted there: use a key of at most %d bits", bits, limit, maxPrivate)
+			return tooLong(bits, limit)
 		}
 		if part.Tag == asn1.TagSequence && i >= primes {
 			return errPrimes
 		}
 	}
 	return nil
+}
+
+func tooLong(bits, limit int) error {
+	return fmt.Errorf("an RSA key has a number of %d bits, and at most %d are accepted there: use a key of at most %d bits", bits, limit, maxPrivate)
 }

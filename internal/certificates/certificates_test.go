@@ -95,6 +95,24 @@ func TestCostlyRSAKeysAreRejectedUnparsed(t *testing.T) {
 	}
 }
 
+// Parsers of keys ignore what follows the parts that they know.
+func TestUnreadablePartsHideNoLongNumbers(t *testing.T) {
+	key, err := rsa.GenerateKey(rand.Reader, maxPrivate+512)
+	require.NoError(t, err)
+	pkcs8, err := x509.MarshalPKCS8PrivateKey(key)
+	require.NoError(t, err)
+	garbage := []byte{0x30, 0x00, 0x1f} // no further primes, and the beginning of a tag
+	for kind, der := range map[string][]byte{"RSA PRIVATE KEY": x509.MarshalPKCS1PrivateKey(key), "PRIVATE KEY": pkcs8} {
+		var whole asn1.RawValue
+		_, err = asn1.Unmarshal(der, &whole)
+		require.NoError(t, err)
+		hidden, err := asn1.Marshal(asn1.RawValue{Tag: asn1.TagSequence, IsCompound: true, Bytes: append(whole.Bytes, garbage...)})
+		require.NoError(t, err)
+		_, err = Pair(certificateOf(t, key), encode(kind, hidden))
+		require.ErrorContains(t, err, "not in DER", kind)
+	}
+}
+
 func TestUsualKeysAreAccepted(t *testing.T) {
 	_, ed, err := ed25519.GenerateKey(rand.Reader)
 	require.NoError(t, err)
