@@ -2,6 +2,7 @@
 package bundle
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -19,11 +20,11 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
-	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 const (
-	// patience is how long the rotation of a CA waits for a namespace whose bundle cannot be written.
+	// patience is how long the rotation of a CA waits for namespaces whose bundle cannot be written,
+	// from when it was first written anywhere: tenants may fail in turns.
 	patience = 10 * time.Minute
 	// parallel bounds the bundles that are written at the same time, perBundle the time of each. A
 	// webhook may take 10 s by default.
@@ -39,8 +40,21 @@ type Controller struct {
 	Mesh, Egress func() []byte
 	State        *controllers.State
 
-	// failing is since when bundles cannot be written.
-	failing map[need]time.Time
+	mesh, egress rotation
+}
+
+// rotation is a CA's bundle that is being written.
+type rotation struct {
+	bundle []byte
+	since  time.Time
+}
+
+// follow notes the bundle. It reports whether the bundle has been written for patience.
+func (r *rotation) follow(bundle []byte, now time.Time) bool {
+	if r.since.IsZero() || !bytes.Equal(r.bundle, bundle) {
+		r.bundle, r.since = bundle, now
+	}
+	return now.Sub(r.since) >= patience
 }
 
 // Watch watches the mesh's ConfigMaps in all namespaces.
@@ -81,23 +95,23 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
 	})
 	mesh, egress, now := r.Mesh(), r.Egress(), time.Now()
+	meshLong, egressLong := r.mesh.follow(mesh, now), r.egress.follow(egress, now)
 	errs := r.ensure(ctx, needs)
-	failing, causes := map[need]time.Time{}, map[string]string{}
+	failing, causes := map[need]bool{}, map[string]string{}
 	for i, n := range needs {
 		if errs[i] != nil {
-			failing[n] = collect.Since(r.failing, n, now)
+			failing[n] = true
 			causes[n.namespace] = errs[i].Error()
 		}
 	}
-	r.failing = failing
 	if before := r.State.MissingBundles.Load(); before == nil || !maps.Equal(*before, causes) {
 		r.State.MissingBundles.Store(&causes)
 	}
 	// If a CA has changed meanwhile, the next run stores it.
-	if spread(needs, failing, now, inject.MeshBundle, inject.BothBundle) {
+	if spread(needs, failing, meshLong, inject.MeshBundle, inject.BothBundle) {
 		r.State.MeshBundle.Store(&mesh)
 	}
-	if spread(needs, failing, now, inject.EgressBundle) {
+	if spread(needs, failing, egressLong, inject.EgressBundle) {
 		r.State.EgressBundle.Store(&egress)
 	}
 	return errors.Join(errs...)
@@ -125,21 +139,16 @@ func (r *Controller) ensure(ctx context.Context, needs []need) []error {
 }
 
 // spread reports whether a rotation of the CA of some bundles may go on: no namespace lacks one, or
-// those that do have refused it for patience, while another has it. A quota or a policy of a tenant
-// then affects the tenant alone.
-func spread(needs []need, failing map[need]time.Time, now time.Time, bundles ...string) bool {
+// some do after long, while another has it. A quota or a policy of a tenant then affects the tenant
+// alone.
+func spread(needs []need, failing map[need]bool, long bool, bundles ...string) bool {
 	missing, some := false, false
 	for _, n := range needs {
-		if !slices.Contains(bundles, n.name) {
-			continue
+		if slices.Contains(bundles, n.name) {
+			missing, some = missing || failing[n], some || !failing[n]
 		}
-		since, fails := failing[n]
-		if fails && now.Sub(since) < patience {
-			return false
-		}
-		missing, some = missing || fails, some || !fails
 	}
-	return some || !missing
+	return !missing || long && some
 }
 
 // otherNeeds reports whether pods need other bundles.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -57,29 +58,55 @@ func TestQuotaOfANamespaceHoldsBackNoOther(t *testing.T) {
 	require.Nil(t, state.MeshBundle.Load(), "it waits")
 	require.NotNil(t, state.EgressBundle.Load(), "nobody needs it")
 
-	r.failing[need{"full", inject.MeshBundle}] = time.Now().Add(-patience)
+	r.mesh.since = time.Now().Add(-patience)
 	require.ErrorIs(t, r.Reconcile(t.Context()), full)
 	require.Equal(t, ca(), *state.MeshBundle.Load())
 }
 
 func TestRotationWaitsForBundles(t *testing.T) {
-	now := time.Unix(10_000, 0)
-	long, short := now.Add(-patience), now.Add(-patience+1)
 	a, b, other := need{"a", inject.MeshBundle}, need{"b", inject.BothBundle}, need{"a", inject.EgressBundle}
 	for _, c := range []struct {
 		name    string
 		needs   []need
-		failing map[need]time.Time
+		failing map[need]bool
+		long    bool
 		want    bool
 	}{
-		{"nobody needs it", nil, nil, true},
-		{"all have it", []need{a, b}, nil, true},
-		{"one lacks it", []need{a, b}, map[need]time.Time{a: short}, false},
-		{"one has lacked it for long", []need{a, b}, map[need]time.Time{a: long}, true},
-		{"another has not", []need{a, b}, map[need]time.Time{a: long, b: short}, false},
-		{"nobody has it", []need{a, b}, map[need]time.Time{a: long, b: long}, false},
-		{"it is another CA's", []need{a, other}, map[need]time.Time{other: short}, true},
+		{"nobody needs it", nil, nil, false, true},
+		{"all have it", []need{a, b}, nil, false, true},
+		{"one lacks it", []need{a, b}, map[need]bool{a: true}, false, false},
+		{"one lacks it after long", []need{a, b}, map[need]bool{a: true}, true, true},
+		{"nobody has it", []need{a, b}, map[need]bool{a: true, b: true}, true, false},
+		{"it is another CA's", []need{a, other}, map[need]bool{other: true}, false, true},
 	} {
-		require.Equal(t, c.want, spread(c.needs, c.failing, now, inject.MeshBundle, inject.BothBundle), c.name)
+		require.Equal(t, c.want, spread(c.needs, c.failing, c.long, inject.MeshBundle, inject.BothBundle), c.name)
 	}
+}
+
+// A tenant whose bundles cannot be written needs one, then another, before patience ends.
+func TestTenantDoesNotHoldBackRotationByTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		full := apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, "bundle", errors.New("exceeded quota: few"))
+		c := fake.NewClientBuilder().WithInterceptorFuncs(interceptor.Funcs{
+			Create: func(ctx context.Context, w client.WithWatch, o client.Object, opts ...client.CreateOption) error {
+				if o.GetNamespace() == "tenant" {
+					return full
+				}
+				return w.Create(ctx, o, opts...)
+			},
+		}).Build()
+		state := &controllers.State{}
+		ca := func() []byte { return []byte("ca") }
+		r := &Controller{Bundles: &inject.Bundles{Client: c, Mesh: ca, Cluster: ca, Egress: ca}, Mesh: ca, Egress: ca, State: state}
+		other := &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "other"}}
+		for start := time.Now(); state.MeshBundle.Load() == nil; time.Sleep(patience / 2) {
+			require.LessOrEqual(t, time.Since(start), patience)
+			tenant := &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "tenant"}}
+			if time.Since(start)%patience != 0 {
+				tenant.Spec.FailurePolicy = v1alpha1.FailOpen
+			}
+			state.Compiled.Store(&controllers.Compiled{Listed: &controllers.Listed{Configs: []*v1alpha1.ShardingConfig{tenant, other}}})
+			require.ErrorIs(t, r.Reconcile(t.Context()), full)
+		}
+	})
 }
