@@ -182,6 +182,9 @@ type pieces struct {
 }
 
 func (p *pieces) Read(b []byte) (int, error) {
+	if len(b) == 0 {
+		return 0, nil
+	}
 	if len(p.rest) == 0 {
 		p.t.Error("what has come is held back")
 		return 0, io.EOF
@@ -362,7 +365,7 @@ func TestUnusualEncodingsAreFiltered(t *testing.T) {
 	require.Equal(t, deep, string(got))
 }
 
-// Hold is called for memory above the first bytes.
+// Hold is called for memory above the first bytes, and Give when a watch waits.
 func TestHoldIsCalledBeforeBuffersGrow(t *testing.T) {
 	refused := errors.New("enough")
 	for _, c := range []struct {
@@ -377,14 +380,18 @@ func TestHoldIsCalledBeforeBuffersGrow(t *testing.T) {
 		{"a small event", filter.Options{ContentType: jsonType, Watch: true}, event(t, jsonType, watch.Added, pod(own, "a")), false, 0},
 		{"a large event", filter.Options{ContentType: jsonType, Watch: true}, []byte(`{"type":"ADDED","object":{"x":"` + strings.Repeat("x", 1<<20) + `"}}`), true, 2 << 20},
 	} {
-		asked := 0
+		asked, given := 0, 0
 		c.o.Hold = func(n int) error { asked += n; return nil }
+		c.o.Give = func(n int) { given += n }
 		r, err := filter.New(bytes.NewReader(c.body), keep, c.o)
 		require.NoError(t, err)
 		_, err = io.ReadAll(r)
 		require.NoError(t, err, c.name)
 		require.Equal(t, c.asks, asked > 0, c.name)
 		require.LessOrEqual(t, asked, c.atMost, c.name)
+		if c.o.Watch {
+			require.Equal(t, asked, given, c.name)
+		}
 
 		c.o.Hold = func(int) error { return refused }
 		r, err = filter.New(bytes.NewReader(c.body), keep, c.o)

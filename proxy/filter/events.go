@@ -46,6 +46,7 @@ func (e *Events) Protobuf() bool { return e.protobuf }
 
 // Next reads one event. After an error, Rest returns what was not returned as an event.
 func (e *Events) Next() (Event, error) {
+	e.in.await()
 	if e.protobuf {
 		return e.nextProto()
 	}

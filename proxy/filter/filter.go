@@ -48,14 +48,17 @@ type Options struct {
 	// length first (protobuf). Both are in bytes, and 0 means the default.
 	MaxObject, MaxList int
 	// Hold, if set, is called before the reader takes n more bytes of memory than the
-	// first 8 KiB of a watch or 64 KiB of a list. The reader keeps them as long as it
-	// exists. An error of Hold ends the answer, and Read returns it.
+	// first 4 KiB of a watch or 64 KiB of a list. An error of Hold ends the answer, and
+	// Read returns it.
 	Hold func(n int) error
+	// Give, if set, is called when a watch waits for an event, and so needs n bytes of Hold
+	// no longer. The reader keeps all others as long as it exists.
+	Give func(n int)
 }
 
 // Reader is a filtered answer. Read returns whole events of a watch as soon as they have
-// arrived. It returns errors of the source unchanged, and io.ErrUnexpectedEOF if the
-// source ends within an object.
+// arrived, and a Read of nothing waits for one. It returns errors of the source unchanged,
+// and io.ErrUnexpectedEOF if the source ends within an object.
 type Reader struct {
 	in   input
 	form form
@@ -100,8 +103,11 @@ func New(src io.Reader, keep Keep, o Options) (*Reader, error) {
 
 // Read implements io.Reader.
 func (r *Reader) Read(p []byte) (n int, err error) {
-	for n < len(p) {
+	for n < len(p) || len(p) == 0 {
 		if len(r.out) > 0 {
+			if len(p) == 0 {
+				return 0, nil
+			}
 			c := copy(p[n:], r.out)
 			r.out = r.out[c:]
 			n += c
@@ -114,6 +120,7 @@ func (r *Reader) Read(p []byte) (n int, err error) {
 		r.in.wait = n == 0
 		switch {
 		case !r.plain:
+			r.in.await()
 			if r.out, err = r.form.next(r); err == errWait { //nolint:errorlint // never wrapped
 				return n, nil
 			}
@@ -167,8 +174,11 @@ func newInput(src io.Reader, o Options) (in input, media string, err error) {
 	if o.Hold == nil {
 		o.Hold = func(int) error { return nil }
 	}
+	if o.Give == nil {
+		o.Give = func(int) {}
+	}
 	media, err = mediaType(o.ContentType)
-	return input{src: src, max: cmp.Or(o.MaxObject, DefaultMaxObject), hold: o.Hold, base: base, asked: base}, media, err
+	return input{src: src, watch: o.Watch, max: cmp.Or(o.MaxObject, DefaultMaxObject), hold: o.Hold, give: o.Give, base: base, asked: base}, media, err
 }
 
 func mediaType(contentType string) (string, error) {

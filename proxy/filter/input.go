@@ -6,14 +6,11 @@ import (
 	"io"
 )
 
-// Sizes of buffers in bytes. A watch keeps its buffer as long as it lasts.
+// Sizes of buffers in bytes.
 const (
 	// ListBuffer and WatchBuffer are what a reader takes before it calls Options.Hold.
 	ListBuffer  = 64 << 10
-	WatchBuffer = 8 << 10
-	// maxIdle is the maximum size of an empty buffer: a large event must not take memory
-	// for the rest of its watch.
-	maxIdle = 256 << 10
+	WatchBuffer = 4 << 10
 	// minRead is the minimum free room to read into.
 	minRead = 1 << 10
 )
@@ -26,12 +23,30 @@ type input struct {
 	src   io.Reader
 	b     []byte // bytes read and not yet taken, at the end of store
 	store []byte
+	watch bool
 	base  int // initial size of store
 	hold  func(n int) error
+	give  func(n int)
 	asked int // size that store may have without a call of hold
 	max   int // maximum size of b
 	wait  bool
 	err   error // of src
+}
+
+// await waits for the next event of a watch, unless some of it was read. The buffer is given
+// back meanwhile: a watch is idle for most of its life. A read of nothing waits for bytes in
+// HTTP/2 and in chunks. If the source returns from it at once, more waits.
+func (in *input) await() {
+	if !in.watch || !in.wait || len(in.b) > 0 || in.err != nil {
+		return
+	}
+	if in.store != nil {
+		putStore(in.store)
+		in.b, in.store = nil, nil
+		in.give(in.asked - in.base)
+		in.asked = in.base
+	}
+	_, in.err = in.src.Read(nil)
 }
 
 // more reads at least one byte. It may move b: indexes into b stay valid, slices of it do
@@ -67,8 +82,8 @@ func (in *input) more() error {
 // room makes free room after b.
 func (in *input) room() error {
 	full := in.max + minRead
-	if len(in.b) == 0 && (in.store == nil || len(in.store) > maxIdle) {
-		in.store = make([]byte, min(in.base, full))
+	if in.store == nil {
+		in.store = newStore(min(in.base, full))
 	}
 	switch {
 	case len(in.b) == 0:
@@ -84,8 +99,11 @@ func (in *input) room() error {
 			}
 			in.asked = size
 		}
-		store := make([]byte, size)
+		store := newStore(size)
 		in.b = store[:copy(store, in.b)]
+		if in.watch {
+			putStore(in.store)
+		}
 		in.store = store
 	}
 	return nil

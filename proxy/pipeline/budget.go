@@ -162,6 +162,12 @@ func (h *Holding) ReadAll(r io.Reader, limit int) ([]byte, error) {
 	}
 }
 
+// GiveFiltered gives back n bytes that a filter keeps no longer.
+func (h *Holding) GiveFiltered(n int) {
+	h.filtered -= int64(n)
+	h.Budgets.Filtered.Give(int64(n))
+}
+
 // HoldFiltered takes n bytes that a filter of a resource keeps until the request is over.
 func (h *Holding) HoldFiltered(resource string, n int) error {
 	h.filtered += int64(n)

@@ -36,8 +36,10 @@ type Options struct {
 	// that were held back by faults that are not in force any more are delivered at once,
 	// and later ones without delay. A watch that was stalled for good ends.
 	Still func() (still bool, changed <-chan struct{})
-	// Hold is called before the buffer grows (see filter.Options). May be nil.
-	Hold func(n int) error
+	// Hold is called before the buffer grows, and Release when it has shrunk (Hold and Give
+	// of filter.Options). May be nil.
+	Hold    func(n int) error
+	Release func(n int)
 	// Take takes n bytes for events that are held back, and reports whether there was
 	// room. Give gives them back.
 	Take func(n int64) bool
@@ -119,7 +121,7 @@ type held struct {
 // New returns a Reader that injects faults into the events of src. If the content type is
 // not supported, it fails with filter.ErrType and has read nothing.
 func New(src io.Reader, o Options) (*Reader, error) {
-	in, err := filter.NewEvents(src, filter.Options{ContentType: o.ContentType, Watch: true, Hold: o.Hold})
+	in, err := filter.NewEvents(src, filter.Options{ContentType: o.ContentType, Watch: true, Hold: o.Hold, Give: o.Release})
 	if err != nil {
 		return nil, err
 	}

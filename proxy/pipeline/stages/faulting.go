@@ -183,6 +183,7 @@ func (s *faultStage) injectEvents(x *pipeline.State, resp *upstream.Response) {
 		Interrupt:   x.Interrupt,
 		Still:       func() (bool, <-chan struct{}) { return s.stillInjecting(x) },
 		Hold:        x.HoldRead,
+		Release:     x.GiveFiltered,
 		Take:        x.Budgets.Withhold,
 		Give:        x.Budgets.Filtered.Give,
 	}

@@ -233,6 +233,7 @@ func (s *narrowStage) Respond(x *pipeline.State, resp *upstream.Response) *pipel
 			Watch:         s.watch,
 			ShardSelector: x.ShardSelector,
 			Hold:          func(n int) error { return x.HoldFiltered(s.resource.Resource, n) },
+			Give:          x.GiveFiltered,
 		})
 	}
 	if err != nil {

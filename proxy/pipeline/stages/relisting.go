@@ -240,7 +240,11 @@ func (s *staleness) Respond(x *pipeline.State, resp *upstream.Response) *pipelin
 	q := pipeline.Parameters(x.Req.Query)
 	see := func(version []byte) { s.seen.See(time.Now(), version) }
 	if x.Req.Info.Verb == "watch" {
-		events, err := filter.NewEvents(resp.Body, filter.Options{ContentType: resp.Get("Content-Type"), Hold: func(n int) error { return x.HoldFiltered(x.Req.Info.Resource, n) }})
+		events, err := filter.NewEvents(resp.Body, filter.Options{
+			ContentType: resp.Get("Content-Type"),
+			Hold:        func(n int) error { return x.HoldFiltered(x.Req.Info.Resource, n) },
+			Give:        x.GiveFiltered,
+		})
 		if err == nil {
 			from := q.Get("resourceVersion")
 			initial := from == "" || from == "0" || x.Initial != nil
