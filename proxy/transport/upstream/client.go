@@ -57,9 +57,10 @@ func NewClient(cluster *Cluster, dial Dial) *Client {
 		HTTP2: &http.HTTP2Config{
 			// A stream whose client does not read takes no more than this. The
 			// window of the connection is larger, so that other streams go on.
-			MaxReceiveBufferPerStream: 256 << 10,
-			SendPingTimeout:           30 * time.Second,
-			PingTimeout:               15 * time.Second,
+			MaxReceiveBufferPerStream:     64 << 10,
+			MaxReceiveBufferPerConnection: 1 << 20,
+			SendPingTimeout:               30 * time.Second,
+			PingTimeout:                   15 * time.Second,
 		},
 	}
 	return c
