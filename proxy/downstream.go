@@ -20,7 +20,18 @@ import (
 
 // ServeHTTP serves one request of the pod.
 func (p *Pod) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	x := &exchange{
+	x := newExchange(p, w, r)
+	if c := x.client.conn; c != nil {
+		c.Enter()
+		defer c.Serving(-1)
+	}
+	x.run()
+}
+
+// newExchange is a function of its own because its frame is large, and that of ServeHTTP
+// stays on the stack as long as the request lasts.
+func newExchange(p *Pod, w http.ResponseWriter, r *http.Request) *exchange {
+	return &exchange{
 		State: pipeline.State{
 			Holding: pipeline.Holding{Budgets: &p.budgets},
 			Req:     newRequest(r),
@@ -30,11 +41,6 @@ func (p *Pod) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		response: response{client: newClient(p, w, r)},
 		start:    time.Now(),
 	}
-	if c := x.client.conn; c != nil {
-		c.Enter()
-		defer c.Serving(-1)
-	}
-	x.run()
 }
 
 // client is the client's side of an exchange, as net/http serves it.

@@ -33,6 +33,7 @@ func (x *exchange) deliver(resp *upstream.Response) {
 		if x.Unmarked {
 			defer x.NoteMethod() // also when the client ends the watch
 		}
+		x.settleIn()
 		if whole := x.copyStream(resp.Body); whole {
 			x.end = x.completion(resp, nil)
 		}
@@ -92,6 +93,16 @@ func (x *exchange) copyShort(r io.Reader) {
 	}
 }
 
+// settleIn frees what only the beginning of a stream needs. A stream with a body of the
+// client's may need it as long as it lasts.
+func (x *exchange) settleIn() {
+	if x.Req.Length == 0 {
+		x.Opened()
+		x.strip(0)
+		x.sending = upstream.Request{Sent: x.sending.Sent}
+	}
+}
+
 // copyStream copies a body, and flushes after each read. It reports whether the client got
 // the whole body.
 func (x *exchange) copyStream(r io.Reader) (whole bool) {
@@ -104,18 +115,16 @@ func (x *exchange) copyStream(r io.Reader) (whole bool) {
 			}
 		}
 	}
-	b := streamBuffer{small: make([]byte, 4<<10)}
+	b := streamBuffer{budgets: x.Budgets}
 	defer b.free()
 	for {
-		p := b.next()
-		n, err := r.Read(p)
-		if n > 0 && !x.writeStream(p[:n]) {
+		p, err := b.read(r)
+		if len(p) > 0 && !x.writeStream(p) {
 			return false
 		}
 		switch {
 		case err == nil:
-			b.read(n)
-		case err == io.EOF:
+		case err == io.EOF: //nolint:errorlint // a wrapped one is a body cut short
 			return true
 		case x.ended():
 			if errors.Is(context.Cause(x.Ctx), relist.ErrPolicyChanged) {
@@ -145,33 +154,45 @@ func (x *exchange) writeStream(p []byte) bool {
 	return true
 }
 
-// streamBuffer is small until a read fills it, and then large until one does not.
+// streamBuffer is taken from a pool while there are bytes to copy. It is small, and large
+// after a read that filled it if the pod's budget has room.
 type streamBuffer struct {
-	small []byte
-	big   *upstream.Buf // nil: small is in use
+	budgets *pipeline.Budgets
+	buf     *upstream.Buf // nil: none is taken
+	large   bool          // buf is in the budget
+	full    bool          // the last read filled it
 }
 
-func (b *streamBuffer) next() []byte {
-	if b.big != nil {
-		return b.big.B
+// read returns the next bytes of r. They are valid until the next call.
+func (b *streamBuffer) read(r io.Reader) ([]byte, error) {
+	b.free()
+	// A read of nothing waits without a buffer, where r can: in HTTP/2, in chunks, and in
+	// what is filtered.
+	if _, err := r.Read(nil); err != nil {
+		return nil, err
 	}
-	return b.small
+	b.take()
+	n, err := r.Read(b.buf.B)
+	b.full = n == len(b.buf.B)
+	return b.buf.B[:n], err
 }
 
-// read adapts the size to the number of bytes of the last read.
-func (b *streamBuffer) read(n int) {
-	switch {
-	case n == len(b.small) && b.big == nil:
-		b.big = upstream.Buffer()
-	case n < len(b.small):
-		b.free()
+func (b *streamBuffer) take() {
+	if b.large = b.full && b.budgets.Withhold(upstream.BufferSize); b.large {
+		b.buf = upstream.Buffer()
+	} else {
+		b.buf = upstream.SmallBuffer()
 	}
 }
 
 func (b *streamBuffer) free() {
-	if b.big != nil {
-		b.big.Free()
-		b.big = nil
+	if b.buf != nil {
+		b.buf.Free()
+		b.buf = nil
+	}
+	if b.large {
+		b.budgets.Filtered.Give(upstream.BufferSize)
+		b.large = false
 	}
 }
 

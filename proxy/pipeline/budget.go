@@ -41,7 +41,10 @@ const (
 	// PartWeight is the memory of each part of a target while it is parsed. A requirement
 	// of a selector takes the most.
 	PartWeight = 384
-	copies     = 8 // of a target, decoded and edited
+	// StreamWeight is the memory of a stream that is open: 29 KiB while it is idle, by
+	// BenchmarkOpenWatches of package proxy, and the small buffer for what arrives.
+	StreamWeight = 33 << 10
+	copies       = 8 // of a target, decoded and edited
 	// ReceivePerStream bounds what is received of a body before it is read.
 	ReceivePerStream = 64 << 10
 )
@@ -73,7 +76,7 @@ type Budgets struct {
 	Bound func(what string)
 }
 
-// Withhold takes n bytes for what is kept from a client, if they are within bounds.
+// Withhold takes n bytes for what the proxy keeps of a response, if they are within bounds.
 func (a *Budgets) Withhold(n int64) bool {
 	if a.Filtered.Take(n) {
 		return true

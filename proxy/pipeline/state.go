@@ -56,6 +56,13 @@ type aboutLock struct {
 // Renew has a request evaluated anew, as it came.
 func (x *State) Renew() { x.Decision = Decision{Ctx: x.Req.Ctx, Out: x.Req.Outgoing()} }
 
+// Opened gives back what only the beginning of a stream takes.
+func (x *State) Opened() {
+	n := max(0, x.Req.Weight()-StreamWeight)
+	x.Held -= n
+	x.Budget.Give(n)
+}
+
 // Gathers reports whether Gather has anything to do: a stage may have read the body.
 func (x *State) Gathers() bool {
 	return x.Plan.Route == RouteShort && x.Req.Length != 0 && !x.Req.Body.begun()

@@ -17,6 +17,7 @@ func responseOf(r *http.Response, err error) (Response, error) {
 	if err != nil {
 		return Response{}, err
 	}
+	r.Request = nil // net/http keeps r as long as the body is open
 	return Response{r.StatusCode, r.Header, r.Trailer, r.Body}, nil
 }
 
