@@ -160,7 +160,7 @@ func (a *agent) newProxy() (*proxy.Server, error) {
 		return nil, err
 	}
 	server, err := proxy.New(proxy.Config{
-		Leaf: a.keeper.Current, Logger: a.Logger, Registerer: a.registry, Node: a.Node,
+		Leaf: a.keeper.Current, Logger: a.Logger, Registerer: a.registry, Node: a.Node, WatchMemory: a.WatchMemory,
 		EgressLeaf: func() func(context.Context, string) (*tls.Certificate, error) { return hosts.Pod().Get },
 		Notify: func(p proxy.PodInfo, reason, message string) {
 			a.events.Pod(pods.Pod{UID: p.UID, Namespace: p.Namespace, Name: p.Name}, reason, message)

@@ -9,12 +9,14 @@ import (
 	"path/filepath"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
 	"github.com/ctrlmesh/ctrlmesh/agent/nri"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	"github.com/ctrlmesh/ctrlmesh/agent/telemetry"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 )
 
 // Dirs are the directories of an agent, as this process sees them.
@@ -50,6 +52,8 @@ type Options struct {
 	AddressListen string
 	// NRISocket is the socket of the container runtime.
 	NRISocket string
+	// WatchMemory bounds the memory of one pod's watches, in bytes (see proxy.Config).
+	WatchMemory int64
 	// ListenAddress serves /healthz, /readyz and /metrics.
 	ListenAddress string
 	// Version of this program.
@@ -73,6 +77,8 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.Func("capture", "capture mode of pods that do not name one: ebpf, iptables, address, or auto for the first that works (default auto)", o.setCapture)
 	fs.StringVar(&o.AddressListen, "address-listen", ":6443", "where pods in capture mode address reach their agent; empty for nowhere")
 	fs.StringVar(&o.NRISocket, "nri-socket", nri.Socket, "where the container runtime reports pods")
+	o.WatchMemory = pipeline.DefaultWatchMemory
+	fs.Func("watch-memory", "memory for the watches and other lasting requests of one pod, if no other pod uses as much (default "+quantity(o.WatchMemory)+")", o.setWatchMemory)
 	fs.StringVar(&o.ListenAddress, "listen", ":9090", "address of /healthz, /readyz and /metrics")
 }
 
@@ -87,6 +93,20 @@ func (o *Options) setCapture(mode string) error {
 	}
 	return nil
 }
+
+func (o *Options) setWatchMemory(text string) error {
+	q, err := resource.ParseQuantity(text)
+	if err != nil {
+		return err
+	}
+	if q.Value() < pipeline.OwnLong {
+		return errors.New("use at least " + quantity(pipeline.OwnLong))
+	}
+	o.WatchMemory = q.Value()
+	return nil
+}
+
+func quantity(bytes int64) string { return resource.NewQuantity(bytes, resource.BinarySI).String() }
 
 // PinDir returns where the redirection is pinned below a BPF file system.
 func PinDir(bpfDir string) string { return filepath.Join(bpfDir, "ctrlmesh") }

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline/stages"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
@@ -33,7 +34,11 @@ func (p *Pod) newListener(l net.Listener) net.Listener {
 // bound counts and reports that the pod has reached a bound.
 func (p *Pod) bound(what string) {
 	p.workload().Bounded(p.server.metrics, what)
-	p.notify(stages.ReasonBound, "pod %s has reached the proxy's bound on %s; what is beyond it is refused", p.env.ID, what)
+	remedy := ""
+	if what == pipeline.BoundWatches {
+		remedy = ": raise agent.watchMemory of the chart"
+	}
+	p.notify(stages.ReasonBound, "pod %s has reached the proxy's bound on %s; what is beyond it is refused%s", p.env.ID, what, remedy)
 }
 
 // distrusted counts and reports a client of the pod that does not trust the mesh's CA.

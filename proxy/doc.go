@@ -90,10 +90,14 @@
 //	64, 4 MiB      memory of incomplete handshakes and heads, taken as 16 times the bytes
 //	               that were sent
 //	64, 2 MiB      memory of short requests in progress: 429 above it
-//	32, 2 MiB      memory of watches and other long requests: 429 above it
+//	184, 2 MiB     memory of watches and other long requests: 429 above it. The first
+//	               figure is Config.WatchMemory
 //	512 KiB        that only requests about the lock can use, before the 64 MiB
 //	64, 4 MiB      memory to filter protobuf lists and large objects: 429 above it. It also
-//	               keeps events that faults delay: above it they pass
+//	               keeps events that faults delay: above it they pass. Large buffers of
+//	               watches are in it: above it they are small
+//	1 MiB, 64 KiB  what arrives on one HTTP/2 connection of watches to the apiserver, and on
+//	               one of its streams, before the client reads it
 //	1024           watches whose faults withhold events, or withheld some at their end:
 //	               no events of other watches are dropped
 //	64             requests that are being answered with 429; others are cut
@@ -106,7 +110,9 @@
 //
 // A request is in its account until net/http waits no more for the client. Its weight is
 // the memory that its head can take, before it is parsed: 128 bytes for each field
-// besides its length, 384 for each part of the target.
+// besides its length, 384 for each part of the target. Of a watch that is open, 33 KiB are left:
+// its head is dropped, and its buffers are in pools while no event comes. Filtered watches take
+// 4 KiB more.
 //
 // # Draining
 //

@@ -119,6 +119,7 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 		budgets: pipeline.Budgets{
 			Held:     bounds.Account{Pool: s.held, Own: pipeline.OwnHeld},
 			Long:     bounds.Account{Pool: s.long, Own: pipeline.OwnLong},
+			MaxLong:  s.config.WatchMemory,
 			Lock:     bounds.Account{Pool: s.held, Own: pipeline.OwnLock},
 			Filtered: bounds.Account{Pool: s.filtered, Own: pipeline.OwnFiltered},
 		},

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -36,6 +37,9 @@ type Config struct {
 	// EgressLeaf returns a function that issues certificates for hosts, for one pod, by the
 	// egress CA. Nil, or an error: connections to the host are not decrypted.
 	EgressLeaf func() func(ctx context.Context, host string) (*tls.Certificate, error)
+	// WatchMemory bounds the memory of one pod's watches and other requests that may last,
+	// in bytes, if no other pod uses as much. Zero: pipeline.DefaultWatchMemory.
+	WatchMemory int64
 	// EgressRoots verify the servers of decrypted connections. Nil: the system's roots.
 	EgressRoots *x509.CertPool
 }
@@ -63,6 +67,7 @@ func New(c Config) (*Server, error) {
 	if c.Leaf == nil {
 		return nil, errors.New("proxy: Config.Leaf is required")
 	}
+	c.WatchMemory = cmp.Or(c.WatchMemory, pipeline.DefaultWatchMemory)
 	log := c.Logger
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -76,8 +81,8 @@ func New(c Config) (*Server, error) {
 	}
 	s := &Server{
 		config: c, log: log, metrics: m, pods: map[*Pod]struct{}{},
-		conns: downstream.NewPools(), held: bounds.NewPool(pipeline.MaxHeld, pipeline.OwnHeld), long: bounds.NewPool(pipeline.MaxLong, pipeline.OwnLong),
-		filtered:    bounds.NewPool(pipeline.MaxFiltered, pipeline.OwnFiltered),
+		conns: downstream.NewPools(), held: bounds.NewPool(pipeline.MaxHeld, pipeline.OwnHeld),
+		long: bounds.NewPool(c.WatchMemory, pipeline.OwnLong), filtered: bounds.NewPool(pipeline.MaxFiltered, pipeline.OwnFiltered),
 		reviewConns: downstream.NewPools(), reviewed: bounds.NewPool(maxReviews, ownReviews),
 	}
 	if c.Registerer != nil {

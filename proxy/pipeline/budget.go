@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/internal/listen"
@@ -23,9 +24,10 @@ import (
 const (
 	MaxHeld = 64 << 20 // six hundred short requests
 	OwnHeld = 2 << 20
-	MaxLong = 32 << 20 // a thousand watches
-	OwnLong = 2 << 20
-	OwnLock = 512 << 10
+	// DefaultWatchMemory is for 5,000 watches that are filtered.
+	DefaultWatchMemory = 184 << 20
+	OwnLong            = 2 << 20
+	OwnLock            = 512 << 10
 	// MaxFiltered is for lists and large objects that filters keep.
 	MaxFiltered = 64 << 20
 	OwnFiltered = 4 << 20
@@ -69,12 +71,16 @@ type Budgets struct {
 	Pod      string         // namespace/name
 	Held     bounds.Account // bytes of short requests
 	Long     bounds.Account // bytes of those that may last
+	MaxLong  int64          // what Long may have if no other pod uses as much
 	Lock     bounds.Account // bytes of those about the lock
 	Filtered bounds.Account // bytes that filters keep
 	Refusing atomic.Int64   // requests that are answered 429
 	// Bound reports that the pod has reached a bound.
 	Bound func(what string)
 }
+
+// BoundWatches is the name of the bound of Budgets.Long.
+const BoundWatches = "watches"
 
 // Withhold takes n bytes for what the proxy keeps of a response, if they are within bounds.
 func (a *Budgets) Withhold(n int64) bool {
@@ -128,6 +134,12 @@ func (h *Holding) Hold(n int64) *apierrors.StatusError {
 // Exceeded refuses a request that is above a budget.
 func (h *Holding) Exceeded() *apierrors.StatusError {
 	h.Over = true
+	if h.Budget == &h.Budgets.Long {
+		h.Budgets.Bound(BoundWatches)
+		return status.New(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, 1,
+			"pod %s has too many watches and other lasting requests open: they may take %s of the agent's memory, less while other pods of the node take much: raise agent.watchMemory of the chart (--watch-memory of the agent)",
+			h.Budgets.Pod, resource.NewQuantity(h.Budgets.MaxLong, resource.BinarySI))
+	}
 	h.Budgets.Bound("requests")
 	return status.New(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, 1, "pod %s has too many requests in progress", h.Budgets.Pod)
 }

@@ -82,7 +82,7 @@ func start(ctx context.Context, command []string) (pid int, addr string, err err
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	cmd.ExtraFiles = []*os.File{f}
-	cmd.Env = append(os.Environ(), "GOMEMLIMIT=256MiB") // as in the agent's manifest
+	cmd.Env = append(os.Environ(), "GOMEMLIMIT=576MiB") // as in the agent's manifest
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 2 * time.Second

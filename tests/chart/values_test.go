@@ -62,6 +62,7 @@ var effects = []effect{
 	{`agent.accessLog=true`, agent, `"--log-level=debug"`},
 	{`agent.nri.enabled=false`, agent, `no /run/nri`},
 	{`agent.nri.directory="/var/run/nri"`, agent, `"path":"/var/run/nri"`},
+	{`agent.watchMemory="1Gi"`, agent, `"--watch-memory=1Gi"`},
 	{`agent.resources={"limits":{"memory":"1Gi"}}`, agent, `"limits":{"memory":"1Gi"}`},
 	{`agent.goMemLimit="768MiB"`, agent, `"value":"768MiB"`},
 	{`agent.readCertificates=true`, agent, `"DAC_READ_SEARCH"`},
@@ -127,6 +128,7 @@ func TestSchemaRefusesWrongValues(t *testing.T) {
 		{`crds.keep="no"`, `at '/crds/keep': got string, want boolean`},
 		{`stamp.extraResources=[{"resources":["foos"]}]`, `missing property 'apiGroups'`},
 		{`networkPolicy.apiserverCIDRs=["10.0.0.1"]`, `at '/networkPolicy/apiserverCIDRs/0': '10.0.0.1' does not match pattern`},
+		{`agent.watchMemory="1Mi"`, `at '/agent/watchMemory': '1Mi' does not match pattern`},
 		{`manager.goMemLimit="384Mi"`, `at '/manager/goMemLimit': '384Mi' does not match pattern`},
 	} {
 		t.Run(tc.set, func(t *testing.T) {
