@@ -2,6 +2,7 @@ package label
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -41,18 +42,22 @@ func (s *Sweeper) visits(ctx context.Context) {
 	}
 }
 
-func (s *Sweeper) visit(ctx context.Context, namespace string) error {
+func (s *Sweeper) visit(ctx context.Context, namespace string) (failed error) {
 	s.mu.Lock()
 	found, _ := s.resolve(Listed(s.configs...))
 	s.mu.Unlock()
 	for _, gvr := range found {
 		for _, selector := range mislabelled(namespace) {
-			if err := s.stampAll(ctx, gvr, namespace, selector); err != nil {
-				return explain(gvr, err)
+			err := s.stampAll(ctx, gvr, namespace, selector)
+			if err == nil {
+				continue
+			}
+			if err = explain(gvr, err); !errors.Is(err, errForbidden) { // which the status shows
+				failed = errors.Join(failed, err)
 			}
 		}
 	}
-	return nil
+	return failed
 }
 
 // mislabelled are selectors for the objects of a namespace that lack a label, or have another's: the
@@ -69,6 +74,9 @@ func mislabelled(namespace string) []string {
 func (s *Sweeper) stampAll(ctx context.Context, gvr schema.GroupVersionResource, namespace, selector string) error {
 	options := metav1.ListOptions{LabelSelector: selector, Limit: pageSize}
 	for {
+		if err := s.Limiter.Wait(ctx); err != nil { // many namespaces may be labelled at once
+			return err
+		}
 		list, err := s.Metadata.Resource(gvr).Namespace(namespace).List(ctx, options)
 		if err != nil {
 			return err
