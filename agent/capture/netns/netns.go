@@ -175,8 +175,13 @@ func makeLocal() error {
 	return nil
 }
 
-// Addresses returns all addresses at which a process in a network namespace may listen.
-// Those of IPVS, which has the addresses of all Services on a node, are not among them.
+// maxAddresses bounds Addresses. The table of those of a node's pods has 65,536 entries, and a pod
+// with CAP_NET_ADMIN may give itself any number.
+const maxAddresses = 256
+
+// Addresses returns the addresses at which a process in a network namespace may listen, up to
+// maxAddresses. Those of IPVS, which has the addresses of all Services on a node, are not among
+// them.
 func Addresses(namespace *os.File) (all []netip.Addr, err error) {
 	err = Do(namespace, func() error {
 		found, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
@@ -188,7 +193,7 @@ func Addresses(namespace *os.File) (all []netip.Addr, err error) {
 			services = ipvs.Attrs().Index
 		}
 		for _, f := range found {
-			if at, ok := netip.AddrFromSlice(f.IP); ok && f.LinkIndex != services {
+			if at, ok := netip.AddrFromSlice(f.IP); ok && f.LinkIndex != services && len(all) < maxAddresses {
 				all = append(all, at.Unmap())
 			}
 		}
