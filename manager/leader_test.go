@@ -94,7 +94,7 @@ func TestPeriodsOfControllers(t *testing.T) {
 		"failover":  {0, 0, false},
 		"trust":     {s, time.Minute, false},
 		"addresses": {50 * ms, 30 * s, false},
-		"bundles":   {50 * ms, 10 * time.Minute, false},
+		"bundles":   {50 * ms, 10 * time.Minute, true},
 		"stamp":     {50 * ms, time.Minute, false},
 		"status":    {200 * ms, 10 * s, false},
 		"nodes":     {s, 15 * s, false},

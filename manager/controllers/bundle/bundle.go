@@ -79,7 +79,8 @@ func (r *Controller) Spec() controllers.Spec {
 	changed := &r.State.Changed
 	return controllers.Spec{
 		Name: "bundles", Reconcile: r.Reconcile, Settle: controllers.SettleEvents, Resync: 10 * time.Minute,
-		On: []controllers.Source{&changed.Bundles, &changed.MeshCA, &changed.EgressCA, r.State.Compiled.When(otherNeeds)},
+		Rests: true, // a run reads the bundles of all namespaces, and any tenant may edit its own
+		On:    []controllers.Source{&changed.Bundles, &changed.MeshCA, &changed.EgressCA, r.State.Compiled.When(otherNeeds)},
 	}
 }
 
