@@ -244,12 +244,13 @@ func (t *trial) removeRoot(ctx context.Context) error {
 	})
 }
 
-// reportsReady reports whether the status has been Ready for the given time, and no leader is
-// missing.
+// reportsReady reports whether the status has been Ready for the given time, and no leader was
+// missing meanwhile.
 func reportsReady(root *meshv1alpha1.ShardingConfig, since time.Duration) bool {
 	ready := meta.FindStatusCondition(root.Status.Conditions, meshv1alpha1.ConditionReady)
+	missing := meta.FindStatusCondition(root.Status.Conditions, meshv1alpha1.ConditionLeaderMissing)
 	return ready != nil && ready.Status == metav1.ConditionTrue && time.Since(ready.LastTransitionTime.Time) >= since &&
-		!meta.IsStatusConditionTrue(root.Status.Conditions, meshv1alpha1.ConditionLeaderMissing)
+		(missing == nil || missing.Status != metav1.ConditionTrue && time.Since(missing.LastTransitionTime.Time) >= since)
 }
 
 func describeShards(root *meshv1alpha1.ShardingConfig) string {

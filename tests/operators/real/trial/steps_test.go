@@ -23,5 +23,7 @@ func TestReportsReadyOnlyAfterAWhile(t *testing.T) {
 	require.False(t, reportsReady(of(ready(metav1.ConditionTrue, time.Second)), time.Minute), "it has reported a problem until then")
 	require.False(t, reportsReady(of(ready(metav1.ConditionFalse, 2*time.Minute)), time.Minute))
 	require.False(t, reportsReady(of(ready(metav1.ConditionTrue, 2*time.Minute), missing), time.Minute))
+	missing.Status, missing.LastTransitionTime = metav1.ConditionFalse, metav1.NewTime(time.Now().Add(-time.Second))
+	require.False(t, reportsReady(of(ready(metav1.ConditionTrue, 2*time.Minute), missing), time.Minute), "it has reported a problem until then")
 	require.False(t, reportsReady(of(), time.Minute))
 }
