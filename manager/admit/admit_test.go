@@ -9,6 +9,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"io"
@@ -29,6 +30,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -249,6 +251,42 @@ func TestReviewsReachTheHandler(t *testing.T) {
 		require.NoError(t, resp.Body.Close())
 		assert.Equal(t, http.StatusRequestHeaderFieldsTooLarge, resp.StatusCode)
 	})
+}
+
+// Whatever the elements of a list are, the decoder makes as many containers of them.
+func TestElementsWeighWhatTheyDecodeTo(t *testing.T) {
+	const n = 50_000
+	for element, most := range map[string]int64{"{}": 1, "null": 1, "0": 1, "[]": 1, "[null]": 1, `""`: 4} {
+		t.Run(element, func(t *testing.T) {
+			body := []byte(`{"spec": {"containers": [` + strings.Repeat(element+", ", n-1) + element + `]}}`)
+			before := heap()
+			pod := &corev1.Pod{}
+			_ = json.Unmarshal(body, pod) // an element of another kind is an error at the end
+			require.Len(t, pod.Spec.Containers, n)
+			require.LessOrEqual(t, heap()-before, most*weigh(body))
+			runtime.KeepAlive(pod)
+		})
+	}
+}
+
+func TestWeightOfReviews(t *testing.T) {
+	for body, elements := range map[string][2]int64{
+		`{"a": 1}`:                 {1, 1},
+		`{"a": {"b": [], "c":{}}}`: {4, 3},
+		`["a", "b,{[", "\"[,"]`:    {1, 3},
+		`[1, null,true , [{}]]`:    {6, 0},
+	} {
+		// Enough of them to exceed the smallest weight.
+		const times = 10_000
+		want := times * (int64(len(body)) + elements[0]*perElement + elements[1]*perText)
+		require.Equal(t, want, weigh([]byte(strings.Repeat(body, times))), body)
+	}
+}
+
+// A configuration that lists as many names as it may, twice, is judged.
+func TestLongListsOfTextsAreNotTooHeavy(t *testing.T) {
+	list := `["` + strings.Repeat(`namespace-1", "`, 2*(768<<10)/len(`namespace-1", "`)) + `"]`
+	require.LessOrEqual(t, weigh([]byte(list)), int64(maxDecodingPerPeer))
 }
 
 func TestScrapesOfOnePeerAreBounded(t *testing.T) {

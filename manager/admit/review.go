@@ -19,9 +19,12 @@ const (
 	maxReview = 7 << 20
 	// maxReviews bounds the bodies that are stored at once.
 	maxReviews = 16 << 20
-	// perObject is what a JSON object costs to decode, whatever its text: {} becomes a
-	// container in the list of a pod.
-	perObject = 1 << 10
+	// perElement is what an object, or an element of a list, costs to decode, whatever its text:
+	// both {} and null become a container in the list of a pod.
+	perElement = 1 << 10
+	// perText is what a text in a list, or a member of an object, costs to decode. A valid review
+	// has many of them.
+	perText = 1 << 8
 	// maxDecoding and maxDecodingPerPeer bound the weight of reviews that are decoded
 	// and answered at once.
 	maxDecoding, maxDecodingPerPeer = 64 << 20, 32 << 20
@@ -104,7 +107,37 @@ func (h *Reviews) refuse(w http.ResponseWriter, code int, bound, message string)
 
 // weigh estimates the memory that it takes to decode a review.
 func weigh(review []byte) int64 {
-	return max(baseWeight, int64(len(review))+perObject*int64(bytes.Count(review, []byte{'{'})))
+	weight := int64(len(review))
+	first := false // the next byte begins an element of a list or a member of an object
+	for i := 0; i < len(review); i++ {
+		switch review[i] {
+		case ' ', '\t', '\r', '\n':
+			continue
+		case '{', '[':
+			weight += perElement
+			first = true
+			continue
+		case ',':
+			first = true
+			continue
+		case '"':
+			if first {
+				weight += perText
+			}
+			for i++; i < len(review) && review[i] != '"'; i++ {
+				if review[i] == '\\' {
+					i++
+				}
+			}
+		case '}', ']', ':':
+		default:
+			if first {
+				weight += perElement
+			}
+		}
+		first = false
+	}
+	return max(baseWeight, weight)
 }
 
 // Scrapes bounds the requests to a handler of metrics: each gathers all of them.
