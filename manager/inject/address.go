@@ -1,7 +1,6 @@
 package inject
 
 import (
-	"errors"
 	"fmt"
 	"iter"
 	"net/netip"
@@ -34,13 +33,16 @@ const (
 // arguments and commands. It returns the kubeconfig, empty if there is none, and warns about
 // each file that it replaces, because the cluster and user of that file are unknown here.
 // before are the pod's current volumes.
-func toAddress(pod *corev1.Pod, before []corev1.Volume, namespace, bundle string, agents netip.AddrPort) (ops []jsonpatch.JsonPatchOperation, content string, warnings []string, err error) {
+func toAddress(pod *corev1.Pod, before []corev1.Volume, namespace, bundle string, agents netip.AddrPort) (ops []jsonpatch.JsonPatchOperation, content string, warned []string, err error) {
 	env := environment(agents)
+	var found warnings
+	var lists proxyLists
+	tokens, count := tokenPaths(before), 0
 	account := compile.AccountOf(pod)
 	volumes := slices.Clone(before)
 	token := ""
 	for at, c := range containersOf(pod) {
-		exempted, more := exempt(at, c, agents)
+		exempted, more := exempt(at, c, agents, &lists)
 		ops = append(append(ops, exempted...), setEnv(at+"/env", c.Env, slices.Concat(env, more))...)
 		files, err := kubeconfigs(c, pod.Annotations[v1alpha1.KubeconfigAnnotation])
 		if err != nil {
@@ -49,7 +51,10 @@ func toAddress(pod *corev1.Pod, before []corev1.Volume, namespace, bundle string
 		if len(files) == 0 {
 			continue
 		}
-		switch mine := tokenFile(volumes, c); {
+		if count += len(files); count > maxKubeconfigs {
+			return nil, "", nil, fmt.Errorf("its containers read more than %d kubeconfigs: use fewer", maxKubeconfigs)
+		}
+		switch mine := tokenFile(tokens, c); {
 		case mine == "":
 			return nil, "", nil, fmt.Errorf("container %s reads the kubeconfig %s, and in its place would authenticate by the pod's service-account token, which the container does not have: set automountServiceAccountToken: true", c.Name, files[0])
 		case token != "" && token != mine:
@@ -58,7 +63,7 @@ func toAddress(pod *corev1.Pod, before []corev1.Volume, namespace, bundle string
 			token = mine
 		}
 		for _, file := range files {
-			warnings = append(warnings, fmt.Sprintf("container %s: kubeconfig %s is replaced: it leads to this cluster, as ServiceAccount %s (keep it: annotation %s: %s)", c.Name, file, account, v1alpha1.KubeconfigAnnotation, v1alpha1.KubeconfigNone))
+			found.add("container %s: kubeconfig %s is replaced: it leads to this cluster, as ServiceAccount %s (keep it: annotation %s: %s)", c.Name, file, account, v1alpha1.KubeconfigAnnotation, v1alpha1.KubeconfigNone)
 		}
 		ops = append(ops, mountFiles(at+"/volumeMounts", c.VolumeMounts, volumes, files)...)
 	}
@@ -88,7 +93,7 @@ func toAddress(pod *corev1.Pod, before []corev1.Volume, namespace, bundle string
 			ops = append(ops, jsonpatch.NewOperation("replace", fmt.Sprintf("/spec/volumes/%d", i), v))
 		}
 	}
-	return ops, content, warnings, nil
+	return ops, content, found.list(), nil
 }
 
 // containersOf yields the containers of a pod with their paths in its JSON.
@@ -147,6 +152,9 @@ func setEnv(at string, have, want []corev1.EnvVar) (ops []jsonpatch.JsonPatchOpe
 	return ops
 }
 
+// maxKubeconfigs is how many files of a pod's containers are replaced. Each may copy a volume.
+const maxKubeconfigs = 32
+
 // kubeconfigs returns the files that a container's clients read: those that KUBECONFIG or a flag
 // --kubeconfig names, and the annotated one.
 func kubeconfigs(c corev1.Container, annotated string) ([]string, error) {
@@ -164,22 +172,28 @@ func kubeconfigs(c corev1.Container, annotated string) ([]string, error) {
 		case !path.IsAbs(file):
 			return fmt.Errorf("%s is a relative path (%s), so that the file is unknown: %s", what, file, instead)
 		}
-		if file = path.Clean(file); !slices.Contains(files, file) {
-			files = append(files, file)
+		if file = path.Clean(file); slices.Contains(files, file) {
+			return nil
+		}
+		if files = append(files, file); len(files) > maxKubeconfigs {
+			return fmt.Errorf("it reads more than %d kubeconfigs: use fewer", maxKubeconfigs)
 		}
 		return nil
 	}
-	var errs []error
-	errs = append(errs, add("annotation "+v1alpha1.KubeconfigAnnotation, annotated))
+	if err := add("annotation "+v1alpha1.KubeconfigAnnotation, annotated); err != nil {
+		return nil, err
+	}
 	for _, e := range c.Env {
 		if e.Name != clientcmd.RecommendedConfigPathEnvVar {
 			continue
 		}
 		if e.ValueFrom != nil {
-			errs = append(errs, fmt.Errorf("%s has no value in the pod, so that the file is unknown: %s", e.Name, instead))
+			return nil, fmt.Errorf("%s has no value in the pod, so that the file is unknown: %s", e.Name, instead)
 		}
 		for file := range strings.SplitSeq(e.Value, ":") {
-			errs = append(errs, add(e.Name, file))
+			if err := add(e.Name, file); err != nil {
+				return nil, err
+			}
 		}
 	}
 	words := slices.Concat(c.Command, c.Args)
@@ -195,22 +209,37 @@ func kubeconfigs(c corev1.Container, annotated string) ([]string, error) {
 		if !given && i+1 < len(words) {
 			value = words[i+1]
 		}
-		errs = append(errs, add("--"+name, value))
+		if err := add("--"+name, value); err != nil {
+			return nil, err
+		}
 	}
-	return files, errors.Join(errs...)
+	return files, nil
+}
+
+// tokenPaths returns the paths of the pod's service-account token within its volumes, by the names
+// of those that have it.
+func tokenPaths(volumes []corev1.Volume) map[string]string {
+	out := map[string]string{}
+	for _, v := range volumes {
+		if v.Projected == nil {
+			continue
+		}
+		i := slices.IndexFunc(v.Projected.Sources, func(s corev1.VolumeProjection) bool {
+			return s.ServiceAccountToken != nil && s.ServiceAccountToken.Audience == ""
+		})
+		if i >= 0 {
+			out[v.Name] = v.Projected.Sources[i].ServiceAccountToken.Path
+		}
+	}
+	return out
 }
 
 // tokenFile returns the path of the pod's service-account token in a container; empty without one.
-func tokenFile(volumes []corev1.Volume, c corev1.Container) string {
+// tokens are the results of tokenPaths.
+func tokenFile(tokens map[string]string, c corev1.Container) string {
 	for _, m := range c.VolumeMounts {
-		i := slices.IndexFunc(volumes, named(m.Name))
-		if i < 0 || volumes[i].Projected == nil || m.SubPath != "" || m.SubPathExpr != "" {
-			continue
-		}
-		for _, s := range volumes[i].Projected.Sources {
-			if t := s.ServiceAccountToken; t != nil && t.Audience == "" {
-				return path.Join(m.MountPath, t.Path)
-			}
+		if token, ok := tokens[m.Name]; ok && m.SubPath == "" && m.SubPathExpr == "" {
+			return path.Join(m.MountPath, token)
 		}
 	}
 	return ""

@@ -33,7 +33,9 @@ func TrustsEgress(pod *corev1.Pod) bool {
 
 // trustEgress makes a pod's clients trust the egress CA, and warns about those that it cannot
 // configure. byAddress reports whether toAddress has set the environment of all containers.
-func trustEgress(pod *corev1.Pod, byAddress bool) (ops []jsonpatch.JsonPatchOperation, warnings []string) {
+func trustEgress(pod *corev1.Pod, byAddress bool) ([]jsonpatch.JsonPatchOperation, []string) {
+	var ops []jsonpatch.JsonPatchOperation
+	var found warnings
 	volume := corev1.Volume{Name: egressVolume, VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
 		LocalObjectReference: corev1.LocalObjectReference{Name: EgressBundle},
 		DefaultMode:          new(corev1.ConfigMapVolumeSourceDefaultMode),
@@ -55,8 +57,7 @@ func trustEgress(pod *corev1.Pod, byAddress bool) (ops []jsonpatch.JsonPatchOper
 				ops = append(ops, jsonpatch.NewOperation("add", at+"/volumeMounts/-", mount))
 			}
 		}
-		missing, left := lacksEnvironment(c)
-		warnings = append(warnings, left...)
+		missing := lacksEnvironment(c, &found)
 		if len(missing) > 0 && c.Env == nil && !byAddress {
 			ops = append(ops, jsonpatch.NewOperation("add", at+"/env", missing))
 			continue
@@ -65,19 +66,19 @@ func trustEgress(pod *corev1.Pod, byAddress bool) (ops []jsonpatch.JsonPatchOper
 			ops = append(ops, jsonpatch.NewOperation("add", at+"/env/-", e))
 		}
 	}
-	return ops, warnings
+	return ops, found.list()
 }
 
 // lacksEnvironment returns what a container's environment lacks, and warns of what it sets
 // itself.
-func lacksEnvironment(c corev1.Container) (missing []corev1.EnvVar, warnings []string) {
+func lacksEnvironment(c corev1.Container, found *warnings) (missing []corev1.EnvVar) {
 	for _, e := range egressEnvironment {
 		switch j := slices.IndexFunc(c.Env, func(h corev1.EnvVar) bool { return h.Name == e.Name }); {
 		case j < 0:
 			missing = append(missing, e)
 		case c.Env[j] != e:
-			warnings = append(warnings, fmt.Sprintf("container %s: %s is set, and is left alone: clients that heed it refuse hosts whose requests the mesh must see (add %s to it, or remove annotation %s)", c.Name, e.Name, strings.SplitN(e.Value, ":", 2)[0], v1alpha1.TrustEgressAnnotation))
+			found.add("container %s: %s is set, and is left alone: clients that heed it refuse hosts whose requests the mesh must see (add %s to it, or remove annotation %s)", c.Name, e.Name, strings.SplitN(e.Value, ":", 2)[0], v1alpha1.TrustEgressAnnotation)
 		}
 	}
-	return missing, warnings
+	return missing
 }

@@ -1,7 +1,6 @@
 package inject
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 	"net/url"
@@ -37,8 +36,11 @@ var proxies = map[string]string{"HTTPS_PROXY": "NO_PROXY", "ALL_PROXY": "NO_PROX
 // trust, so that they reach no apiserver. service are the apiserver's addresses that clients know
 // from their environment, the agents' own under capture by address; hosts are the others by which
 // they may reach it.
-func hazards(pod *corev1.Pod, capture string, service []netip.AddrPort, hosts []string) (warnings []string) {
-	warn := func(format string, args ...any) { warnings = append(warnings, fmt.Sprintf(format, args...)) }
+func hazards(pod *corev1.Pod, capture string, service []netip.AddrPort, hosts []string) []string {
+	var found warnings
+	warn := found.add
+	var lists proxyLists
+	secrets := secretsOf(pod)
 	byAddress := capture == v1alpha1.CaptureAddress
 	if name := strings.ToLower(ptr.Deref(pod.Spec.RuntimeClassName, "")); !byAddress && slices.ContainsFunc(sandboxes, func(s string) bool { return strings.Contains(name, s) }) {
 		warn("runtimeClassName %s: the node may not see the connections of a sandboxed pod, and cannot redirect them then: set annotation %s: %s, which needs no redirection", name, v1alpha1.CaptureAnnotation, v1alpha1.CaptureAddress)
@@ -47,17 +49,32 @@ func hazards(pod *corev1.Pod, capture string, service []netip.AddrPort, hosts []
 		if host := valueOf(c, serviceHost); !byAddress && host != "" && !slices.Contains(slices.Concat(hostsOf(service), hosts), strings.ToLower(host)) {
 			warn("container %s: %s is %s: connections there are captured only if that is an address of the apiserver's Service or of its endpoints: remove the variable, add its value to %s of the platform settings, or set annotation %s: %s, which replaces it", c.Name, serviceHost, host, platform.APIServerAddresses, v1alpha1.CaptureAnnotation, v1alpha1.CaptureAddress)
 		}
-		if name := proxyOf(c, service); !byAddress && name != "" {
-			warn("container %s: %s sends its connections to the apiserver through a proxy, where they are not captured: add %s to %s", c.Name, name, strings.Join(hostsOf(service), " and "), proxies[name])
+		if !byAddress {
+			switch name, unread := lists.proxyOf(c, service); {
+			case unread:
+				warn("container %s: %s is not read, because the lists of hosts without a proxy have more than %d KiB in this pod: connections to the apiserver are captured only if it has %s", c.Name, proxies[name], maxProxyLists>>10, strings.Join(hostsOf(service), " and "))
+			case name != "":
+				warn("container %s: %s sends its connections to the apiserver through a proxy, where they are not captured: add %s to %s", c.Name, name, strings.Join(hostsOf(service), " and "), proxies[name])
+			}
 		}
 		for _, m := range c.VolumeMounts {
-			i := slices.IndexFunc(pod.Spec.Volumes, named(m.Name))
-			if i >= 0 && path.Clean(m.MountPath) == accountDir && pod.Spec.Volumes[i].Secret != nil {
-				warn("container %s mounts Secret %s as its service account: the CA there is the cluster's, not the mesh's: remove the mount, so that Kubernetes mounts a token by itself", c.Name, pod.Spec.Volumes[i].Secret.SecretName)
+			if secret, ok := secrets[m.Name]; ok && path.Clean(m.MountPath) == accountDir {
+				warn("container %s mounts Secret %s as its service account: the CA there is the cluster's, not the mesh's: remove the mount, so that Kubernetes mounts a token by itself", c.Name, secret)
 			}
 		}
 	}
-	return warnings
+	return found.list()
+}
+
+// secretsOf returns the Secrets of a pod's volumes by the names of the volumes.
+func secretsOf(pod *corev1.Pod) map[string]string {
+	out := map[string]string{}
+	for _, v := range pod.Spec.Volumes {
+		if v.Secret != nil {
+			out[v.Name] = v.Secret.SecretName
+		}
+	}
+	return out
 }
 
 // mayPass reports whether the apiserver's addresses matter to hazards.
@@ -72,8 +89,8 @@ func mayPass(pod *corev1.Pod) bool {
 
 // exempt adds the agents' address to a container's lists of hosts that need no proxy. It returns
 // the variables that the container has not.
-func exempt(at string, c corev1.Container, agents netip.AddrPort) (ops []jsonpatch.JsonPatchOperation, missing []corev1.EnvVar) {
-	if proxyOf(c, []netip.AddrPort{agents}) == "" {
+func exempt(at string, c corev1.Container, agents netip.AddrPort, lists *proxyLists) (ops []jsonpatch.JsonPatchOperation, missing []corev1.EnvVar) {
+	if name, _ := lists.proxyOf(c, []netip.AddrPort{agents}); name == "" {
 		return nil, nil
 	}
 	host := agents.Addr().String()
@@ -88,6 +105,7 @@ func exempt(at string, c corev1.Container, agents netip.AddrPort) (ops []jsonpat
 		switch {
 		case i < 0:
 			missing = append(missing, corev1.EnvVar{Name: list, Value: host})
+		case strings.HasSuffix(c.Env[i].Value, ","+host): // a list that is too long to be read
 		case c.Env[i].ValueFrom == nil:
 			value := strings.TrimPrefix(c.Env[i].Value+","+host, ",")
 			ops = append(ops, jsonpatch.NewOperation("add", fmt.Sprintf("%s/env/%d/value", at, i), value))
@@ -96,23 +114,57 @@ func exempt(at string, c corev1.Container, agents netip.AddrPort) (ops []jsonpat
 	return ops, missing
 }
 
+// maxProxyLists bounds the lists of hosts without a proxy that are read of a pod, in bytes. One of
+// 1 MiB would take more than a second, and anybody can have a pod judged.
+const maxProxyLists = 64 << 10
+
+// proxyLists reads a pod's lists of hosts without a proxy. Its zero value is ready to use.
+type proxyLists struct{ read int }
+
 // proxyOf returns the variable that sends connections to a service through a proxy; empty if none
-// does, as far as the pod shows it.
-func proxyOf(c corev1.Container, service []netip.AddrPort) string {
+// does, as far as the pod shows it. unread reports that the list of the variable is too long, and
+// may exempt the service.
+func (l *proxyLists) proxyOf(c corev1.Container, service []netip.AddrPort) (name string, unread bool) {
+	exempts := map[string]bool{} // by the variable with the list: a container may repeat others
 	for _, e := range c.Env {
-		if proxies[e.Name] == "" || e.Value == "" && e.ValueFrom == nil {
+		list := proxies[e.Name]
+		if list == "" || !isProxy(e) {
 			continue
 		}
-		direct := func(to netip.AddrPort) bool {
-			config := httpproxy.Config{HTTPSProxy: cmp.Or(e.Value, "http://unknown"), NoProxy: valueOf(c, proxies[e.Name])}
-			through, err := config.ProxyFunc()(&url.URL{Scheme: "https", Host: to.String()})
-			return err != nil || through == nil
+		if _, known := exempts[list]; !known {
+			exempts[list], unread = l.exempts(valueOf(c, list), service)
 		}
-		if slices.ContainsFunc(service, func(to netip.AddrPort) bool { return !direct(to) }) {
-			return e.Name
+		if !exempts[list] {
+			return e.Name, unread
 		}
 	}
-	return ""
+	return "", false
+}
+
+// exempts reports whether a list exempts a service from a proxy.
+func (l *proxyLists) exempts(list string, service []netip.AddrPort) (exempts, unread bool) {
+	if l.read+len(list) > maxProxyLists {
+		return false, true
+	}
+	l.read += len(list)
+	config := httpproxy.Config{HTTPSProxy: "http://unknown", NoProxy: list}
+	proxy := config.ProxyFunc()
+	return !slices.ContainsFunc(service, func(to netip.AddrPort) bool { return passesProxy(proxy, to.String()) }), false
+}
+
+// isProxy reports whether the value of a variable is a proxy, or unknown.
+func isProxy(e corev1.EnvVar) bool {
+	if e.Value == "" {
+		return e.ValueFrom != nil
+	}
+	config := httpproxy.Config{HTTPSProxy: e.Value}
+	return passesProxy(config.ProxyFunc(), "192.0.2.1:443") // any address but loopback
+}
+
+// passesProxy reports whether connections to an address go through a proxy.
+func passesProxy(proxy func(*url.URL) (*url.URL, error), to string) bool {
+	through, err := proxy(&url.URL{Scheme: "https", Host: to})
+	return err == nil && through != nil
 }
 
 // valueOf returns the value of a variable; empty if it has none, or is set from elsewhere.
