@@ -59,6 +59,7 @@ func (r *Renderer) hostAndPath(s string, at *field.Path) *meshv1.HttpMatch {
 		}
 		for _, part := range []string{host, path} {
 			if _, err := syntax.Parse(part, syntax.Perl); err != nil {
+				r.uncompiled++
 				r.invalid(at, s, `what is before the first "/" is about the host alone, what follows about the path alone, and %q is no expression of RE2 by itself: %v`, part, err)
 				return nil
 			}
@@ -94,11 +95,11 @@ func (r *Renderer) hostExpression(s string, path *field.Path) *meshv1.TextMatch 
 	if compiled == nil {
 		return nil
 	}
-	if re, err := syntax.Parse(s, syntax.Perl); err == nil && hostless(re) {
-		r.invalid(path, s, "hosts are matched without scheme and port, so that this never matches: leave those out (an IPv6 address stands by itself, without brackets)")
+	if !r.takes(compiled.HostSteps, s, path) {
 		return nil
 	}
-	if !r.takes(compiled.HostSteps, s, path) {
+	if re, err := syntax.Parse(s, syntax.Perl); err == nil && hostless(re) {
+		r.invalid(path, s, "hosts are matched without scheme and port, so that this never matches: leave those out (an IPv6 address stands by itself, without brackets)")
 		return nil
 	}
 	return &meshv1.TextMatch{Kind: &meshv1.TextMatch_Regexp{Regexp: ignoreCase + s}}
@@ -218,11 +219,20 @@ func (r *Renderer) hostText(in *v1alpha1.StringMatch, exact, prefix string, path
 // ignoreCase are the flags of an expression for hosts.
 const ignoreCase = "(?i)"
 
+// maxUncompiled is how many expressions of an object may fail to compile before the others are
+// rejected unread. To find out that one is too large takes as long as to compile it.
+const maxUncompiled = 16
+
 // expression compiles a regular expression with flags as agents do. It returns nil if that is
-// not possible, or if the expression is too large.
+// not possible, or if the expression is too large. It compiles none once those before it exceed
+// their bound: each takes milliseconds.
 func (r *Renderer) expression(flags, s string, path *field.Path) *expression.Whole {
 	if limit := expression.Max - len(flags); len(s) > limit {
 		r.invalid(path, "(long)", "must not be longer than %d characters", limit)
+		return nil
+	}
+	if r.Expressions > meshv1.MaxMatchSteps || r.uncompiled >= maxUncompiled {
+		r.invalid(path, s, "not read, because too many expressions before it are too costly or invalid: fix those first")
 		return nil
 	}
 	// The expression must be valid both by itself and in the group that agents put around
@@ -232,11 +242,13 @@ func (r *Renderer) expression(flags, s string, path *field.Path) *expression.Who
 		_, err = syntax.Parse("^(?:"+s+")$", syntax.Perl)
 	}
 	if err != nil {
+		r.uncompiled++
 		r.invalid(path, s, "not a regular expression of RE2: %v", err)
 		return nil
 	}
 	compiled, err := expression.CompileWhole(flags + s)
 	if err != nil {
+		r.uncompiled++
 		r.invalid(path, s, "too large: %v", err)
 		return nil
 	}

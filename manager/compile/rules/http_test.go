@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -133,6 +134,41 @@ func TestCostlyExpressionsAreRefused(t *testing.T) {
 		r.text(&v1alpha1.StringMatch{Regex: "/(?:.*a){13}"}, at, false)
 	}
 	require.ErrorContains(t, r.Errs.ToAggregate(), "with the expressions before it")
+}
+
+func TestExpressionsAboveTheBoundAreNotRead(t *testing.T) {
+	const unread = "not read, because too many expressions before it"
+	at := field.NewPath("at")
+	t.Run("too costly", func(t *testing.T) {
+		r := &Renderer{}
+		for i := range 64 {
+			require.Nil(t, r.content(v1alpha1.ContentRegexp, fmt.Sprintf("x/(?:.*a){290}%x", i), at))
+		}
+		require.Len(t, r.Errs, 64, "rules with them have no effect")
+		require.ErrorContains(t, r.Errs[0], "too costly")
+		for _, err := range r.Errs[1:] {
+			require.ErrorContains(t, err, unread)
+		}
+	})
+	for name, expression := range map[string]string{"invalid": "(%d", "invalid by itself": "a(%d/b)", "too large": "(?:.*a){600}_%d"} {
+		t.Run(name, func(t *testing.T) {
+			r := &Renderer{}
+			for i := range 64 {
+				require.Nil(t, r.content(v1alpha1.ContentRegexp, fmt.Sprintf(expression, i), at))
+			}
+			require.Len(t, r.Errs, 64)
+			require.NotContains(t, r.Errs[maxUncompiled-1].Error(), unread)
+			require.NotEmpty(t, r.Errs[maxUncompiled:])
+			r = &Renderer{uncompiled: maxUncompiled}
+			require.Nil(t, r.content(v1alpha1.ContentRegexp, "a", at))
+			require.ErrorContains(t, r.Errs[0], unread)
+		})
+	}
+	t.Run("of no host", func(t *testing.T) {
+		r := &Renderer{}
+		require.Nil(t, r.content(v1alpha1.ContentRegexp, `a\.b:8080`, at))
+		require.Positive(t, r.Expressions, "it took as long as others")
+	})
 }
 
 // Agents accept what the manager sends: both count the same steps.

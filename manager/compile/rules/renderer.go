@@ -20,6 +20,8 @@ type Renderer struct {
 	Errs field.ErrorList
 	// Expressions is how many steps all regular expressions take at most for one request.
 	Expressions int
+
+	uncompiled int // how many expressions failed to compile
 }
 
 func (r *Renderer) invalid(path *field.Path, value any, format string, args ...any) {
