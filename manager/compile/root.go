@@ -16,6 +16,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/invalid"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 )
@@ -78,7 +79,7 @@ func Invalid(root *v1alpha1.ShardingConfig) error {
 	if len(errs) == 0 {
 		return nil
 	}
-	return errs.ToAggregate()
+	return errors.New(invalid.Message(errs))
 }
 
 // derivedFrom reports whether a configuration was derived from a root. Roots of different kinds

@@ -24,6 +24,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile/rules"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/invalid"
 )
 
 // Paths at which Breakers and Injections are served.
@@ -61,7 +62,7 @@ func review[T client.Object](req admission.Request, o T, kind string, problems f
 		return admission.Allowed("") // so that finalizers can be removed
 	}
 	if errs := problems(o); len(errs) > 0 {
-		return refuse(kind, "Invalid", errs.ToAggregate().Error())
+		return refuse(kind, "Invalid", invalid.Message(errs))
 	}
 	return admission.Allowed("").WithWarnings(warnings(o)...)
 }

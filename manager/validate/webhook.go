@@ -26,6 +26,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/invalid"
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
@@ -83,7 +84,7 @@ func (w *Webhook) Handle(ctx context.Context, req admission.Request) admission.R
 		return admission.Allowed("") // a derived shard is as valid as its root
 	}
 	if len(errs) > 0 {
-		return refuse(kind, "Invalid", errs.ToAggregate().Error())
+		return refuse(kind, "Invalid", invalid.Message(errs))
 	}
 	if refused := w.check(ctx, old, c); refused != nil {
 		return *refused
@@ -128,7 +129,7 @@ func (w *Webhook) check(ctx context.Context, old, c *v1alpha1.ShardingConfig) *a
 		errs = append(errs, Update(old, c)...)
 	}
 	if len(errs) > 0 {
-		return new(refuse(kind, "Invalid", errs.ToAggregate().Error()))
+		return new(refuse(kind, "Invalid", invalid.Message(errs)))
 	}
 	// A configuration that exceeds newer settings can still be labelled, and deleted.
 	if old == nil || !equality.Semantic.DeepEqual(old.Spec, c.Spec) {

@@ -17,6 +17,7 @@ import (
 	kridge "github.com/ctrlmesh/ctrlmesh/api/kridge/v1alpha1"
 	kruise "github.com/ctrlmesh/ctrlmesh/api/kruise/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/dialect"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/invalid"
 	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 )
 
@@ -91,7 +92,7 @@ func Translate(gvk schema.GroupVersionKind, o client.Object) (*v1alpha1.Sharding
 	status.DeepCopyInto(&c.Status)
 	problem := ""
 	if len(errs) > 0 {
-		problem = errs.ToAggregate().Error()
+		problem = invalid.Message(errs)
 	}
 	origin.SetProblem(c, problem)
 	return c, append(t.Warnings, t.Remainder...), errs

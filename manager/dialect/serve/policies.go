@@ -16,6 +16,7 @@ import (
 	kruise "github.com/ctrlmesh/ctrlmesh/api/kruise/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/dialect"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/invalid"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 )
 
@@ -60,7 +61,7 @@ func policyOf(p *kruise.TrafficPolicy, t dialect.Translation, errs field.ErrorLi
 	out := Policy{TrafficPolicy: p, Remainder: slices.Clone(t.Remainder)}
 	for _, err := range errs {
 		if !strings.HasPrefix(err.Field, dialect.Targets.String()) {
-			out.Problem = errs.ToAggregate().Error()
+			out.Problem = invalid.Message(errs)
 			return out
 		}
 		// A VirtualApp that has changed since must not lift what concerns others.
@@ -96,7 +97,7 @@ func (w PolicyWebhook) Handle(ctx context.Context, req admission.Request) admiss
 	t, errs := dialect.TrafficPolicy(p, collect.Pointers(apps.Items))
 	if len(errs) > 0 {
 		metrics.AdmissionRefusals.WithLabelValues("trafficpolicy", "Invalid").Inc()
-		return admission.Denied(errs.ToAggregate().Error())
+		return admission.Denied(invalid.Message(errs))
 	}
 	return admission.Allowed("").WithWarnings(append(t.Warnings, t.Remainder...)...)
 }
