@@ -13,6 +13,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	kruise "github.com/ctrlmesh/ctrlmesh/api/kruise/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/expression"
+	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 )
 
 var (
@@ -70,10 +71,12 @@ type virtualApp struct {
 	route kruise.VirtualAppRoute
 	rules map[string]int    // the index of each rule in spec.route.subRules
 	users map[string]string // the subset that has a rule
-	// divided are the resources of the rules for namespaces, and dividedBy the first such rule;
-	// nil before the first rule.
-	divided   []v1alpha1.ResourceGroup
-	dividedBy *field.Path
+	// divided are the resources of the rules for namespaces, dividedPairs their pairs, and
+	// dividedBy the first such rule; nil before the first rule.
+	divided      []v1alpha1.ResourceGroup
+	dividedPairs []string
+	dividedBy    *field.Path
+	pairs        int // of group and resource, in all these rules
 }
 
 // tooLong returns the error of the name of a shard, which is the value of a label.
@@ -187,9 +190,13 @@ func (v *virtualApp) match(m kruise.MatchLimitSelector, path *field.Path) *v1alp
 	if len(groups) == 0 {
 		groups = everything()
 	}
+	if v.pairs += layout.Pairs(groups); v.pairs > layout.MaxPairs {
+		v.errs = append(v.errs, field.Forbidden(path.Child("resources"), "with the rules before, "+layout.ManyPairs(v.pairs)))
+		return nil
+	}
 	if v.dividedBy == nil {
-		v.divided, v.dividedBy = groups, path
-	} else if !sameResources(v.divided, groups) {
+		v.divided, v.dividedPairs, v.dividedBy = groups, pairs(groups), path
+	} else if !slices.Equal(v.dividedPairs, pairs(groups)) {
 		v.errs = append(v.errs, field.Forbidden(path.Child("resources"), "a namespace has one owner for all resources: list the same resources in every rule, or none"))
 	}
 	return out
@@ -240,11 +247,12 @@ func (v *virtualApp) exempt() {
 		v.root.Shared = nil
 	}
 	path := route.Child("subsetPublicResources")
+	all := slices.Equal(pairs(v.divided), pairs(everything()))
 	for i, r := range v.route.SubsetPublicResources {
 		groups, errs := resourcesOf([]kruise.APIGroupResource{r}, path.Index(i))
 		v.errs = append(v.errs, errs...)
 		for _, g := range groups {
-			if !sameResources(v.divided, everything()) && slices.ContainsFunc(v.divided, func(d v1alpha1.ResourceGroup) bool { return overlap(d, g) }) {
+			if !all && slices.ContainsFunc(v.divided, func(d v1alpha1.ResourceGroup) bool { return overlap(d, g) }) {
 				v.errs = append(v.errs, field.Forbidden(path.Index(i), "the rules of spec.route.subRules divide these resources: list them in one of both places"))
 			}
 			v.root.Shared = append(v.root.Shared, v1alpha1.SharedObjects{APIGroups: g.APIGroups, Resources: g.Resources, Writes: v1alpha1.SharedWritesEveryone})
@@ -341,9 +349,7 @@ func everything() []v1alpha1.ResourceGroup {
 	return []v1alpha1.ResourceGroup{{APIGroups: []string{"*"}, Resources: []string{"*"}}}
 }
 
-// sameResources reports whether two lists name the same pairs of group and resource.
-func sameResources(a, b []v1alpha1.ResourceGroup) bool { return slices.Equal(pairs(a), pairs(b)) }
-
+// pairs returns the pairs of group and resource that groups name, sorted.
 func pairs(groups []v1alpha1.ResourceGroup) (out []string) {
 	for _, g := range groups {
 		for _, group := range g.APIGroups {

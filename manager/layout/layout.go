@@ -37,7 +37,8 @@ type Shard struct {
 	Replicas int
 }
 
-// Shards returns the shards of a root, pinned ones first. A disabled root has none.
+// Shards returns the shards of a root, pinned ones first. A disabled root has none. An invalid
+// root has at most MaxShards automatic shards, too: anybody can have one judged.
 func Shards(root *v1alpha1.RootConfig) []Shard {
 	if ptr.Deref(root.Disable, false) {
 		return nil
@@ -54,7 +55,7 @@ func Shards(root *v1alpha1.RootConfig) []Shard {
 	}
 	n, replicas := 1, 0
 	if root.Auto != nil {
-		n, replicas = int(root.Auto.ShardingSize), int(root.Auto.EveryShardReplicas)
+		n, replicas = int(min(root.Auto.ShardingSize, MaxShards)), int(root.Auto.EveryShardReplicas)
 	}
 	for i := range n {
 		out = append(out, Shard{Name: fmt.Sprintf("%s-%d-normal", root.Prefix, i+1), Replicas: replicas})

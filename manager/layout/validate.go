@@ -18,6 +18,23 @@ import (
 // MaxShards is the maximum number of automatic shards of a root.
 const MaxShards = 64
 
+// MaxPairs is how many pairs of group and resource an object may name. Short lists of both have
+// many, and to compare objects takes memory and time for each.
+const MaxPairs = 16 << 10
+
+// Pairs returns the number of pairs of group and resource that groups name.
+func Pairs(groups []v1alpha1.ResourceGroup) (n int) {
+	for _, g := range groups {
+		n += len(g.APIGroups) * len(g.Resources)
+	}
+	return n
+}
+
+// ManyPairs is the error of an object that names more than MaxPairs.
+func ManyPairs(n int) string {
+	return fmt.Sprintf("it names %d pairs of group and resource, and at most %d are supported: list resources beside their own groups alone", n, MaxPairs)
+}
+
 // Validate returns the errors of a root. For keys that would have no owner, or two, it names
 // an example.
 func Validate(root *v1alpha1.RootConfig, path *field.Path) field.ErrorList {

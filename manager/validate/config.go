@@ -15,6 +15,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
+	"github.com/ctrlmesh/ctrlmesh/manager/label"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 )
@@ -29,6 +30,9 @@ func Config(c *v1alpha1.ShardingConfig) field.ErrorList {
 	spec := field.NewPath("spec")
 	if text, err := json.Marshal(c.Spec); err != nil || len(text) > maxSpec {
 		return append(errs, field.TooLong(spec, "", maxSpec))
+	}
+	if n := layout.Pairs(label.Divided(c)); n > layout.MaxPairs {
+		return append(errs, field.Forbidden(spec, layout.ManyPairs(n)))
 	}
 	passes := compile.PassesThrough(c)
 	if passes && (c.Spec.Root != nil || c.Spec.Controller != nil || len(c.Spec.Limits) > 0) {

@@ -17,6 +17,7 @@ import (
 // root returns the errors of a configuration with spec.root.
 func root(c *v1alpha1.ShardingConfig, path *field.Path) field.ErrorList {
 	errs := layout.Validate(c.Spec.Root, path)
+	divisible := len(errs) == 0
 	errs = append(errs, limits(c, c.Spec.Root.ResourceSelector, path.Child("resourceSelector"))...)
 	errs = append(errs, sharedObjects(c.Spec.Root.Shared, path.Child("shared"))...)
 	if len(c.Spec.Root.ResourceSelector)+len(c.Spec.Limits) == 0 {
@@ -24,6 +25,9 @@ func root(c *v1alpha1.ShardingConfig, path *field.Path) field.ErrorList {
 	}
 	errs = append(errs, podSelector(c.Spec.Root.TargetSelector, path.Child("targetSelector"))...)
 	errs = append(errs, longNames(c.Spec.Root, path)...)
+	if !divisible {
+		return errs
+	}
 	for _, s := range layout.Shards(c.Spec.Root) {
 		if problems := lockNames(c, s.Name); len(problems) > 0 {
 			errs = append(errs, problems...)

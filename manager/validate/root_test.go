@@ -1,6 +1,9 @@
 package validate
 
 import (
+	"fmt"
+	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 )
 
 const rooting = `
@@ -297,4 +301,32 @@ limits: [{relateResources: [{apiGroups: ["", apps], resources: [pods, deployment
 	require.Contains(t, handle(t, admissionv1.Create, star, nil, a).Result.Message, "deployments")
 	root := config(t, "r", strings.Replace(rooting, "root-lock", "lock", 1))
 	require.Contains(t, handle(t, admissionv1.Create, a, nil, root).Result.Message, "would be owned by this and by ShardingConfig r")
+}
+
+// Reviews come from anybody, whatever the schema permits.
+func TestShardsOutOfBoundsAreNotNamed(t *testing.T) {
+	c := &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a"}, Spec: v1alpha1.ShardingConfigSpec{
+		Controller: &v1alpha1.ControllerConfig{LeaderElectionName: "INVALID"},
+		Root:       &v1alpha1.RootConfig{Prefix: "a", TargetStatefulSet: "a", Auto: &v1alpha1.AutoConfig{ShardingSize: math.MaxInt32, EveryShardReplicas: 1}},
+	}}
+	errs := Config(c).ToAggregate()
+	require.ErrorContains(t, errs, "spec.root.auto.shardingSize")
+	require.NotContains(t, errs.Error(), "the shard lock would be")
+	require.Len(t, locks(c), layout.MaxShards, "an old object is judged, too")
+}
+
+// A few hundred bytes of groups and resources have thousands of pairs.
+func TestPairsOfGroupAndResourceAreFew(t *testing.T) {
+	c := config(t, "r", rooting)
+	var many []string
+	for i := range 64 {
+		many = append(many, fmt.Sprint("r", i))
+	}
+	limits := []v1alpha1.ObjectLimiter{{RelateResources: slices.Repeat([]v1alpha1.ResourceGroup{{APIGroups: many, Resources: many}}, 3)}}
+	c.Spec.Root.ResourceSelector = limits
+	require.Empty(t, Config(c))
+	c.Spec.Limits = limits
+	errs := Config(c)
+	require.Len(t, errs, 1)
+	require.ErrorContains(t, errs[0], "24576 pairs of group and resource, and at most 16384 are supported")
 }

@@ -2,7 +2,6 @@ package validate
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"net/http"
@@ -24,6 +23,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile/rules"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/bounds"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/invalid"
 )
 
@@ -55,7 +55,7 @@ func (w *Injections) Handle(ctx context.Context, req admission.Request) admissio
 
 // review answers a request for an object that no other object affects. It decodes into o.
 func review[T client.Object](req admission.Request, o T, kind string, problems func(T) field.ErrorList, warnings func(T) []string) admission.Response {
-	if err := json.Unmarshal(req.Object.Raw, o); err != nil {
+	if err := bounds.Unmarshal(v1alpha1.GroupName+"_"+kind+"s", req.Object.Raw, o); err != nil {
 		return admission.Errored(http.StatusBadRequest, err)
 	}
 	if o.GetDeletionTimestamp() != nil {

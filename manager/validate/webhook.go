@@ -5,7 +5,6 @@ package validate
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"net/http"
@@ -18,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
@@ -25,6 +25,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/bounds"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/invalid"
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
@@ -100,7 +101,7 @@ func (w *Webhook) decode(req admission.Request, raw runtime.RawExtension) (c *v1
 		}
 	}
 	c = &v1alpha1.ShardingConfig{}
-	err = json.Unmarshal(raw.Raw, c)
+	err = bounds.Unmarshal(v1alpha1.GroupName+"_shardingconfigs", raw.Raw, c)
 	c.Namespace = req.Namespace
 	return c, nil, nil, err
 }
@@ -222,13 +223,13 @@ func otherKind(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig) str
 
 // sameLock finds another shard whose lock would have the same name.
 func sameLock(c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig) string {
-	mine := locks(c)
+	mine := sets.New(locks(c)...)
 	for _, o := range others {
 		if o.Labels[v1alpha1.RootLabel] == c.Name {
 			continue // its own shard
 		}
 		for _, name := range locks(&o) {
-			if slices.Contains(mine, name) {
+			if mine.Has(name) {
 				return fmt.Sprintf("%s: the shard lock would be %s, which is also the lock of %s: give this object another name",
 					field.NewPath("spec", "controller", "leaderElectionName"), name, origin.Describe(&o))
 			}

@@ -2,7 +2,6 @@
 package serve
 
 import (
-	"encoding/json"
 	"errors"
 	"maps"
 	"reflect"
@@ -17,6 +16,7 @@ import (
 	kridge "github.com/ctrlmesh/ctrlmesh/api/kridge/v1alpha1"
 	kruise "github.com/ctrlmesh/ctrlmesh/api/kruise/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/dialect"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/bounds"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/invalid"
 	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 )
@@ -38,8 +38,9 @@ func Objects() []client.Object {
 
 // kind is a kind of objects that are translated to ShardingConfigs.
 type kind struct {
-	new  func() client.Object
-	list func() client.ObjectList
+	definition string // of deploy/crd
+	new        func() client.Object
+	list       func() client.ObjectList
 	// items calls f for each object of a list.
 	items func(list client.ObjectList, f func(client.Object))
 	// translate returns the translation of an object, and its status.
@@ -48,8 +49,9 @@ type kind struct {
 
 var kinds = map[schema.GroupVersionKind]kind{
 	origin.Kridge: {
-		new:  func() client.Object { return &kridge.ShardingConfig{} },
-		list: func() client.ObjectList { return &kridge.ShardingConfigList{} },
+		definition: kridge.GroupName + "_shardingconfigs",
+		new:        func() client.Object { return &kridge.ShardingConfig{} },
+		list:       func() client.ObjectList { return &kridge.ShardingConfigList{} },
 		items: func(list client.ObjectList, f func(client.Object)) {
 			if l, ok := list.(*kridge.ShardingConfigList); ok {
 				for i := range l.Items {
@@ -64,8 +66,9 @@ var kinds = map[schema.GroupVersionKind]kind{
 		},
 	},
 	origin.VirtualApp: {
-		new:  func() client.Object { return &kruise.VirtualApp{} },
-		list: func() client.ObjectList { return &kruise.VirtualAppList{} },
+		definition: kruise.GroupName + "_virtualapps",
+		new:        func() client.Object { return &kruise.VirtualApp{} },
+		list:       func() client.ObjectList { return &kruise.VirtualAppList{} },
 		items: func(list client.ObjectList, f func(client.Object)) {
 			if l, ok := list.(*kruise.VirtualAppList); ok {
 				for i := range l.Items {
@@ -117,7 +120,7 @@ func Decode(gvk schema.GroupVersionKind, namespace string, raw []byte) (*v1alpha
 		return nil, nil, nil, nil
 	}
 	object := k.new()
-	if err := json.Unmarshal(raw, object); err != nil {
+	if err := bounds.Unmarshal(k.definition, raw, object); err != nil {
 		return nil, nil, nil, err
 	}
 	object.SetNamespace(namespace)

@@ -2,7 +2,6 @@ package serve
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
@@ -15,6 +14,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	kruise "github.com/ctrlmesh/ctrlmesh/api/kruise/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/dialect"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/bounds"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/invalid"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
@@ -83,7 +83,7 @@ type PolicyWebhook struct{ Reader client.Reader }
 // Handle implements admission.Handler.
 func (w PolicyWebhook) Handle(ctx context.Context, req admission.Request) admission.Response {
 	p := &kruise.TrafficPolicy{}
-	if err := json.Unmarshal(req.Object.Raw, p); err != nil {
+	if err := bounds.Unmarshal(kruise.GroupName+"_trafficpolicies", req.Object.Raw, p); err != nil {
 		return admission.Errored(http.StatusBadRequest, err)
 	}
 	if p.DeletionTimestamp != nil {
