@@ -1,6 +1,7 @@
 package dialect
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -108,6 +109,27 @@ func TestInvalidVirtualAppsAreRefused(t *testing.T) {
 		}
 		require.Contains(t, found, message)
 	}
+}
+
+// A few hundred bytes of groups and resources have thousands of pairs, in each of many rules.
+func TestPairsOfGroupAndResourceAreFew(t *testing.T) {
+	app := &kruise.VirtualApp{Spec: kruise.VirtualAppSpec{Selector: selector("a", "b"), Route: &kruise.VirtualAppRoute{}}}
+	app.Name = "app"
+	many := make([]string, 64)
+	for i := range many {
+		many[i] = fmt.Sprint("r", i)
+	}
+	rule := kruise.SubRule{Name: "rule", Match: slices.Repeat([]kruise.MatchLimitSelector{{
+		NamespaceRegex: new("a"), Resources: []kruise.APIGroupResource{{APIGroups: many, Resources: many}},
+	}}, 4)}
+	app.Spec.Route.SubRules = []kruise.SubRule{rule}
+	app.Spec.Subsets = []kruise.VirtualAppSubset{{Name: "a", Labels: map[string]string{"a": "b"}, RouteRules: []string{"rule"}}}
+	_, errs := VirtualApp(app)
+	require.Empty(t, errs)
+	app.Spec.Route.SubRules[0].Match = append(rule.Match, rule.Match[0])
+	_, errs = VirtualApp(app)
+	require.Len(t, errs, 1)
+	require.ErrorContains(t, errs[0], "spec.route.subRules[0].match[4].resources: Forbidden: with the rules before, it names 20480 pairs")
 }
 
 func TestLongNamesOfShardsAreRefused(t *testing.T) {

@@ -54,11 +54,12 @@ func TestUnreadProxyListExemptsTheAgentsOnce(t *testing.T) {
 }
 
 func TestKubeconfigsOfAPodAreFew(t *testing.T) {
-	list := func(n int) (value string) {
+	list := func(n int) string {
+		var value strings.Builder
 		for i := range n {
-			value += fmt.Sprintf("/%d:", i)
+			fmt.Fprintf(&value, "/%d:", i)
 		}
-		return value
+		return value.String()
 	}
 	_, err := kubeconfigs(corev1.Container{Env: []corev1.EnvVar{{Name: "KUBECONFIG", Value: list(maxKubeconfigs)}}}, "")
 	require.NoError(t, err)
