@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"mime"
 	"strings"
-
-	"sigs.k8s.io/yaml"
 )
 
 // The media types of a lock's body.
@@ -29,7 +27,8 @@ type Body struct {
 
 // Request replaces the name in the body of a create, an update or a patch by the upstream
 // name. It converts YAML that names the lock to JSON. It fails with ErrUnsupported for other
-// media types, and with another error if the body is not valid in its type.
+// media types, with ErrYAML for YAML that is not read, and with another error if the body is
+// not valid in its type.
 func (l *Lock) Request(contentType string, body []byte) (Body, error) {
 	out := Body{Bytes: body, ContentType: contentType}
 	media, err := mediaType(contentType)
@@ -44,14 +43,10 @@ func (l *Lock) Request(contentType string, body []byte) (Body, error) {
 	case typeProtobuf:
 		out.Bytes, out.Lock, err = editProto(body, func(string) message { return l.up.objectMessage() })
 	case typeYAML, typeApply:
+		// Clients send JSON for server-side apply, whose bytes are kept.
 		var asJSON []byte
-		if asJSON, err = yaml.YAMLToJSON(body); err != nil {
-			return out, fmt.Errorf("the body is not valid YAML: %w", err)
-		}
-		if edited, changed, jsonErr := editJSON(body, l.up.object()); jsonErr == nil {
-			// Clients send JSON, which is valid YAML, for server-side apply: keep its bytes.
-			out.Bytes, out.Lock = edited, changed
-			return out, nil
+		if asJSON, err = yamlToJSON(body); err != nil {
+			return out, err
 		}
 		if asJSON, out.Lock, err = editJSON(asJSON, l.up.object()); out.Lock {
 			out.Bytes = asJSON

@@ -1,16 +1,14 @@
 package lock
 
 import (
-	"bytes"
 	"encoding/json"
 	"time"
 
-	coordinationv1 "k8s.io/api/coordination/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
+	kjson "sigs.k8s.io/json"
 
 	"github.com/ctrlmesh/ctrlmesh/internal/election"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/fields"
 )
 
 // leaderAnnotation holds the election record of ConfigMap and Endpoints locks.
@@ -25,20 +23,40 @@ type record struct {
 	Transitions *int64            `json:"leaseTransitions"`
 }
 
-// object is the part of a lock that this package reads.
+// object is the part of a lock that this package reads, as the apiserver does: the case of
+// members counts.
 type object struct {
-	Metadata struct {
-		Name            string            `json:"name"`
-		ResourceVersion string            `json:"resourceVersion"`
-		Annotations     map[string]string `json:"annotations"`
-	} `json:"metadata"`
-	Spec record `json:"spec"`
+	Metadata last[metadata] `json:"metadata"`
+	Spec     record         `json:"spec"`
+}
+
+type metadata struct {
+	Name            string       `json:"name"`
+	ResourceVersion last[string] `json:"resourceVersion"`
+	Annotations     struct {
+		Leader string `json:"control-plane.alpha.kubernetes.io/leader"`
+	} `json:"annotations"`
+}
+
+// last is a member of which the last occurrence counts, null included, as in a patch. In an
+// object the apiserver merges all occurrences, so a version may be missed there. Then the write
+// counts as unconditional, which is safe.
+type last[T any] struct{ Value T }
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (l *last[T]) UnmarshalJSON(b []byte) error {
+	var fresh T
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(b, &fresh); err != nil {
+		return err
+	}
+	l.Value = fresh
+	return nil
 }
 
 // annotated returns the record in the annotation, and reports whether there is one.
 func (o *object) annotated() (r record, ok bool) {
-	text := o.Metadata.Annotations[leaderAnnotation]
-	return r, text != "" && json.Unmarshal([]byte(text), &r) == nil
+	text := o.Metadata.Value.Annotations.Leader
+	return r, text != "" && json.Unmarshal([]byte(text), &r) == nil // case does not count, as in client-go
 }
 
 // held returns the record that names a holder: that of the spec, or else of the annotation.
@@ -70,49 +88,81 @@ func ReadHeld(contentType string, body []byte) Held {
 	var o object
 	switch media {
 	case typeJSON:
-		if json.Unmarshal(body, &o) != nil {
-			return Held{}
-		}
+		err = kjson.UnmarshalCaseSensitivePreserveInts(body, &o)
 	case typeProtobuf:
-		o = protoObject(body)
+		o, err = protoObject(body)
+	}
+	if err != nil {
+		return Held{}
 	}
 	spec := o.held()
-	return Held{Holder: spec.Holder, For: time.Duration(ptr.Deref(spec.Seconds, 0)) * time.Second, Version: o.Metadata.ResourceVersion}
+	return Held{Holder: spec.Holder, For: time.Duration(ptr.Deref(spec.Seconds, 0)) * time.Second, Version: o.Metadata.Value.ResourceVersion.Value}
 }
 
-// protoObject reads an object in an envelope. It returns the zero object if body is none.
-func protoObject(body []byte) (o object) {
-	raw, ok := bytes.CutPrefix(body, magic)
-	var envelope runtime.Unknown
-	if !ok || envelope.Unmarshal(raw) != nil {
-		return o
+// protoObject reads an object in an envelope.
+func protoObject(body []byte) (o object, err error) {
+	envelope, err := fields.Open(body)
+	if err != nil {
+		return o, err
 	}
-	if envelope.Kind != "Lease" {
-		var meta metav1.PartialObjectMetadata
-		if meta.Unmarshal(envelope.Raw) == nil {
-			o.Metadata.Name, o.Metadata.ResourceVersion, o.Metadata.Annotations = meta.Name, meta.ResourceVersion, meta.Annotations
+	return o, fields.Walk(envelope.Raw.Value, func(f *fields.Field) error {
+		read := o.Metadata.Value.read
+		switch {
+		case f.Number == objectMetadata:
+		case f.Number == leaseSpec && envelope.Kind == "Lease":
+			read = o.Spec.read
+		default:
+			return nil
 		}
-		return o
-	}
-	var lease coordinationv1.Lease
-	if lease.Unmarshal(envelope.Raw) != nil {
-		return o
-	}
-	o.Metadata.Name, o.Metadata.ResourceVersion, o.Metadata.Annotations = lease.Name, lease.ResourceVersion, lease.Annotations
-	spec := &lease.Spec
-	o.Spec = record{Seconds: widen[election.Seconds](spec.LeaseDurationSeconds), Transitions: widen[int64](spec.LeaseTransitions)}
-	if spec.HolderIdentity != nil {
-		o.Spec.Holder = *spec.HolderIdentity
-	}
-	if spec.AcquireTime != nil {
-		o.Spec.Acquired = new(string) // the time itself is not needed
-	}
-	return o
+		message, err := f.Bytes()
+		if err != nil {
+			return err
+		}
+		return fields.Walk(message, read)
+	})
 }
 
-func widen[T ~int64](n *int32) *T {
-	if n == nil {
-		return nil
+// read reads one field of an ObjectMeta.
+func (m *metadata) read(f *fields.Field) error {
+	switch f.Number {
+	case metaName:
+		m.Name = string(f.Value)
+	case metaVersion:
+		m.ResourceVersion.Value = string(f.Value)
+	case metaAnnotations:
+		var key, value string
+		err := fields.Walk(f.Value, func(f *fields.Field) error {
+			switch f.Number {
+			case entryKey:
+				key = string(f.Value)
+			case entryValue:
+				value = string(f.Value)
+			}
+			return nil
+		})
+		if key == leaderAnnotation {
+			m.Annotations.Leader = value
+		}
+		return err
 	}
-	return new(T(*n))
+	return nil
+}
+
+// read reads one field of a LeaseSpec.
+func (r *record) read(f *fields.Field) error {
+	switch f.Number {
+	case specHolder:
+		r.Holder = string(f.Value)
+	case specSeconds:
+		seconds, err := f.Varint()
+		r.Seconds = new(election.Seconds(int32(seconds)))
+		return err
+	case specAcquired:
+		r.Acquired = new(string) // the time itself is not needed
+	case specTransitions:
+		transitions, err := f.Varint()
+		r.Transitions = new(int64(int32(transitions)))
+		return err
+	}
+	return nil
 }

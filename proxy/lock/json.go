@@ -4,7 +4,10 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
+
+	kjson "sigs.k8s.io/json"
 )
 
 var errJSON = errors.New("the body is not valid JSON")
@@ -78,6 +81,11 @@ type editor struct {
 
 func newEditor(b []byte) *editor { return &editor{Decoder: json.NewDecoder(bytes.NewReader(b)), in: b} }
 
+func (e *editor) replace(from, to int, by []byte) {
+	e.out = append(append(e.out, e.in[e.copied:from]...), by...)
+	e.copied = to
+}
+
 func (e *editor) result() ([]byte, bool, error) {
 	if e.out == nil {
 		return e.in, false, nil
@@ -107,8 +115,7 @@ func (e *editor) value(s *shape) {
 		if text, edit := s.text(token); edit {
 			start := before + bytes.IndexByte(e.in[before:], '"')
 			quoted, _ := json.Marshal(text) // a string always encodes
-			e.out = append(append(e.out, e.in[e.copied:start]...), quoted...)
-			e.copied = int(e.InputOffset())
+			e.replace(start, int(e.InputOffset()), quoted)
 		}
 	}
 }
@@ -142,37 +149,61 @@ func note(to *string) func(string) (string, bool) {
 	}
 }
 
+// maxOperations bounds the operations of a JSON patch, as the apiserver does.
+const maxOperations = 10000
+
+// operations calls f with each operation of a JSON patch, and with the offset at which it
+// ends, until f fails. The operation is valid until f returns.
+func operations(b []byte, f func(op json.RawMessage, end int) error) error {
+	if !json.Valid(b) {
+		return errJSON
+	}
+	d := json.NewDecoder(bytes.NewReader(b))
+	switch begin, _ := d.Token(); begin {
+	case json.Delim('['):
+	case nil: // null is an empty patch
+		return nil
+	default:
+		return errJSON
+	}
+	var op json.RawMessage
+	for n := 0; d.More(); n++ {
+		if n == maxOperations {
+			return fmt.Errorf("the JSON patch has more than %d operations", maxOperations)
+		}
+		_ = d.Decode(&op)
+		if err := f(op, int(d.InputOffset())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // jsonPatch swaps names in the operations of a JSON patch that set or test the name of the
 // object.
 func (n names) jsonPatch(b []byte) ([]byte, bool, error) {
-	var ops []json.RawMessage
-	if err := json.Unmarshal(b, &ops); err != nil {
-		return nil, false, errJSON
-	}
-	if len(ops) == 0 { // null is an empty patch too
-		return b, false, nil
-	}
-	// The shape of an operation's value depends on its path, which may come after the
-	// value. So read the paths first, then walk with one shape per operation.
-	values := make([]*shape, len(ops))
-	for i, op := range ops {
-		var path string
-		_, _, _ = editJSON(op, &shape{fields: map[string]*shape{"path": {text: note(&path)}}})
-		switch path {
-		case "":
-			values[i] = n.object()
-		case "/metadata":
-			values[i] = n.object().fields["metadata"]
-		case "/metadata/name":
-			values[i] = &shape{text: n.swap}
+	object := n.object()
+	values := map[string]*shape{"": object, "/metadata": object.fields["metadata"], "/metadata/name": {text: n.swap}}
+	e := &editor{in: b}
+	err := operations(b, func(raw json.RawMessage, end int) error {
+		var op struct { // the path may come after the value
+			Path string `json:"path"`
 		}
-	}
-	e := newEditor(b)
-	begin, _ := e.Token()
-	i := -1
-	e.elements(begin.(json.Delim), func(string) *shape {
-		i++
-		return &shape{fields: map[string]*shape{"value": values[i]}}
+		if kjson.UnmarshalCaseSensitivePreserveInts(raw, &op) != nil {
+			return nil // the apiserver refuses it
+		}
+		value := values[op.Path]
+		if value == nil {
+			return nil
+		}
+		edited, changed, err := editJSON(raw, &shape{fields: map[string]*shape{"value": value}})
+		if changed {
+			e.replace(end-len(raw), end, edited)
+		}
+		return err
 	})
+	if err != nil {
+		return nil, false, err
+	}
 	return e.result()
 }

@@ -108,7 +108,7 @@ func TestRequestEditsTheNameAlone(t *testing.T) {
 			`[{"op":"test","path":"/metadata/name","value":"op---s1"},{"value":{"name":"op---s1"},"path":"/metadata","op":"replace"},{"op":"add","path":"/data/name","value":"op"},1]`},
 		{"apply as JSON", "application/apply-patch+yaml", `{"metadata": {"name":"op"}}`, `{"metadata": {"name":"op---s1"}}`},
 		{"apply as YAML", "application/apply-patch+yaml", "metadata:\n  name: op\n", `{"metadata":{"name":"op---s1"}}`},
-		{"YAML behind an anchor", "application/yaml", "x: &n op\nmetadata: {name: *n}\n", `{"metadata":{"name":"op---s1"},"x":"op"}`},
+		{"YAML that names it in another style", "application/yaml", "x: \"&n\"\n\"metadata\": {? 'name' : \"\\x6fp\"}\n", `{"metadata":{"name":"op---s1"},"x":"\u0026n"}`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := l.Request(c.contentType, []byte(c.in))

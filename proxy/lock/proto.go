@@ -2,22 +2,22 @@ package lock
 
 import (
 	"bytes"
-	"errors"
 	"strings"
 
 	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/fields"
 )
-
-// magic starts every protobuf body of Kubernetes; a runtime.Unknown follows.
-var magic = []byte("k8s\x00")
-
-var errProto = errors.New("the body is not a protobuf object of Kubernetes")
 
 // Field numbers of k8s.io/apimachinery's generated.proto.
 const (
-	unknownTypeMeta, unknownRaw        = 1, 2
-	typeMetaKind                       = 2
+	unknownRaw                         = 2
 	objectMetadata, metaName, metaLink = 1, 1, 4
+	metaVersion, metaAnnotations       = 6, 12
+	entryKey, entryValue               = 1, 2 // of a map
+	leaseSpec                          = 2
+	specHolder, specSeconds            = 1, 2
+	specAcquired, specTransitions      = 3, 5
 	listItems                          = 2
 	statusMessage, statusDetails       = 3, 5
 	detailsName                        = 1
@@ -35,29 +35,22 @@ type field func([]byte) ([]byte, bool, error)
 func (m message) edit(b []byte) ([]byte, bool, error) {
 	var out []byte
 	copied := 0
-	for pos := 0; pos < len(b); {
-		num, typ, tag := protowire.ConsumeTag(b[pos:])
-		if tag < 0 {
-			return nil, false, errProto
+	err := fields.Walk(b, func(f *fields.Field) error {
+		edit := m[f.Number]
+		if edit == nil || f.Type != protowire.BytesType {
+			return nil
 		}
-		size := protowire.ConsumeFieldValue(num, typ, b[pos+tag:])
-		if size < 0 {
-			return nil, false, errProto
+		edited, changed, err := edit(f.Value)
+		if changed {
+			out = append(out, b[copied:f.From]...)
+			out = protowire.AppendTag(out, f.Number, f.Type)
+			out = protowire.AppendBytes(out, edited)
+			copied = f.To
 		}
-		next := pos + tag + size
-		if f := m[num]; f != nil && typ == protowire.BytesType {
-			value, _ := protowire.ConsumeBytes(b[pos+tag : next])
-			edited, changed, err := f(value)
-			if err != nil {
-				return nil, false, err
-			}
-			if changed {
-				out = append(out, b[copied:pos+tag]...)
-				out = protowire.AppendBytes(out, edited)
-				copied = next
-			}
-		}
-		pos = next
+		return err
+	})
+	if err != nil {
+		return nil, false, err
 	}
 	if copied == 0 {
 		return b, false, nil
@@ -92,18 +85,14 @@ func (n names) answerMessage(kind string) message {
 
 // editProto edits an object in an envelope. pick returns the message of its kind.
 func editProto(b []byte, pick func(kind string) message) ([]byte, bool, error) {
-	raw, ok := bytes.CutPrefix(b, magic)
-	if !ok {
-		return nil, false, errProto
-	}
-	kind := ""
-	_, _, err := message{unknownTypeMeta: message{typeMetaKind: text(note(&kind))}.edit}.edit(raw)
+	envelope, err := fields.Open(b)
 	if err != nil {
 		return nil, false, err
 	}
-	out, changed, err := message{unknownRaw: pick(kind).edit}.edit(raw)
+	const magic = len(fields.Magic)
+	out, changed, err := message{unknownRaw: pick(envelope.Kind).edit}.edit(b[magic:])
 	if err != nil || !changed {
 		return b, false, err
 	}
-	return append(bytes.Clone(magic), out...), true, nil
+	return append(bytes.Clone(b[:magic]), out...), true, nil
 }

@@ -3,9 +3,10 @@ package lock
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"strings"
 
-	"sigs.k8s.io/yaml"
+	kjson "sigs.k8s.io/json"
 )
 
 // Record is a leader-election record in the body of a request or an answer.
@@ -20,39 +21,36 @@ type Record struct {
 // a Lease, or in the annotation of a ConfigMap or Endpoints. Leases with another
 // purpose, such as the heartbeats of nodes, lack the time of acquisition and the number
 // of transitions. A patch need not say the latter, nor the duration: it says what it
-// changes.
-func FindRecord(resource, contentType string, body []byte) (Record, bool) {
-	media, err := mediaType(contentType)
-	if err != nil || resource != "leases" && !bytes.Contains(body, annotationDomain) {
-		return Record{}, false
+// changes. The error is ErrYAML if the body is not read; other bodies that cannot be read
+// have no record.
+func FindRecord(resource, contentType string, body []byte) (r Record, found bool, err error) {
+	if resource != "leases" && !bytes.Contains(body, annotationDomain) {
+		return Record{}, false, nil
 	}
-	o, patch, ok := readObject(media, body)
-	if !ok {
-		return Record{}, false
+	o, patch, err := readObject(contentType, body)
+	switch {
+	case errors.Is(err, ErrYAML):
+		return Record{}, false, ErrYAML
+	case err != nil:
+		return Record{}, false, nil
 	}
-	r := o.Spec
+	elected := o.Spec
 	if resource != "leases" {
-		if r, ok = o.annotated(); !ok {
-			return Record{}, false
-		}
-	} else if r.Acquired == nil || !patch && (r.Seconds == nil || r.Transitions == nil) {
-		return Record{}, false
+		elected, found = o.annotated()
+	} else {
+		found = elected.Acquired != nil && (patch || elected.Seconds != nil && elected.Transitions != nil)
 	}
-	return Record{Name: o.Metadata.Name, Holder: r.Holder}, r.Holder != ""
+	return Record{Name: o.Metadata.Value.Name, Holder: elected.Holder}, found && elected.Holder != "", nil
 }
 
 // ReadRequest returns the holder and the resourceVersion that the body of a write names. Both may
 // be empty: without a version, the write applies to whatever version there is.
 func ReadRequest(contentType string, body []byte) (holder, version string) {
-	media, err := mediaType(contentType)
+	o, _, err := readObject(contentType, body)
 	if err != nil {
 		return "", ""
 	}
-	o, _, ok := readObject(media, body)
-	if !ok {
-		return "", ""
-	}
-	return o.held().Holder, o.Metadata.ResourceVersion
+	return o.held().Holder, o.Metadata.Value.ResourceVersion.Value
 }
 
 // annotationDomain occurs in every body with the annotation, also where a JSON pointer
@@ -60,81 +58,93 @@ func ReadRequest(contentType string, body []byte) (holder, version string) {
 var annotationDomain = []byte("control-plane.alpha.kubernetes.io")
 
 // readObject reads the lock from an object or a patch.
-func readObject(media string, body []byte) (o object, patch, ok bool) {
+func readObject(contentType string, body []byte) (o object, patch bool, err error) {
+	media, err := mediaType(contentType)
+	if err != nil {
+		return o, false, err
+	}
 	switch media {
 	case typeProtobuf:
-		return protoObject(body), false, true
+		o, err = protoObject(body)
+		return o, false, err
 	case typePatch:
-		body, patch = patched(body), true
+		return o, true, o.patch(body)
 	case typeMerge, typeStrat:
 		patch = true
 	case typeYAML, typeApply:
 		patch = media == typeApply
-		if !json.Valid(body) { // JSON is YAML too
-			var err error
-			if body, err = yaml.YAMLToJSON(body); err != nil {
-				return o, patch, false
-			}
+		if body, err = yamlToJSON(body); err != nil {
+			return o, patch, err
 		}
 	case typeJSON:
 	default:
-		return o, false, false
+		return o, false, ErrUnsupported
 	}
-	return o, patch, json.Unmarshal(body, &o) == nil
+	return o, patch, kjson.UnmarshalCaseSensitivePreserveInts(body, &o)
 }
 
-// maxPointer is the maximum depth of the fields that are read.
-const maxPointer = 3
-
-// patched returns an object with the values that a JSON patch adds or replaces.
-func patched(body []byte) []byte {
-	var ops []struct {
-		Op    string          `json:"op"`
-		Path  string          `json:"path"`
-		Value json.RawMessage `json:"value"`
-	}
-	if json.Unmarshal(body, &ops) != nil {
+// patch reads the values that a JSON patch adds or replaces. What it moves or copies is
+// unknown, and read as absent.
+func (o *object) patch(body []byte) error {
+	return operations(body, func(raw json.RawMessage, _ int) error {
+		var op struct {
+			Op    string          `json:"op"`
+			Path  string          `json:"path"`
+			From  string          `json:"from"`
+			Value json.RawMessage `json:"value"`
+		}
+		switch err := kjson.UnmarshalCaseSensitivePreserveInts(raw, &op); {
+		case err != nil, op.Op == "test":
+		case op.Op == "add", op.Op == "replace":
+			o.set(op.Path, op.Value)
+		default:
+			o.set(op.From, nil)
+			o.set(op.Path, nil)
+		}
 		return nil
-	}
-	root := map[string]any{}
-	for _, op := range ops {
-		if op.Op != "add" && op.Op != "replace" {
-			continue
-		}
-		var value any
-		if json.Unmarshal(op.Value, &value) != nil {
-			continue
-		}
-		if op.Path == "" {
-			root, _ = value.(map[string]any)
-			continue
-		}
-		keys := strings.Split(op.Path, "/")[1:]
-		if len(keys) > 0 && len(keys) <= maxPointer {
-			put(root, keys, value)
-		}
-	}
-	out, _ := json.Marshal(root) // decoded values always encode
-	return out
+	})
 }
 
-var unescape = strings.NewReplacer("~1", "/", "~0", "~")
+// escapedAnnotation is leaderAnnotation in a path of a JSON patch.
+const escapedAnnotation = "control-plane.alpha.kubernetes.io~1leader"
 
-// put sets the value at a path of keys. It replaces values on the path that are not objects
-// by objects, and does nothing if in is nil.
-func put(in map[string]any, keys []string, value any) {
-	if in == nil {
-		return
+// set sets what is at a path of a JSON patch to a value; nil: to none.
+func (o *object) set(path string, value []byte) {
+	// Like the apiserver, ignore what comes before the first slash.
+	_, path, below := strings.Cut(path, "/")
+	metadata := &o.Metadata.Value
+	switch {
+	case !below:
+		read(value, o)
+	case path == "metadata":
+		read(value, &o.Metadata)
+	case path == "metadata/name":
+		read(value, &metadata.Name)
+	case path == "metadata/resourceVersion":
+		read(value, &metadata.ResourceVersion)
+	case path == "metadata/annotations":
+		read(value, &metadata.Annotations)
+	case path == "metadata/annotations/"+escapedAnnotation:
+		read(value, &metadata.Annotations.Leader)
+	case path == "spec":
+		read(value, &o.Spec)
+	case path == "spec/holderIdentity":
+		read(value, &o.Spec.Holder)
+	case path == "spec/leaseDurationSeconds":
+		read(value, &o.Spec.Seconds)
+	case path == "spec/acquireTime":
+		read(value, &o.Spec.Acquired)
+	case path == "spec/leaseTransitions":
+		read(value, &o.Spec.Transitions)
 	}
-	key := unescape.Replace(keys[0])
-	if len(keys) == 1 {
-		in[key] = value
-		return
+}
+
+// read replaces what is at to by a value in JSON, and by nothing if it is of another type,
+// which the apiserver refuses.
+func read[T any](value []byte, to *T) {
+	var fresh T
+	if kjson.UnmarshalCaseSensitivePreserveInts(value, &fresh) != nil {
+		fresh = *new(T)
 	}
-	next, isObject := in[key].(map[string]any)
-	if !isObject {
-		next = map[string]any{}
-		in[key] = next
-	}
-	put(next, keys[1:], value)
+	*to = fresh
 }

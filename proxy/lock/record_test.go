@@ -66,7 +66,8 @@ func TestFindRecordInObjects(t *testing.T) {
 			for contentType, body := range map[string][]byte{
 				jsonType: asJSON, protoType: encode(t, c.object), "application/apply-patch+yaml": asYAML, "": asJSON,
 			} {
-				r, ok := lock.FindRecord(c.resource, contentType, body)
+				r, ok, err := lock.FindRecord(c.resource, contentType, body)
+				require.NoError(t, err)
 				require.Equal(t, c.holder != "", ok, contentType)
 				if ok {
 					require.Equal(t, lock.Record{Name: "op", Holder: c.holder}, r, contentType)
@@ -97,7 +98,7 @@ func TestFindRecordInPatches(t *testing.T) {
 		{"leases", jsonType, "{", false},
 		{"leases", protoType, "k8s\x00\xff", false},
 	} {
-		_, ok := lock.FindRecord(c.resource, c.contentType, []byte(c.body))
+		_, ok, _ := lock.FindRecord(c.resource, c.contentType, []byte(c.body))
 		require.Equal(t, c.found, ok, "%s %s %s", c.resource, c.contentType, c.body)
 	}
 }
@@ -115,8 +116,8 @@ func FuzzFindRecord(f *testing.F) {
 	types := []string{jsonType, protoType, "application/json-patch+json", "application/apply-patch+yaml"}
 	f.Fuzz(func(t *testing.T, in []byte, contentType uint8) {
 		media := types[int(contentType)%len(types)]
-		_, _ = lock.FindRecord("configmaps", media, in)
-		r, found := lock.FindRecord("leases", media, in)
+		_, _, _ = lock.FindRecord("configmaps", media, in)
+		r, found, _ := lock.FindRecord("leases", media, in)
 		if found {
 			require.NotEmpty(t, r.Holder)
 		}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/fields"
 )
 
 const (
@@ -222,7 +223,7 @@ func readStatus(contentType string, body []byte) (s metav1.Status) {
 			return metav1.Status{}
 		}
 	case typeProtobuf:
-		raw, ok := bytes.CutPrefix(body, magic)
+		raw, ok := bytes.CutPrefix(body, []byte(fields.Magic))
 		var envelope runtime.Unknown
 		if !ok || envelope.Unmarshal(raw) != nil || envelope.Kind != "Status" || s.Unmarshal(envelope.Raw) != nil {
 			return metav1.Status{}

@@ -3,7 +3,6 @@ package lock
 import (
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/fields"
 )
 
 // answer is a response to a request for the lock, some time after the first one.
@@ -122,7 +122,7 @@ func TestRefusalHasTheMessageOfTheAPIServer(t *testing.T) {
 		envelope := runtime.Unknown{TypeMeta: runtime.TypeMeta{Kind: "Status", APIVersion: "v1"}, Raw: raw}
 		out, err := envelope.Marshal()
 		require.NoError(t, err)
-		return append(slices.Clip(magic), out...)
+		return append([]byte(fields.Magic), out...)
 	}
 	denial := metav1.Status{Reason: metav1.StatusReasonForbidden, Message: `leases.coordination.k8s.io "op---s1" is forbidden: ` + denied}
 	for name, c := range map[string]struct {

@@ -71,7 +71,14 @@ func (s *electionStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	if !whole {
 		return nil
 	}
-	record, ok := lock.FindRecord(s.resource, x.Out.Header.Get("Content-Type"), body)
+	contentType := x.Out.Header.Get("Content-Type")
+	if refused := x.Hold(lock.Weight(contentType, body)); refused != nil {
+		return pipeline.Refusal(refused)
+	}
+	record, ok, err := lock.FindRecord(s.resource, contentType, body)
+	if err != nil {
+		return pipeline.Refusal(status.UnsupportedMediaType("whether %s %s/%s is a leader-election lock must be read: %v", s.resource, x.Req.Info.Namespace, x.Req.Info.Name, err))
+	}
 	name := cmp.Or(x.Req.Info.Name, record.Name)
 	if !ok || name == "" || !match.Storable(x.Req.Info.Namespace, name) || strings.HasSuffix(name, s.suffix) || s.policy.excludesLock(x.Req.Info.Namespace, name) {
 		return nil
@@ -122,7 +129,7 @@ func (s pollStage) Respond(x *pipeline.State, resp *upstream.Response) *pipeline
 	if err != io.EOF || resp.Get("Content-Encoding") != "" { //nolint:errorlint // a wrapped one is a body cut short
 		return nil
 	}
-	record, ok := lock.FindRecord("leases", resp.Get("Content-Type"), body)
+	record, ok, _ := lock.FindRecord("leases", resp.Get("Content-Type"), body) // an answer is not YAML
 	if !ok || s.policy.env.identifiesAs(record.Holder) || !match.Storable(x.Req.Info.Namespace, x.Req.Info.Name) || strings.HasSuffix(x.Req.Info.Name, "---"+s.policy.Shard) {
 		return nil
 	}

@@ -113,12 +113,15 @@ func (s *lockStage) body(x *pipeline.State, candidates lock.Set) (*lock.Lock, *a
 	}
 	x.Out.Replace(raw)
 	contentType := x.Out.Header.Get("Content-Type")
+	if refused = x.Hold(lock.Weight(contentType, raw)); refused != nil {
+		return nil, refused
+	}
 	holder, version := lock.ReadRequest(contentType, raw)
 	x.Holder, x.AnyVersion = holder, version == "" && x.Req.Info.Verb != "create"
 	for _, l := range candidates {
 		out, err := l.Request(contentType, raw)
 		switch {
-		case errors.Is(err, lock.ErrUnsupported):
+		case errors.Is(err, lock.ErrUnsupported), errors.Is(err, lock.ErrYAML):
 			return nil, status.UnsupportedMediaType("%v: the name of a %s in namespace %s must be read", err, x.Req.Info.Resource, x.Req.Info.Namespace)
 		case err != nil:
 			return nil, status.BadRequest("%v", err)
