@@ -2,12 +2,13 @@ package lock
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
 
-	kjson "sigs.k8s.io/json"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/fields"
 )
 
 var errJSON = errors.New("the body is not valid JSON")
@@ -66,31 +67,17 @@ func editJSON(b []byte, s *shape) ([]byte, bool, error) {
 	if !json.Valid(b) {
 		return nil, false, errJSON
 	}
-	e := newEditor(b)
+	e := &editor{json.NewDecoder(bytes.NewReader(b)), b, fields.NewEdit(b)}
 	e.value(s)
-	return e.result()
+	out, changed := e.edit.Result()
+	return out, changed, nil
 }
 
 // editor walks over valid JSON, so it does not check for errors.
 type editor struct {
 	*json.Decoder
-	in     []byte
-	out    []byte // nil until the first edit
-	copied int    // in[:copied] is in out
-}
-
-func newEditor(b []byte) *editor { return &editor{Decoder: json.NewDecoder(bytes.NewReader(b)), in: b} }
-
-func (e *editor) replace(from, to int, by []byte) {
-	e.out = append(append(e.out, e.in[e.copied:from]...), by...)
-	e.copied = to
-}
-
-func (e *editor) result() ([]byte, bool, error) {
-	if e.out == nil {
-		return e.in, false, nil
-	}
-	return append(e.out, e.in[e.copied:]...), true, nil
+	in   []byte
+	edit *fields.Edit
 }
 
 // value walks over one value of the shape, and skips it if the shape is nil.
@@ -115,7 +102,7 @@ func (e *editor) value(s *shape) {
 		if text, edit := s.text(token); edit {
 			start := before + bytes.IndexByte(e.in[before:], '"')
 			quoted, _ := json.Marshal(text) // a string always encodes
-			e.replace(start, int(e.InputOffset()), quoted)
+			e.edit.Replace(start, int(e.InputOffset()), quoted)
 		}
 	}
 }
@@ -152,31 +139,57 @@ func note(to *string) func(string) (string, bool) {
 // maxOperations bounds the operations of a JSON patch, as the apiserver does.
 const maxOperations = 10000
 
-// operations calls f with each operation of a JSON patch, and with the offset at which it
-// ends, until f fails. The operation is valid until f returns.
-func operations(b []byte, f func(op json.RawMessage, end int) error) error {
+// operation is an operation of a JSON patch.
+type operation struct {
+	Op, Path, From string
+	Value          []byte // in JSON
+	raw            []byte
+	start, end     int // of raw in the patch
+}
+
+// read reads the members. It fails if one is of another type, which the apiserver refuses.
+func (o *operation) read() (err error) {
+	fields.Members(o.raw, func(m fields.Member) {
+		var to *string
+		switch string(m.Key) {
+		case "op":
+			to = &o.Op
+		case "path":
+			to = &o.Path
+		case "from":
+			to = &o.From
+		case "value":
+			o.Value = m.Value
+			return
+		default:
+			return
+		}
+		*to = ""
+		err = cmp.Or(err, json.Unmarshal(m.Value, to))
+	})
+	return err
+}
+
+// operations calls f with each operation of a JSON patch, until f fails.
+func operations(b []byte, f func(operation) error) error {
 	if !json.Valid(b) {
 		return errJSON
 	}
-	d := json.NewDecoder(bytes.NewReader(b))
-	switch begin, _ := d.Token(); begin {
-	case json.Delim('['):
-	case nil: // null is an empty patch
-		return nil
-	default:
-		return errJSON
-	}
-	var op json.RawMessage
-	for n := 0; d.More(); n++ {
-		if n == maxOperations {
+	n := 0
+	array, err := fields.Elements(b, func(raw []byte, start, end int) error {
+		if n++; n > maxOperations {
 			return fmt.Errorf("the JSON patch has more than %d operations", maxOperations)
 		}
-		_ = d.Decode(&op)
-		if err := f(op, int(d.InputOffset())); err != nil {
-			return err
+		op := operation{raw: raw, start: start, end: end}
+		if op.read() != nil || op.Op == "" {
+			return nil
 		}
+		return f(op)
+	})
+	if !array && string(bytes.TrimSpace(b)) != "null" { // an empty patch
+		return errJSON
 	}
-	return nil
+	return err
 }
 
 // jsonPatch swaps names in the operations of a JSON patch that set or test the name of the
@@ -184,26 +197,21 @@ func operations(b []byte, f func(op json.RawMessage, end int) error) error {
 func (n names) jsonPatch(b []byte) ([]byte, bool, error) {
 	object := n.object()
 	values := map[string]*shape{"": object, "/metadata": object.fields["metadata"], "/metadata/name": {text: n.swap}}
-	e := &editor{in: b}
-	err := operations(b, func(raw json.RawMessage, end int) error {
-		var op struct { // the path may come after the value
-			Path string `json:"path"`
-		}
-		if kjson.UnmarshalCaseSensitivePreserveInts(raw, &op) != nil {
-			return nil // the apiserver refuses it
-		}
+	patch := fields.NewEdit(b)
+	err := operations(b, func(op operation) error {
 		value := values[op.Path]
 		if value == nil {
 			return nil
 		}
-		edited, changed, err := editJSON(raw, &shape{fields: map[string]*shape{"value": value}})
+		edited, changed, err := editJSON(op.raw, &shape{fields: map[string]*shape{"value": value}})
 		if changed {
-			e.replace(end-len(raw), end, edited)
+			patch.Replace(op.start, op.end, edited)
 		}
 		return err
 	})
 	if err != nil {
 		return nil, false, err
 	}
-	return e.result()
+	out, changed := patch.Result()
+	return out, changed, nil
 }

@@ -33,8 +33,7 @@ type message map[protowire.Number]field
 type field func([]byte) ([]byte, bool, error)
 
 func (m message) edit(b []byte) ([]byte, bool, error) {
-	var out []byte
-	copied := 0
+	out := fields.NewEdit(b)
 	err := fields.Walk(b, func(f *fields.Field) error {
 		edit := m[f.Number]
 		if edit == nil || f.Type != protowire.BytesType {
@@ -42,20 +41,15 @@ func (m message) edit(b []byte) ([]byte, bool, error) {
 		}
 		edited, changed, err := edit(f.Value)
 		if changed {
-			out = append(out, b[copied:f.From]...)
-			out = protowire.AppendTag(out, f.Number, f.Type)
-			out = protowire.AppendBytes(out, edited)
-			copied = f.To
+			out.Replace(f.To-protowire.SizeBytes(len(f.Value)), f.To, protowire.AppendBytes(nil, edited))
 		}
 		return err
 	})
 	if err != nil {
 		return nil, false, err
 	}
-	if copied == 0 {
-		return b, false, nil
-	}
-	return append(out, b[copied:]...), true, nil
+	edited, changed := out.Result()
+	return edited, changed, nil
 }
 
 func text(swap func(string) (string, bool)) field {

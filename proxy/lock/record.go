@@ -2,7 +2,6 @@ package lock
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"strings"
 
@@ -86,16 +85,10 @@ func readObject(contentType string, body []byte) (o object, patch bool, err erro
 // patch reads the values that a JSON patch adds or replaces. What it moves or copies is
 // unknown, and read as absent.
 func (o *object) patch(body []byte) error {
-	return operations(body, func(raw json.RawMessage, _ int) error {
-		var op struct {
-			Op    string          `json:"op"`
-			Path  string          `json:"path"`
-			From  string          `json:"from"`
-			Value json.RawMessage `json:"value"`
-		}
-		switch err := kjson.UnmarshalCaseSensitivePreserveInts(raw, &op); {
-		case err != nil, op.Op == "test":
-		case op.Op == "add", op.Op == "replace":
+	return operations(body, func(op operation) error {
+		switch op.Op {
+		case "test":
+		case "add", "replace":
 			o.set(op.Path, op.Value)
 		default:
 			o.set(op.From, nil)
