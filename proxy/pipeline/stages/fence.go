@@ -255,8 +255,10 @@ func (s *fenceStage) pin(x *pipeline.State, body []byte, uid string) *pipeline.O
 	default:
 		return nil
 	}
-	named, pinned := isolation.Pin(verb, cmp.Or(x.Out.Header.Get("Content-Type"), typeJSON), body, uid)
+	named, pinned, err := isolation.Pin(verb, cmp.Or(x.Out.Header.Get("Content-Type"), typeJSON), body, uid)
 	switch {
+	case err != nil:
+		return pipeline.Refusal(status.BadRequest("naming the uid of %s: %v", x.Req.Info.Resource, err))
 	case named != "" && !s.Owns(named):
 		return s.encounter(x, "object "+x.Req.Info.Name, named)
 	case pinned != nil:
