@@ -29,7 +29,7 @@ func (x *exchange) connect() {
 		return
 	}
 	p, _ := x.s.Policy()
-	x.flow.asked, x.flow.within = x.asked, p.decrypts(x.asked...)
+	x.flow.asked, x.flow.within = x.asked, x.s.decrypts(p, x.asked)
 	x.s.flows.Add(&x.flow)
 	c.around.met = fault.Met{}
 	if !x.admitted(c.around.met) {

@@ -18,7 +18,10 @@ func (s *Server) tls(c *conn, h *hello) net.Conn {
 	p, _ := s.Policy()
 	asked := c.opaque(match.HTTP{Scheme: "https", Host: h.name, Port: c.port, Opaque: true})
 	// Do not connect to the server if the rules refuse the request already.
-	if p.decrypts(asked...) && p.refuses(&flow{asked: asked, within: true}) == nil {
+	done := s.turn(p)
+	decrypt := p.decrypts(asked...) && p.refuses(&flow{asked: asked, within: true}) == nil
+	done()
+	if decrypt {
 		if down := s.decrypt(c, h); down != nil {
 			return down
 		}

@@ -93,6 +93,9 @@ const (
 	// leafTimeout is how long the signing of a certificate may take.
 	leafTimeout = 5 * time.Second
 	maxStreams  = 256
+	// maxMatching is how many requests of the pod are matched by expressions at once: each may
+	// take milliseconds, in which other pods' requests wait for a processor.
+	maxMatching = 2
 )
 
 // Server serves the redirected connections of one pod. Its methods are safe for
@@ -107,6 +110,7 @@ type Server struct {
 	refusing atomic.Int32   // requests above the bounds that are being answered with 429
 	leafless rate.Sometimes // limits the warning about missing certificates
 	stall    time.Duration  // write timeout of an HTTP/2 stream
+	matching chan struct{}  // an element per request that expressions are matching
 	flows    downstream.Set[*flow]
 	changed  atomic.Pointer[chan struct{}] // closed when the policy changes
 	changing sync.Mutex
@@ -116,7 +120,7 @@ type Server struct {
 
 // NewServer returns a Server that serves nothing until Serve is called.
 func NewServer(c Config) *Server {
-	s := &Server{Config: c, seen: newHanded(), leafless: rate.Sometimes{Interval: 10 * time.Second}, stall: downstream.Stall}
+	s := &Server{Config: c, seen: newHanded(), leafless: rate.Sometimes{Interval: 10 * time.Second}, stall: downstream.Stall, matching: make(chan struct{}, maxMatching)}
 	s.changed.Store(new(make(chan struct{})))
 	protocols := &http.Protocols{}
 	protocols.SetHTTP1(true)
@@ -196,6 +200,22 @@ func (s *Server) decideAll() {
 		}
 		s.decide(flows)
 	}
+}
+
+// turn waits until a request may be matched by the expressions of a policy, if there are any.
+// Call done after the match.
+func (s *Server) turn(p *Policy) (done func()) {
+	if p == nil || p.steps == 0 {
+		return func() {}
+	}
+	s.matching <- struct{}{}
+	return func() { <-s.matching }
+}
+
+// decrypts is Policy.decrypts in its turn.
+func (s *Server) decrypts(p *Policy, asked []match.HTTP) bool {
+	defer s.turn(p)()
+	return p.decrypts(asked...)
 }
 
 // Stop closes the listeners: no further connections are accepted.

@@ -2,9 +2,12 @@ package egress
 
 import (
 	"fmt"
+	"log/slog"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -82,6 +85,44 @@ func TestCostlyExpressionsAreRejected(t *testing.T) {
 	require.ErrorContains(t, of(4), "at most 1048576 are permitted")
 	_, err := Compile(rules(&meshv1.Egress{}, deny(&meshv1.HttpMatch{Path: matching("/(?:.*a){600}_")})), nil, nil)
 	require.ErrorContains(t, err, "at most 1200 are permitted: repeat less")
+}
+
+func TestFewRequestsAreMatchedByExpressionsAtOnce(t *testing.T) {
+	for name, c := range map[string]struct {
+		path    *meshv1.TextMatch
+		matched int // while as many as may be matched are being matched
+	}{
+		"with expressions":    {matching("/.*denied"), 0},
+		"without expressions": {exactly("/denied"), 5},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, err := Compile(rules(&meshv1.Egress{}, deny(&meshv1.HttpMatch{Path: c.path})), nil, nil)
+			require.NoError(t, err)
+			synctest.Test(t, func(t *testing.T) {
+				s := NewServer(Config{Log: slog.New(slog.DiscardHandler)})
+				for range maxMatching {
+					s.matching <- struct{}{}
+				}
+				var refused atomic.Int32
+				for range 5 {
+					go func() {
+						f := &flow{asked: []match.HTTP{{Scheme: "http", Host: "a", Path: "/denied"}}}
+						if (&line{s: s}).admit(p, f, connect{}, "") != nil {
+							refused.Add(1)
+						}
+					}()
+				}
+				synctest.Wait()
+				require.EqualValues(t, c.matched, refused.Load())
+				for range maxMatching {
+					<-s.matching
+				}
+				synctest.Wait()
+				require.EqualValues(t, 5, refused.Load())
+				require.Empty(t, s.matching)
+			})
+		})
+	}
 }
 
 // costliest returns a policy with the costliest expressions that are accepted: some for paths,

@@ -216,6 +216,7 @@ func (x *exchange) connectTarget(asked match.HTTP, port uint16) (match.HTTP, int
 }
 
 func (x *exchange) deep(p *Policy) bool {
+	defer x.s.turn(p)()
 	return slices.ContainsFunc(x.asked, func(r match.HTTP) bool { return p.deep(r.Host) })
 }
 

@@ -39,6 +39,7 @@ func (l *line) admit(p *Policy, f *flow, around connect, userAgent string) *refu
 	if p == nil {
 		return nil
 	}
+	defer l.s.turn(p)()
 	d := p.refuses(f)
 	if d != nil && d.long > 0 {
 		l.verdict = VerdictBound

@@ -18,6 +18,7 @@ type Policy struct {
 	decrypt  bool
 	limits   *limit.Rules
 	faults   *fault.Rules
+	steps    int // that expressions take at most for one request
 }
 
 // breaker is the intercept rules of one CircuitBreaker.
@@ -40,7 +41,7 @@ func Compile(m *meshv1.Traffic, limits *limit.Rules, faults *fault.Rules) (*Poli
 		return nil, nil
 	}
 	out := &Policy{decrypt: m.GetEgress().GetDecrypt(), limits: limits, faults: faults}
-	steps := limits.Steps() + faults.Steps()
+	out.steps = limits.Steps() + faults.Steps()
 	for _, b := range m.GetBreakers() {
 		compiled := breaker{name: b.GetName(), refuseUnseen: b.GetRefuseUnseen()}
 		for _, r := range b.GetIntercepts() {
@@ -53,15 +54,15 @@ func Compile(m *meshv1.Traffic, limits *limit.Rules, faults *fault.Rules) (*Poli
 				return nil, fmt.Errorf("circuit breaker %s, rule %s: %w", b.GetName(), r.GetName(), err)
 			}
 		}
-		steps += compiled.deny.entries.Steps() + compiled.allow.entries.Steps()
+		out.steps += compiled.deny.entries.Steps() + compiled.allow.entries.Steps()
 		compiled.deny.entries.Index()
 		compiled.allow.entries.Index()
 		if compiled.deny.of+compiled.allow.of > 0 || compiled.refuseUnseen {
 			out.breakers = append(out.breakers, compiled)
 		}
 	}
-	if steps > meshv1.MaxMatchSteps {
-		return nil, fmt.Errorf("regular expressions take up to %d steps for one request, and at most %d are permitted: repeat less, or match hosts and paths without expressions", steps, meshv1.MaxMatchSteps)
+	if out.steps > meshv1.MaxMatchSteps {
+		return nil, fmt.Errorf("regular expressions take up to %d steps for one request, and at most %d are permitted: repeat less, or match hosts and paths without expressions", out.steps, meshv1.MaxMatchSteps)
 	}
 	return out, nil
 }

@@ -23,7 +23,7 @@ func (s *Server) tunnel(c *conn, protocol string, asked []match.HTTP) {
 	_ = c.Conn.SetDeadline(time.Time{})
 	p, _ := s.Policy()
 	f := &flow{asked: asked, failed: c.leafless, cut: func() { _ = c.Close() }}
-	f.opaque = protocol == ProtocolTLS && !p.decrypts(asked...) // else decrypting was tried before
+	f.opaque = protocol == ProtocolTLS && !s.decrypts(p, asked) // else decrypting was tried before
 	s.flows.Add(f)
 	defer s.flows.Remove(f)
 	p, _ = s.Policy()
