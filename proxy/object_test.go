@@ -38,7 +38,6 @@ func TestWriteNamesUidOfItsObject(t *testing.T) {
 		{"PATCH", "a", "application/apply-patch+yaml", `metadata: {}`, `metadata: {}`},
 		{"PATCH", "a/scale", merge, `{}`, `{}`},
 		{"PATCH", "a", patch, `[]`, `[]`},
-		{"PATCH", "a", merge, `{`, `{`},
 		{"DELETE", "a", "", "", `{"kind":"DeleteOptions","apiVersion":"v1","preconditions":{"uid":"mine"}}`},
 		{"DELETE", "a", jsonType, `{"preconditions":{"resourceVersion":"1"}}`, `{"preconditions":{"resourceVersion":"1","uid":"mine"}}`},
 	} {
@@ -55,6 +54,7 @@ func TestWriteNamesUidOfItsObject(t *testing.T) {
 			require.Len(t, api.requests(), seen+1, "the look")
 		}
 	}
+	require.Equal(t, 400, m.do("PATCH", "/api/v1/nodes/a", "{", "Content-Type", merge).StatusCode, "it has no place for the uid")
 }
 
 func TestProtobufWriteNamesUidOfItsObject(t *testing.T) {
