@@ -40,12 +40,15 @@ func signalled(signal <-chan struct{}) http.HandlerFunc {
 	}
 }
 
+// atOnce is how many watches are opened at the same time.
+const atOnce = 8
+
 // openWatches opens n watches, a few at a time as clients do that limit their rate.
 func openWatches(t *testing.T, c *http.Client, n int) []*http.Response {
 	t.Helper()
 	opened := make([]*http.Response, n)
 	var group errgroup.Group
-	group.SetLimit(8)
+	group.SetLimit(atOnce)
 	for i := range opened {
 		group.Go(func() error {
 			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://kubernetes.default.svc"+watchPath, nil)
@@ -98,8 +101,8 @@ func TestWatchesAboveTheBudgetAreRefused(t *testing.T) {
 	s := newSiege(t, signalled(signal))
 	long := &s.pod.budgets.Long
 	const fit = 100
-	// Of the pod's other watches, to be quick. A watch takes more when it begins.
-	const others = pipeline.DefaultWatchMemory - fit*pipeline.StreamWeight - 4<<10
+	// Of the pod's other watches, to be quick. A watch takes up to 4 KiB more while it begins.
+	const others = pipeline.DefaultWatchMemory - fit*pipeline.StreamWeight - atOnce*4<<10
 	require.True(t, long.Take(others))
 	defer long.Give(others)
 	c := s.client(true)
