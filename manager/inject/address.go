@@ -161,26 +161,8 @@ func kubeconfigs(c corev1.Container, annotated string) ([]string, error) {
 	if annotated == v1alpha1.KubeconfigNone {
 		return nil, nil
 	}
-	var files []string
-	const instead = "remove it, or write an absolute path"
-	add := func(what, file string) error {
-		switch {
-		case file == "":
-			return nil // clients read none
-		case strings.Contains(file, "$("):
-			return fmt.Errorf("%s refers to a variable (%s), so that the file is unknown: %s", what, file, instead)
-		case !path.IsAbs(file):
-			return fmt.Errorf("%s is a relative path (%s), so that the file is unknown: %s", what, file, instead)
-		}
-		if file = path.Clean(file); slices.Contains(files, file) {
-			return nil
-		}
-		if files = append(files, file); len(files) > maxKubeconfigs {
-			return fmt.Errorf("it reads more than %d kubeconfigs: use fewer", maxKubeconfigs)
-		}
-		return nil
-	}
-	if err := add("annotation "+v1alpha1.KubeconfigAnnotation, annotated); err != nil {
+	var files kubeconfigFiles
+	if err := files.add("annotation "+v1alpha1.KubeconfigAnnotation, annotated); err != nil {
 		return nil, err
 	}
 	for _, e := range c.Env {
@@ -191,12 +173,42 @@ func kubeconfigs(c corev1.Container, annotated string) ([]string, error) {
 			return nil, fmt.Errorf("%s has no value in the pod, so that the file is unknown: %s", e.Name, instead)
 		}
 		for file := range strings.SplitSeq(e.Value, ":") {
-			if err := add(e.Name, file); err != nil {
+			if err := files.add(e.Name, file); err != nil {
 				return nil, err
 			}
 		}
 	}
-	words := slices.Concat(c.Command, c.Args)
+	if err := files.addFlags(slices.Concat(c.Command, c.Args)); err != nil {
+		return nil, err
+	}
+	return files, nil
+}
+
+// kubeconfigFiles are the files of a container, each once.
+type kubeconfigFiles []string
+
+const instead = "remove it, or write an absolute path"
+
+func (f *kubeconfigFiles) add(what, file string) error {
+	switch {
+	case file == "":
+		return nil // clients read none
+	case strings.Contains(file, "$("):
+		return fmt.Errorf("%s refers to a variable (%s), so that the file is unknown: %s", what, file, instead)
+	case !path.IsAbs(file):
+		return fmt.Errorf("%s is a relative path (%s), so that the file is unknown: %s", what, file, instead)
+	}
+	if file = path.Clean(file); slices.Contains(*f, file) {
+		return nil
+	}
+	if *f = append(*f, file); len(*f) > maxKubeconfigs {
+		return fmt.Errorf("it reads more than %d kubeconfigs: use fewer", maxKubeconfigs)
+	}
+	return nil
+}
+
+// addFlags adds the files that flags among the words of a command name.
+func (f *kubeconfigFiles) addFlags(words []string) error {
 	for i, w := range words {
 		flag, ok := strings.CutPrefix(w, "-")
 		if !ok {
@@ -209,11 +221,11 @@ func kubeconfigs(c corev1.Container, annotated string) ([]string, error) {
 		if !given && i+1 < len(words) {
 			value = words[i+1]
 		}
-		if err := add("--"+name, value); err != nil {
-			return nil, err
+		if err := f.add("--"+name, value); err != nil {
+			return err
 		}
 	}
-	return files, nil
+	return nil
 }
 
 // tokenPaths returns the paths of the pod's service-account token within its volumes, by the names

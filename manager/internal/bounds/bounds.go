@@ -82,23 +82,9 @@ func (s *schema) check(v reflect.Value, path *field.Path) *field.Error {
 	case reflect.Struct:
 		return s.checkFields(v, path)
 	case reflect.Slice:
-		if exceeds(v.Len(), s.MaxItems) {
-			return field.TooMany(path, v.Len(), *s.MaxItems)
-		}
-		for i := range v.Len() {
-			if err := s.Items.check(v.Index(i), path.Index(i)); err != nil {
-				return err
-			}
-		}
+		return s.checkItems(v, path)
 	case reflect.Map:
-		if exceeds(v.Len(), s.MaxProperties) {
-			return field.TooMany(path, v.Len(), *s.MaxProperties)
-		}
-		for key, value := range v.Seq2() {
-			if err := s.AdditionalProperties.check(value, path.Key(key.String())); err != nil {
-				return err
-			}
-		}
+		return s.checkMembers(v, path)
 	case reflect.String:
 		if s.MaxLength != nil && utf8.RuneCountInString(v.String()) > *s.MaxLength {
 			return field.TooLong(path, "", *s.MaxLength)
@@ -108,6 +94,30 @@ func (s *schema) check(v reflect.Value, path *field.Path) *field.Error {
 			return field.Invalid(path, v.Int(), fmt.Sprintf("must be at most %d", *s.Maximum))
 		}
 	default: // no bound applies
+	}
+	return nil
+}
+
+func (s *schema) checkItems(v reflect.Value, path *field.Path) *field.Error {
+	if exceeds(v.Len(), s.MaxItems) {
+		return field.TooMany(path, v.Len(), *s.MaxItems)
+	}
+	for i := range v.Len() {
+		if err := s.Items.check(v.Index(i), path.Index(i)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *schema) checkMembers(v reflect.Value, path *field.Path) *field.Error {
+	if exceeds(v.Len(), s.MaxProperties) {
+		return field.TooMany(path, v.Len(), *s.MaxProperties)
+	}
+	for key, value := range v.Seq2() {
+		if err := s.AdditionalProperties.check(value, path.Key(key.String())); err != nil {
+			return err
+		}
 	}
 	return nil
 }
