@@ -20,6 +20,9 @@ const (
 	applyType = "application/apply-patch+yaml"
 )
 
+// noise is what the runtime and the race detector allocate beside a call.
+const noise = 256 << 10
+
 // allocated returns how many bytes f allocates, those included that are garbage at once.
 func allocated(f func()) int {
 	var before, after runtime.MemStats
@@ -89,7 +92,7 @@ func TestYAMLThatMultipliesIsRefused(t *testing.T) {
 				var err error
 				used := allocated(func() { err = readAll(t, contentType, []byte(body)) })
 				require.ErrorIs(t, err, lock.ErrYAML)
-				require.Less(t, used, 16*len(body)+64<<10)
+				require.Less(t, used, 16*len(body)+noise)
 				_, _, err = lock.FindRecord("leases", contentType, []byte(body))
 				require.ErrorIs(t, err, lock.ErrYAML)
 			}
@@ -114,7 +117,7 @@ func TestYAMLTakesNoMoreThanItsWeight(t *testing.T) {
 			used := allocated(func() { _, _, err = lock.FindRecord("leases", applyType, []byte(body)) })
 			require.NoError(t, err)
 			weight := int(lock.Weight(applyType, []byte(body)))
-			require.Less(t, used, weight+16*len(body)+32<<10)
+			require.Less(t, used, weight+16*len(body)+noise)
 		})
 	}
 	require.Zero(t, lock.Weight(applyType, []byte(`{"a":["b","c"]}`)), "JSON")
