@@ -151,10 +151,9 @@ type operatorTest struct {
 func TestEachShardElectsItsLeader(t *testing.T) {
 	op := newTally(t)
 	o := &operatorTest{op: op, a: op.shards[0], b: op.shards[1]}
-	t.Run("no manager", o.noManager)
-	t.Parallel()
 	t.Run("a lock each", o.ownLocks)
 	t.Run("a leader killed", o.leaderKilled)
+	t.Run("no manager", o.noManager)
 }
 
 func (o *operatorTest) ownLocks(t *testing.T) {
@@ -206,9 +205,6 @@ func (o *operatorTest) leaderKilled(t *testing.T) {
 }
 
 func (o *operatorTest) noManager(t *testing.T) {
-	o.op.works(t, "at first")
-	lock := client.ObjectKey{Namespace: o.op.namespace, Name: tallyLock}
-	heldByMesh(t, lock)
 	restore := withoutManager(t)
 	o.op.works(t, "without a manager")
 	err := cluster.Create(t.Context(), netPod(o.op.namespace, "new", nodes(t)[0]))
@@ -236,6 +232,7 @@ func (o *operatorTest) noManager(t *testing.T) {
 	})
 	o.op.works(t, "without a manager, with another agent")
 	require.NoError(t, noPods(t.Context(), kube.ManagerName, ""))
+	lock := client.ObjectKey{Namespace: o.op.namespace, Name: tallyLock}
 	keepsLock(t, lock)
 
 	restore()
