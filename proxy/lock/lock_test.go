@@ -265,6 +265,21 @@ func TestProtobufKeepsUnknownFields(t *testing.T) {
 	require.Equal(t, "\x0a\x0d\x0a\x07op---s1\x9a\x06\x01?"+"\xc2\x0c\x06future"+"\x0a\x09\x0a\x07op---s1", string(after.Raw))
 }
 
+// Lengths may be encoded in more bytes than they need.
+func TestProtobufKeepsLengthsInLongForm(t *testing.T) {
+	l := newLock(t)
+	unknown := &runtime.Unknown{TypeMeta: runtime.TypeMeta{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"}}
+	unknown.Raw = []byte("\x0a\x85\x00\x0a\x82\x00op") // metadata{name:"op"}
+	raw, err := unknown.Marshal()
+	require.NoError(t, err)
+	got, err := l.Request(protoType, append([]byte("k8s\x00"), raw...))
+	require.NoError(t, err)
+	require.True(t, got.Lock)
+	var after runtime.Unknown
+	require.NoError(t, after.Unmarshal(got.Bytes[4:]))
+	require.Equal(t, "\x0a\x09\x0a\x07op---s1", string(after.Raw))
+}
+
 func TestEventsJSON(t *testing.T) {
 	l := newLock(t)
 	in := `{"type":"ADDED","object":{"kind":"Lease","metadata":{"name":"op---s1"}}}` + "\n" +

@@ -41,7 +41,7 @@ func (m message) edit(b []byte) ([]byte, bool, error) {
 		}
 		edited, changed, err := edit(f.Value)
 		if changed {
-			out.Replace(f.To-protowire.SizeBytes(len(f.Value)), f.To, protowire.AppendBytes(nil, edited))
+			out.Replace(f.Behind, f.To, protowire.AppendBytes(nil, edited))
 		}
 		return err
 	})

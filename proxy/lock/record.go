@@ -20,8 +20,7 @@ type Record struct {
 // a Lease, or in the annotation of a ConfigMap or Endpoints. Leases with another
 // purpose, such as the heartbeats of nodes, lack the time of acquisition and the number
 // of transitions. A patch need not say the latter, nor the duration: it says what it
-// changes. The error is ErrYAML if the body is not read; other bodies that cannot be read
-// have no record.
+// changes. The error is ErrYAML if the body is not read; an invalid body has no record.
 func FindRecord(resource, contentType string, body []byte) (r Record, found bool, err error) {
 	if resource != "leases" && !bytes.Contains(body, annotationDomain) {
 		return Record{}, false, nil

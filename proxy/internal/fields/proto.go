@@ -22,8 +22,9 @@ type Field struct {
 	Type   protowire.Type
 	// Value is the content of a length-delimited field, and the encoded value of others.
 	Value []byte
-	// From and To are where the field is in the message.
-	From, To int
+	// From and To are where the field is in the message. Behind is where its tag ends: what
+	// follows of a length-delimited field is a length, which need not be the shortest encoding.
+	From, Behind, To int
 }
 
 // Bytes returns the content of a field. It fails if the field is not length-delimited.
@@ -44,8 +45,8 @@ func (f *Field) Varint() (uint64, error) {
 }
 
 // Walk calls yield with each field of a message, until yield fails. The field is valid until
-// yield returns. As in all readers of
-// protobuf, a later field overrides an earlier one of the same number.
+// yield returns. As in all readers of protobuf, a later field overrides an earlier one of the
+// same number.
 func Walk(message []byte, yield func(f *Field) error) error {
 	var f Field
 	for f.To < len(message) {
@@ -54,12 +55,13 @@ func Walk(message []byte, yield func(f *Field) error) error {
 		if f.Number, f.Type, n = protowire.ConsumeTag(message[f.From:]); n < 0 {
 			return ErrProto
 		}
-		size := protowire.ConsumeFieldValue(f.Number, f.Type, message[f.From+n:])
+		f.Behind = f.From + n
+		size := protowire.ConsumeFieldValue(f.Number, f.Type, message[f.Behind:])
 		if size < 0 {
 			return ErrProto
 		}
-		f.To = f.From + n + size
-		f.Value = message[f.From+n : f.To]
+		f.To = f.Behind + size
+		f.Value = message[f.Behind:f.To]
 		if f.Type == protowire.BytesType {
 			f.Value, _ = protowire.ConsumeBytes(f.Value)
 		}
