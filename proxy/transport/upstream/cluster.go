@@ -59,9 +59,9 @@ func NewCluster(m *meshv1.Cluster) (*Cluster, error) {
 	return c, nil
 }
 
-// Equal reports whether connections to c are as good as connections to o.
+// Equal reports whether c is the same as o.
 func (c *Cluster) Equal(o *Cluster) bool {
-	return o != nil && slices.Equal(c.addresses, o.addresses) && string(c.ca) == string(o.ca)
+	return o != nil && slices.Equal(c.addresses, o.addresses) && slices.Equal(c.others, o.others) && string(c.ca) == string(o.ca)
 }
 
 // Has reports whether an address is the apiserver's.

@@ -24,4 +24,9 @@ func TestAdditionalAddressesAreNotDialed(t *testing.T) {
 	require.True(t, c.Has(netip.MustParseAddrPort("[::ffff:192.0.2.2]:6443")))
 	require.False(t, c.Has(netip.MustParseAddrPort("192.0.2.2:443")))
 	require.Equal(t, []string{"192.0.2.1:443"}, c.addresses)
+
+	m.AdditionalAddresses = nil
+	without, err := NewCluster(m)
+	require.NoError(t, err)
+	require.False(t, c.Equal(without), "pods learn of the change")
 }
