@@ -12,11 +12,12 @@
 //	status      the statuses of ShardingConfigs
 //	certificate the CAs and the manager's own certificate, in package trust
 //	bundle      State.MeshBundle, EgressBundle: the CAs that all namespaces have; MissingBundles: those that refuse them
-//	stamp       the rules of the stamping webhook
+//	stamp       which objects are labelled at admission, by a policy or a webhook
 //	entry       State.Entries: what puts the pods of VirtualApps on the mesh
 //	webhook     how agents route the reviews of admission
 //	failover    the locks of leaders that exited
 //	node        the abilities of the nodes
 //	endpoint    the address of the leader
+//	address     State.Additional: where clients reach the apiserver beside its Service
 //	setting     State.Settings: the administrator's settings
 package controllers

@@ -6,10 +6,13 @@ import (
 	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 // PolicySettles is the time until all apiservers evaluate a policy. What it replaces stays as long.
@@ -32,4 +35,22 @@ func PolicySince(ctx context.Context, c client.Reader, name string) (since time.
 		}
 	}
 	return since, nil
+}
+
+// ChangeWebhooks changes a MutatingWebhookConfiguration of the mesh, and returns the webhooks that
+// it had. If it is missing, the error, a NotFound, says what does not happen without it: the manager
+// may not create one, because that permission would allow it to change all objects.
+func ChangeWebhooks(ctx context.Context, c client.Client, name, without string, change func(*admissionv1.MutatingWebhookConfiguration)) ([]admissionv1.MutatingWebhook, error) {
+	have := &admissionv1.MutatingWebhookConfiguration{}
+	err := c.Get(ctx, types.NamespacedName{Name: name}, have)
+	if apierrors.IsNotFound(err) {
+		return nil, fmt.Errorf("%s, apply the manifests of the mesh again: %w", without, err)
+	}
+	if err == nil {
+		want := have.DeepCopy()
+		if change(want); !equality.Semantic.DeepEqual(have, want) {
+			err = c.Update(ctx, want)
+		}
+	}
+	return have.Webhooks, failure.Wrap(err, "writing MutatingWebhookConfiguration %s", name)
 }

@@ -4,7 +4,6 @@ package entry
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -16,7 +15,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
@@ -74,7 +72,7 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 
 func (r *Controller) byWebhook(ctx context.Context, configs []*v1alpha1.ShardingConfig) error {
 	want, full := inject.Entries(configs, r.Service, r.CA())
-	before, err := r.write(ctx, func([]admissionv1.MutatingWebhook) []admissionv1.MutatingWebhook { return want })
+	before, err := r.write(ctx, func(c *admissionv1.MutatingWebhookConfiguration) { c.Webhooks = want })
 	if apierrors.IsNotFound(err) && len(want) == 0 {
 		return nil
 	}
@@ -107,11 +105,10 @@ func (r *Controller) byPolicy(ctx context.Context, configs []*v1alpha1.ShardingC
 	if err != nil {
 		return err
 	}
-	before, err := r.write(ctx, func(have []admissionv1.MutatingWebhook) []admissionv1.MutatingWebhook {
+	before, err := r.write(ctx, func(c *admissionv1.MutatingWebhookConfiguration) {
 		if settled {
-			return nil
+			c.Webhooks = nil
 		}
-		return have
 	})
 	if client.IgnoreNotFound(err) != nil {
 		return err
@@ -125,18 +122,8 @@ func (r *Controller) byPolicy(ctx context.Context, configs []*v1alpha1.ShardingC
 }
 
 // write changes the entries. It returns those that were there.
-func (r *Controller) write(ctx context.Context, change func([]admissionv1.MutatingWebhook) []admissionv1.MutatingWebhook) ([]admissionv1.MutatingWebhook, error) {
-	have := &admissionv1.MutatingWebhookConfiguration{}
-	err := r.Client.Get(ctx, types.NamespacedName{Name: inject.EntriesConfiguration}, have)
-	before := slices.Clone(have.Webhooks)
-	switch have.Webhooks = change(before); {
-	case apierrors.IsNotFound(err):
-		// The manager may not create one: that permission would allow it to change all objects.
-		err = fmt.Errorf("pods of VirtualApps are not put on the mesh, apply the manifests of the mesh again: %w", err)
-	case err == nil && !equality.Semantic.DeepEqual(before, have.Webhooks):
-		err = r.Client.Update(ctx, have)
-	}
-	return before, failure.Wrap(err, "writing MutatingWebhookConfiguration %s", inject.EntriesConfiguration)
+func (r *Controller) write(ctx context.Context, change func(*admissionv1.MutatingWebhookConfiguration)) ([]admissionv1.MutatingWebhook, error) {
+	return controllers.ChangeWebhooks(ctx, r.Client, inject.EntriesConfiguration, "pods of VirtualApps are not put on the mesh", change)
 }
 
 func named(list []admissionv1.MutatingWebhook, name string) *admissionv1.MutatingWebhook {

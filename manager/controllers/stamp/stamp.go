@@ -11,14 +11,12 @@ import (
 	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
@@ -123,22 +121,11 @@ func annotated(annotations map[string]string, stamped []schema.GroupResource) ma
 
 // write changes the webhook configuration, which may be missing if it is not needed.
 func (r *Controller) write(ctx context.Context, needed bool, change func(*admissionv1.MutatingWebhookConfiguration)) error {
-	have := &admissionv1.MutatingWebhookConfiguration{}
-	err := r.Client.Get(ctx, types.NamespacedName{Name: label.Configuration}, have)
-	if apierrors.IsNotFound(err) {
-		if !needed {
-			return nil
-		}
-		// The manager may not create one: that permission would allow it to change all objects.
-		return fmt.Errorf("new objects are not labelled, apply the manifests of the mesh again: %w", err)
+	_, err := controllers.ChangeWebhooks(ctx, r.Client, label.Configuration, "new objects are not labelled", change)
+	if apierrors.IsNotFound(err) && !needed {
+		return nil
 	}
-	if err == nil {
-		want := have.DeepCopy()
-		if change(want); !equality.Semantic.DeepEqual(have, want) {
-			err = r.Client.Update(ctx, want)
-		}
-	}
-	return failure.Wrap(err, "writing MutatingWebhookConfiguration %s", label.Configuration)
+	return err
 }
 
 // otherConfigs reports whether a configuration has changed: the controller reads the apiserver,
