@@ -2,7 +2,8 @@ package inject
 
 import (
 	"fmt"
-	"strings"
+
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/text"
 )
 
 const (
@@ -25,8 +26,8 @@ func (w *warnings) add(format string, args ...any) {
 		return
 	}
 	for i, arg := range args {
-		if s, ok := arg.(string); ok && len(s) > maxQuoted {
-			args[i] = strings.ToValidUTF8(s[:maxQuoted], "") + "..."
+		if s, ok := arg.(string); ok {
+			args[i] = text.Bounded(s, maxQuoted)
 		}
 	}
 	w.texts = append(w.texts, fmt.Sprintf(format, args...))

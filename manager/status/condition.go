@@ -7,6 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/text"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 )
 
@@ -75,4 +76,4 @@ func (c conditionsOf) leading(missing *locks.Obstacle) {
 const maxNote = 1000
 
 // Note returns a text bounded to the length of an Event's note.
-func Note(s string) string { return bounded(s, maxNote) }
+func Note(s string) string { return text.Bounded(s, maxNote) }

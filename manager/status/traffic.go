@@ -19,6 +19,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile/rules"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/text"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/quota"
 )
@@ -339,7 +340,7 @@ func roomFor(targets []target, record []v1alpha1.RuleShares) (out []v1alpha1.Tar
 		}
 	}
 	for _, t := range all[:min(len(all), maxPods)] {
-		t.Message = bounded(t.Message, 1<<10)
+		t.Message = text.Bounded(t.Message, 1<<10)
 		if room -= t.size(); room < 0 {
 			t.LimitingSnapshots, t.FaultSnapshots = nil, nil
 		}
@@ -410,16 +411,8 @@ func describeTargets(targets []target, which func(target) bool) string {
 
 // ready sets Ready, with a bounded message.
 func (c condition) ready(conditions *[]metav1.Condition, generation int64, now time.Time) {
-	c.message = bounded(c.message, 8<<10)
+	c.message = text.Bounded(c.message, 8<<10)
 	c.set(conditions, v1alpha1.ConditionReady, generation, now)
-}
-
-// bounded truncates a text to most bytes.
-func bounded(s string, most int) string {
-	if len(s) <= most {
-		return s
-	}
-	return strings.ToValidUTF8(s[:most], "") + "..."
 }
 
 // seconds returns a time truncated to seconds, as objects contain it.

@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/text"
 )
 
 const (
@@ -21,11 +23,7 @@ func Message(errs field.ErrorList) string {
 	listed := errs[:min(len(errs), maxErrors)]
 	messages := make([]string, 0, len(listed)+1)
 	for _, err := range listed {
-		message := err.Error()
-		if len(message) > maxError {
-			message = strings.ToValidUTF8(message[:maxError], "") + "..."
-		}
-		messages = append(messages, message)
+		messages = append(messages, text.Bounded(err.Error(), maxError))
 	}
 	if more := len(errs) - len(listed); more > 0 {
 		messages = append(messages, fmt.Sprintf("and %d more", more))
