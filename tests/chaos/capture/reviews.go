@@ -40,7 +40,18 @@ type reviewing struct {
 // hands tenants over between its versions. No review may fail but those that a killed agent
 // was answering, and none may be answered by a version that does not own the tenant, except
 // while an agent is away.
-func (s *suite) reviews(ctx context.Context) (err error) {
+func (s *suite) reviews(ctx context.Context) error {
+	return s.reviewed(ctx, func(r *reviewing) error {
+		begun := time.Now()
+		r.load = r.site.Load(ctx, reviewRate/reviews.PerCreate, r.tenants...)
+		err := r.disrupt(ctx)
+		r.count(r.load.Stop(), time.Since(begun))
+		return err
+	})
+}
+
+// reviewed calls do while an operator with webhooks answers the reviews of its tenants.
+func (s *suite) reviewed(ctx context.Context, do func(*reviewing) error) (err error) {
 	r := &reviewing{suite: s, owners: map[string]string{}}
 	home, err := s.CreatePodNamespace(ctx, "reviews")
 	if err != nil {
@@ -56,11 +67,7 @@ func (s *suite) reviews(ctx context.Context) (err error) {
 	if err := r.own(ctx); err != nil {
 		return err
 	}
-	begun := time.Now()
-	r.load = r.site.Load(ctx, reviewRate/reviews.PerCreate, r.tenants...)
-	err = r.disrupt(ctx)
-	r.count(r.load.Stop(), time.Since(begun))
-	return err
+	return do(r)
 }
 
 // remove removes the operator. The parts that follow need no other root.

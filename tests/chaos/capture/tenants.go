@@ -18,7 +18,6 @@ import (
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/capture/fleet"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
-	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 	"github.com/ctrlmesh/ctrlmesh/tests/reviews"
 	"github.com/ctrlmesh/ctrlmesh/tests/stats"
 )
@@ -179,35 +178,25 @@ func (s *suite) usedUpQuota(ctx context.Context, home string) (string, error) {
 
 // attackReviews attacks the ports at which the members of an operator with webhooks answer, while
 // the apiserver sends them reviews.
-func (s *suite) attackReviews(ctx context.Context, outsider string, tenant func(string, func() (string, error))) (err error) {
-	r := &reviewing{suite: s, owners: map[string]string{}}
-	home, err := s.CreatePodNamespace(ctx, "reviews")
-	if err != nil {
-		return err
-	}
-	r.site, err = reviews.Install(ctx, s.Cluster, home, harness.ProbeAccount)
-	if r.site != nil {
-		defer func() { err = errors.Join(err, r.remove(context.WithoutCancel(ctx))) }()
-	}
-	if err := errors.Join(err, r.own(ctx)); err != nil {
-		return err
-	}
-	var targets []string
-	err = r.site.EachPod(ctx, func(pod *corev1.Pod, _ string) error {
-		targets = append(targets, "https://"+net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(reviews.Port))+"/mutate")
+func (s *suite) attackReviews(ctx context.Context, outsider string, tenant func(string, func() (string, error))) error {
+	return s.reviewed(ctx, func(r *reviewing) error {
+		var targets []string
+		err := r.site.EachPod(ctx, func(pod *corev1.Pod, _ string) error {
+			targets = append(targets, "https://"+net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(reviews.Port))+"/mutate")
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		for _, kind := range memberExhaustions {
+			tenant("a member's webhooks by "+kind, func() (string, error) {
+				return r.undisturbed(ctx, func() (string, error) {
+					return s.intrude(ctx, outsider, append([]string{"exhaust", kind}, targets...)...)
+				})
+			})
+		}
 		return nil
 	})
-	if err != nil {
-		return err
-	}
-	for _, kind := range memberExhaustions {
-		tenant("a member's webhooks by "+kind, func() (string, error) {
-			return r.undisturbed(ctx, func() (string, error) {
-				return s.intrude(ctx, outsider, append([]string{"exhaust", kind}, targets...)...)
-			})
-		})
-	}
-	return nil
 }
 
 // undisturbed attacks, and checks that the reviews which the apiserver sends meanwhile are answered
@@ -233,5 +222,5 @@ func (r *reviewing) undisturbed(ctx context.Context, attack func() (string, erro
 	case p99 > maxLatency:
 		return "", fmt.Errorf("creates took %v", p99)
 	}
-	return fmt.Sprintf("%s; %d creates took %v at most but for 1%%", why, v.Checked, p99.Round(time.Millisecond)), kube.InOrder(ctx, r.routed)
+	return fmt.Sprintf("%s; %d creates took %v at most but for 1%%", why, v.Checked, p99.Round(time.Millisecond)), r.routed(ctx)
 }
