@@ -103,8 +103,8 @@ func endpoints(t *testing.T, count int) []string {
 	return out
 }
 
-// Members are sharded at an additional address that the platform settings name. Before, the connection passes by the mesh, whose CA
-// alone the client trusts.
+// Members are sharded at an additional address that the platform settings name. Before, the
+// connection passes by the mesh, whose CA alone the client trusts.
 func TestMembersAreShardedAtAdditionalAddresses(t *testing.T) {
 	home := namespace(t, "elsewhere")
 	first := netip.MustParseAddrPort(endpoints(t, 1)[0])
@@ -128,10 +128,12 @@ func TestMembersAreShardedAtAdditionalAddresses(t *testing.T) {
 		require.Contains(t, stderr, "certificate")
 	}
 
-	create(t, &corev1.ConfigMap{
+	settings := &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: kube.SystemNamespace, Name: "ctrlmesh-platform"},
 		Data:       map[string]string{"platform.yaml": "apiserver: {addresses: ['" + name + "']}"},
-	})
+	}
+	create(t, settings)
+	once(t, func(ctx context.Context) error { return cluster.Delete(ctx, settings) })
 	for _, m := range []*member{p.a, p.b} {
 		until(t, m.Name+" to work at "+name, func(ctx context.Context) error {
 			out, _, err := cluster.Exec(ctx, m.Namespace, m.Name, "", "sh", "-c", ask)
