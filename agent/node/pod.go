@@ -29,6 +29,8 @@ type pod struct {
 	sandbox string
 	// problem is why the pod is not captured.
 	problem string
+	// reading is held while the files of its webhook's certificate are read.
+	reading chan struct{}
 
 	assignment
 	redirection
@@ -100,7 +102,7 @@ type reporting struct {
 }
 
 func newPod(info pods.Pod, presence lifecycle.Presence) *pod {
-	return &pod{info: info, state: lifecycle.State{Presence: presence}, since: time.Now()}
+	return &pod{info: info, state: lifecycle.State{Presence: presence}, since: time.Now(), reading: make(chan struct{}, 1)}
 }
 
 // decided reports whether the proxy has had a policy of the pod.

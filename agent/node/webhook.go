@@ -143,6 +143,7 @@ func (e *effects) captureWebhook(p *pod, m *meshv1.Webhook, files []*os.File) er
 			return found[uid].PIDs, err
 		},
 		Owns:   func(pid int) (bool, error) { return e.Locator.Owns(uid, pid) },
+		Files:  p.reading,
 		Server: p.proxied.Reviews(), Log: e.Logger.With("pod", p.info.String()),
 	})
 	return nil

@@ -67,6 +67,9 @@ type Config struct {
 	Processes func() ([]int, error)
 	// Owns reports whether a process is the pod's. It fails if the process has exited.
 	Owns func(pid int) (bool, error)
+	// Files is held while the pod's files are read, and has room for one holder. Its file
+	// system may block a thread for ever; another Pod for the same pod then waits.
+	Files chan struct{}
 	// Steered is true if a predecessor steered the connections until now.
 	Steered bool
 	Server  Server
@@ -189,6 +192,12 @@ func (p *Pod) turn(ctx context.Context) error {
 
 // load reads the certificate from a process of the pod.
 func (p *Pod) load(ctx context.Context) (changed bool, err error) {
+	select {
+	case p.Files <- struct{}{}:
+		defer func() { <-p.Files }()
+	case <-ctx.Done():
+		return false, ctx.Err()
+	}
 	if p.dir != nil {
 		changed, err = p.dir.Load()
 		if err == nil || !errors.Is(err, certdir.ErrExited) {

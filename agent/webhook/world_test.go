@@ -194,7 +194,7 @@ func (o *operator) route(routes *review.Routes, files ...*os.File) {
 		found = func() ([]int, error) { return []int{os.Getpid()}, nil }
 	}
 	o.routed = Start(Config{
-		Captured: o.captured, CertDir: o.certDir, Port: port, Addresses: func(context.Context) []netip.Addr { return []netip.Addr{o.address} }, Steered: len(files) > 0,
+		Captured: o.captured, CertDir: o.certDir, Files: make(chan struct{}, 1), Port: port, Addresses: func(context.Context) []netip.Addr { return []netip.Addr{o.address} }, Steered: len(files) > 0,
 		Processes: found, Owns: func(int) (bool, error) { return true, nil },
 		Server: o.proxied.Reviews(), Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	})
