@@ -15,15 +15,16 @@ const (
 	Up
 )
 
-// Restarts returns the uid of the stale member that may be evicted now. It returns "" while
+// Restarts returns the uid of the member to replace that may be evicted now. It returns "" while
 // none may: another member is not back yet, or a shard would be left with only members
 // that do not serve. A member of Unknown health is not evicted, and delays the eviction of
 // others.
 //
-// leads reports whether a member holds its shard's lock; such members are evicted last.
+// replace reports whether a member must be replaced. leads reports whether it holds its shard's
+// lock; such members are evicted last.
 // wanted is the number of members that must be Up. It counts all shards together, because
 // an outdated member is surplus in its shard and missing in another.
-func (s State) Restarts(wanted int, health func(uid string) Health, leads func(uid string) bool) (uid string) {
+func (s State) Restarts(wanted int, replace func(Member) bool, health func(uid string) Health, leads func(uid string) bool) (uid string) {
 	missing := wanted
 	members, up := map[string]int{}, map[string]int{}
 	var candidates, down []Member
@@ -33,10 +34,10 @@ func (s State) Restarts(wanted int, health func(uid string) Health, leads func(u
 		case h == Up:
 			missing--
 			up[m.Shard]++
-			if m.Stale {
+			if replace(m) {
 				candidates = append(candidates, m)
 			}
-		case h == Down && m.Stale:
+		case h == Down && replace(m):
 			down = append(down, m)
 		}
 	}

@@ -127,7 +127,7 @@ func restarts(t *testing.T, s State, d *datadriven.TestData) string {
 	if d.HasArg("wanted") {
 		d.ScanArgs(t, "wanted", &n)
 	}
-	uid := s.Restarts(n*len(s.Shards),
+	uid := s.Restarts(n*len(s.Shards), func(m Member) bool { return m.Stale },
 		func(uid string) Health {
 			switch {
 			case slices.Contains(list(d, "down"), uid):

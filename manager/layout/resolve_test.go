@@ -166,6 +166,9 @@ func TestInvalidSubsetsAreRefused(t *testing.T) {
 		"spec.root.targetSelector: Required value: an empty selector would take every pod of the namespace": func(r *v1alpha1.RootConfig) {
 			r.TargetSelector = &metav1.LabelSelector{}
 		},
+		"spec.root.rollout: Forbidden: it replaces the pods of a StatefulSet: name one by targetRef, or remove rollout": func(r *v1alpha1.RootConfig) {
+			r.Rollout = &v1alpha1.Rollout{}
+		},
 		"spec.root.targetRef: Required value: name the operator's pods by one of targetRef, targetSelector and targetStatefulSet": func(r *v1alpha1.RootConfig) {
 			r.TargetStatefulSet = "op"
 		},

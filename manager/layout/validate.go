@@ -160,6 +160,9 @@ func validateTarget(root *v1alpha1.RootConfig, path *field.Path) (errs field.Err
 		}
 		errs = append(errs, validateSelector(s, path.Child("targetSelector"))...)
 	}
+	if root.Rollout != nil && Target(root).Kind != StatefulSet {
+		errs = append(errs, field.Forbidden(path.Child("rollout"), "it replaces the pods of a StatefulSet: name one by targetRef, or remove rollout"))
+	}
 	return errs
 }
 

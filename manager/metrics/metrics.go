@@ -60,6 +60,10 @@ var (
 	UndividedResources = gauges("ctrlmesh_undivided_resources", "Resources that several shards of a root write although it does not divide them. evidence writes: in the same namespaces, or to the same objects; watches: while they watch all namespaces.", "namespace", "shardingconfig", "evidence")
 	// ForeignWrites is the number of writes that passed.
 	ForeignWrites = gauges("ctrlmesh_foreign_writes", "Writes of divided resources to objects of other shards of a root that were not refused, within the last hour at most.", "namespace", "shardingconfig")
+	// OutdatedPods is the number of pods of each derived shard that a rollout is to replace.
+	OutdatedPods = gauges("ctrlmesh_shard_outdated_pods", "Pods of a derived shard that the rollout of a root is to replace.", "namespace", "shardingconfig", "shard")
+	// RolloutHalted is 1 for a root whose rollout has halted.
+	RolloutHalted = gauges("ctrlmesh_rollout_halted", "1 if the pods of a shard do not serve under the revision that a root rolls out, 0 if they do.", "namespace", "shardingconfig")
 	// IdleShards is the number of shards that never write.
 	IdleShards = gauges("ctrlmesh_idle_shards", "Shards of a root that have objects and have written nothing for 10 minutes, while others do.", "namespace", "shardingconfig")
 	// ShardLeader is 1 for a shard that has a leader.
@@ -110,6 +114,7 @@ type Shard struct{ Namespace, Config, Name string }
 func (s Shard) Forget() {
 	ShardNamespaces.DeleteLabelValues(s.Namespace, s.Config, s.Name)
 	ShardWeight.DeleteLabelValues(s.Namespace, s.Config, s.Name)
+	OutdatedPods.DeleteLabelValues(s.Namespace, s.Config, s.Name)
 	s.ForgetLeader()
 }
 
@@ -146,6 +151,26 @@ func ForgetRoot(namespace, config string) {
 	UndividedResources.DeletePartialMatch(of)
 	ForeignWrites.Delete(of)
 	IdleShards.Delete(of)
+	OutdatedPods.DeletePartialMatch(of)
+	RolloutHalted.Delete(of)
+}
+
+// CountRollout sets the metrics of the rollout of a root; there are none without one.
+func CountRollout(namespace, config string, rollout *v1alpha1.RolloutStatus) {
+	if rollout == nil {
+		of := prometheus.Labels{"namespace": namespace, "shardingconfig": config}
+		OutdatedPods.DeletePartialMatch(of)
+		RolloutHalted.Delete(of)
+		return
+	}
+	halted := 0.0
+	if rollout.Phase == v1alpha1.RolloutHalted {
+		halted = 1
+	}
+	RolloutHalted.WithLabelValues(namespace, config).Set(halted)
+	for _, s := range rollout.Shards {
+		OutdatedPods.WithLabelValues(namespace, config, s.Name).Set(float64(s.Pods - s.Updated))
+	}
 }
 
 // CountWrites sets the metrics of what shards of a root write beyond what they own, and of those

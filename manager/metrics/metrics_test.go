@@ -30,6 +30,22 @@ func TestPodsOfDeletedObjectsAreRemoved(t *testing.T) {
 	require.Equal(t, 3.0, testutil.ToFloat64(p.WithLabelValues("ns", "b")))
 }
 
+func TestRolloutsAreCounted(t *testing.T) {
+	series := func() int { return testutil.CollectAndCount(OutdatedPods) + testutil.CollectAndCount(RolloutHalted) }
+	CountRollout("ns", "op", &v1alpha1.RolloutStatus{
+		Phase:  v1alpha1.RolloutHalted,
+		Shards: []v1alpha1.RolloutShard{{Name: "a", Pods: 2, Updated: 1}, {Name: "b", Pods: 3}},
+	})
+	require.Equal(t, []float64{1, 1, 3}, []float64{
+		testutil.ToFloat64(RolloutHalted.WithLabelValues("ns", "op")),
+		testutil.ToFloat64(OutdatedPods.WithLabelValues("ns", "op", "a")), testutil.ToFloat64(OutdatedPods.WithLabelValues("ns", "op", "b")),
+	})
+	Shard{"ns", "op", "b"}.Forget()
+	require.Equal(t, 2, series())
+	CountRollout("ns", "op", nil)
+	require.Zero(t, series())
+}
+
 func TestWritesOfShardsAreCounted(t *testing.T) {
 	root := &v1alpha1.RootStatus{
 		Undivided:     []v1alpha1.UndividedResource{{Resource: "secrets", Common: 3}, {Resource: "services", Common: 1}, {Resource: "pods"}},

@@ -74,6 +74,7 @@ func (r *rootMetrics) count(config *v1alpha1.ShardingConfig, root *v1alpha1.Root
 		}
 	}
 	metrics.CountWrites(config.Namespace, config.Name, root)
+	metrics.CountRollout(config.Namespace, config.Name, root.Rollout)
 	var skew float64
 	if _, err := fmt.Sscanf(root.Skew, "%g", &skew); err == nil {
 		metrics.ShardSkew.WithLabelValues(config.Namespace, config.Name).Set(skew)

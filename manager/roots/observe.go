@@ -10,6 +10,7 @@ import (
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
@@ -30,12 +31,20 @@ import (
 // outsidePage bounds the pods outside the mesh that are read at once.
 const outsidePage = 250
 
+// revisionEvery is how often the revision of a StatefulSet is read whose pods are rolled out.
+const revisionEvery = 5 * time.Second
+
 // lookups are what was read of a root's workload at its time, because it is read rarely.
 type lookups struct {
 	outside decide.Outside
-	// firstOrdinal is that of the pods of a StatefulSet, as of the time ordinalAt.
-	firstOrdinal int
-	ordinalAt    time.Time
+	statefulSet
+}
+
+// statefulSet is what was read of a root's StatefulSet.
+type statefulSet struct {
+	read         time.Time
+	firstOrdinal int // of its pods
+	revision     decide.Revision
 }
 
 // Sources are what a leader knows besides the World and the recorded state.
@@ -79,10 +88,10 @@ func (rt *root) observe(ctx context.Context, config *v1alpha1.ShardingConfig, w 
 	}
 	f.MissingBundle = rt.of.Others.MissingBundle(config.Namespace)
 
-	var err error
-	if f.Spec.FirstOrdinal, err = rt.readOrdinals(ctx, config, now); err != nil {
+	if err := rt.readStatefulSet(ctx, config, now); err != nil {
 		return f, err
 	}
+	f.Spec.FirstOrdinal, f.Revision = rt.lookups.firstOrdinal, rt.lookups.revision
 	rt.readOutside(ctx, &f, now)
 	f.Locks.Holders = map[types.NamespacedName]string{}
 	for _, lock := range decide.Unled(rt.memory, f, now) {
@@ -219,27 +228,42 @@ func findOutside(ctx context.Context, c client.Reader, config *v1alpha1.Sharding
 	}
 }
 
-// readOrdinals returns the first ordinal of the pods of a StatefulSet, which it reads now and
-// then; 0 for other workloads, and for one that does not exist.
-func (rt *root) readOrdinals(ctx context.Context, config *v1alpha1.ShardingConfig, now time.Time) (first int, err error) {
-	known := &rt.lookups
+// readStatefulSet reads now and then what is known of the StatefulSet of a root.
+func (rt *root) readStatefulSet(ctx context.Context, config *v1alpha1.ShardingConfig, now time.Time) error {
+	known, every := &rt.lookups.statefulSet, decide.OutsideRarely
+	if config.Spec.Root.Rollout != nil {
+		every = revisionEvery
+	}
 	target := layout.Target(config.Spec.Root)
-	if target.Kind != layout.StatefulSet || now.Sub(known.ordinalAt) < decide.OutsideRarely {
-		return known.firstOrdinal, nil
+	if target.Kind != layout.StatefulSet || now.Sub(known.read) < every {
+		return nil
 	}
 	set := &appsv1.StatefulSet{}
-	err = rt.of.Client.Get(ctx, client.ObjectKey{Namespace: config.Namespace, Name: target.Name}, set)
-	if client.IgnoreNotFound(err) != nil {
-		if !known.ordinalAt.IsZero() {
-			return known.firstOrdinal, nil // it rarely changes
-		}
-		return 0, fmt.Errorf("reading spec.ordinals of %s: %w", target, err)
+	err := rt.of.Client.Get(ctx, client.ObjectKey{Namespace: config.Namespace, Name: target.Name}, set)
+	switch {
+	case apierrors.IsNotFound(err):
+		*known = statefulSet{read: now, revision: decide.Revision{Problem: target.String() + " does not exist"}}
+		return nil
+	case err != nil && !known.read.IsZero():
+		return nil // it rarely changes
+	case err != nil:
+		return fmt.Errorf("reading %s: %w", target, err)
 	}
-	known.firstOrdinal, known.ordinalAt = 0, now
+	*known = statefulSet{read: now, revision: revisionOf(set)}
 	if set.Spec.Ordinals != nil {
 		known.firstOrdinal = int(set.Spec.Ordinals.Start)
 	}
-	return known.firstOrdinal, nil
+	return nil
+}
+
+func revisionOf(set *appsv1.StatefulSet) (r decide.Revision) {
+	switch {
+	case set.Spec.UpdateStrategy.Type != appsv1.OnDeleteStatefulSetStrategyType:
+		r.Problem = fmt.Sprintf("StatefulSet %s replaces its pods by itself: set its spec.updateStrategy.type to OnDelete", set.Name)
+	case set.Status.ObservedGeneration >= set.Generation:
+		r.Update = set.Status.UpdateRevision
+	}
+	return r
 }
 
 // readReplicas returns the desired number of pods of all workloads of a root; workloads that do

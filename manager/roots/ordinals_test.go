@@ -36,7 +36,7 @@ func TestNoPodIsPlacedBeforeTheFirstOrdinalIsKnown(t *testing.T) {
 	p := m.pod(0)
 	m.reads = errors.New("unavailable")
 	require.NoError(t, m.round()) // which reads the root
-	require.ErrorContains(t, m.round(), "spec.ordinals")
+	require.ErrorContains(t, m.round(), "reading StatefulSet op")
 	m.reads = nil
 	m.goOn(time.Minute, nil)
 	require.Equal(t, "op-1-normal", m.shardOf(p))

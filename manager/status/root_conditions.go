@@ -128,8 +128,29 @@ func (r rootConditions) progressing() condition {
 		return condition{true, v1alpha1.ReasonStarting, describe(r.verdicts, verdict.waiting)}
 	case r.Stamping != nil && !r.Stamping.Done:
 		return condition{true, v1alpha1.ReasonStamping, stampingMessage}
+	case r.replacesPods():
+		rollout := r.out.Root.Rollout
+		return condition{true, v1alpha1.ReasonReplacingPods, fmt.Sprintf("revision %s, shard %s: %s", rollout.Revision, rollout.Shard, rollout.Message)}
 	}
 	return condition{false, v1alpha1.ReasonSettled, ""}
+}
+
+// replacesPods reports whether a rollout goes on by itself.
+func (r rootConditions) replacesPods() bool {
+	rollout := r.out.Root.Rollout
+	return rollout != nil && (rollout.Phase == v1alpha1.RolloutUpdating || rollout.Phase == v1alpha1.RolloutSoaking)
+}
+
+// rolloutTrouble returns Degraded of a rollout that needs the user's action; nil if it does not.
+func rolloutTrouble(rollout *v1alpha1.RolloutStatus) *condition {
+	switch {
+	case rollout == nil:
+	case rollout.Phase == v1alpha1.RolloutBlocked:
+		return &condition{true, v1alpha1.ReasonRolloutBlocked, rollout.Message}
+	case rollout.Phase == v1alpha1.RolloutHalted:
+		return &condition{true, v1alpha1.ReasonRolloutHalted, fmt.Sprintf("revision %s, shard %s: %s", rollout.Revision, rollout.Shard, rollout.Message)}
+	}
+	return nil
 }
 
 func (r rootConditions) degraded(long bool) condition {
@@ -145,6 +166,9 @@ func (r rootConditions) degraded(long bool) condition {
 		return condition{true, v1alpha1.ReasonBlocked, blockedMessage + r.waits}
 	case !r.withdrawn && r.missing > 0 && len(r.Pods) > 0 && long:
 		return condition{true, v1alpha1.ReasonNotEnoughPods, r.few}
+	}
+	if c := rolloutTrouble(r.out.Root.Rollout); c != nil {
+		return *c
 	}
 	return r.memberTroubles(r.Config, r.verdicts)
 }

@@ -36,6 +36,7 @@ func TestRoots(t *testing.T) {
 		{"Disable", testDisable},
 		{"Subsets", testSubsets},
 		{"SeedsOfVirtualApps", testSeedsOfVirtualApps},
+		{"Rollout", testRollout},
 		{"CatchUp", testCatchUp},
 		{"Edits", testEdits},
 		{"Objects", testObjects},

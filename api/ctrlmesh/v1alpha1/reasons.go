@@ -108,6 +108,12 @@ const (
 	ReasonMeshCANotTrusted Reason = "MeshCANotTrusted"
 	// ReasonBundleRefused: the mesh's CAs cannot be written into the namespace.
 	ReasonBundleRefused Reason = "BundleRefused"
+	// ReasonReplacingPods: pods are replaced by those of a new revision, shard by shard.
+	ReasonReplacingPods Reason = "ReplacingPods"
+	// ReasonRolloutHalted: pods of a shard do not serve under a new revision.
+	ReasonRolloutHalted Reason = "RolloutHalted"
+	// ReasonRolloutBlocked: a StatefulSet does not let the mesh replace its pods in order.
+	ReasonRolloutBlocked Reason = "RolloutBlocked"
 	// ReasonNoWrites: a shard never writes, while others do.
 	ReasonNoWrites Reason = "NoWrites"
 )

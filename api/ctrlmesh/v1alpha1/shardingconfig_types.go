@@ -20,6 +20,7 @@ import (
 // +kubebuilder:printcolumn:name="Ready",type=integer,JSONPath=`.status.readyMembers`
 // +kubebuilder:printcolumn:name="Method",type=string,JSONPath=`.status.method`
 // +kubebuilder:printcolumn:name="Handover",type=string,JSONPath=`.status.root.handover`
+// +kubebuilder:printcolumn:name="Rollout",type=string,JSONPath=`.status.root.rollout.phase`,priority=1
 // +kubebuilder:printcolumn:name="Lock",type=string,JSONPath=`.status.lock`,priority=1
 // +kubebuilder:printcolumn:name="State",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
@@ -323,6 +324,7 @@ type ResourceGroup struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.key) || self.key != 'Object' || !has(self.method) || self.method != 'Labels'",message="spec.root.key: Object cannot be imposed by labels: choose another spec.root.method"
 // +kubebuilder:validation:XValidation:rule="!has(self.defaultOnlyUserAgents) || size(self.defaultOnlyUserAgents) == 0 || has(self.subsets) || has(self.targetSelector)",message="spec.root.defaultOnlyUserAgents requires spec.root.subsets or spec.root.targetSelector"
 // +kubebuilder:validation:XValidation:rule="!has(self.clusterScoped) || self.clusterScoped != 'DefaultOnly' || has(self.subsets) || has(self.targetSelector)",message="spec.root.clusterScoped: DefaultOnly requires spec.root.subsets or spec.root.targetSelector"
+// +kubebuilder:validation:XValidation:rule="!has(self.rollout) || has(self.targetStatefulSet) || (has(self.targetRef) && self.targetRef.kind == 'StatefulSet')",message="spec.root.rollout replaces the pods of a StatefulSet: name one by spec.root.targetRef"
 // +kubebuilder:validation:XValidation:rule="!has(self.clusterScoped) || self.clusterScoped != 'DefaultOnly' || !has(self.key) || self.key != 'Object'",message="spec.root.key: Object assigns objects in no namespace by uid: choose spec.root.clusterScoped Everyone"
 type RootConfig struct {
 	// Disable withdraws the derived shards. Once none owns any keys, the members are replaced
@@ -397,6 +399,12 @@ type RootConfig struct {
 	// +kubebuilder:validation:items:MinLength=1
 	// +kubebuilder:validation:items:MaxLength=256
 	DefaultOnlyUserAgents []string `json:"defaultOnlyUserAgents,omitempty"`
+
+	// Rollout replaces the pods of the StatefulSet after a change of its template, shard by shard:
+	// first the canary, then the others in the order of their names. It requires that the
+	// StatefulSet has updateStrategy OnDelete.
+	// +optional
+	Rollout *Rollout `json:"rollout,omitempty"`
 
 	// PinnedNamespaces are the namespaces whose label owner-shard names a shard, by the shard's
 	// name. The manager fills them in from the namespaces; they are in no object.
@@ -601,6 +609,19 @@ type NamespaceMatch struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
 	Pattern string `json:"pattern,omitempty"`
+}
+
+// Rollout is how pods of a new revision of a StatefulSet replace the others.
+type Rollout struct {
+	// Paused stops the rollout before the next pod. Pods that are deleted by others get the new
+	// revision all the same.
+	// +optional
+	Paused bool `json:"paused,omitempty"`
+	// Soak is how long all pods of a shard must have served under the new revision before the
+	// pods of the next shard are replaced.
+	// +optional
+	// +kubebuilder:default="1m"
+	Soak Duration `json:"soak,omitempty"`
 }
 
 // AutoConfig divides all keys that the canary does not own into equal shards.
@@ -816,6 +837,9 @@ type RootStatus struct {
 	// all namespaces have equal weight.
 	// +optional
 	Weighing string `json:"weighing,omitempty"`
+	// Rollout is the progress of spec.root.rollout.
+	// +optional
+	Rollout *RolloutStatus `json:"rollout,omitempty"`
 	// Undivided are resources that the root does not divide although several shards write
 	// them: in the same namespaces, or while they watch all namespaces. At most 16.
 	// +optional
@@ -829,6 +853,62 @@ type RootStatus struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
 	ForeignWrites []ForeignWrites `json:"foreignWrites,omitempty"`
+}
+
+// RolloutPhase is what a rollout does.
+//
+// +kubebuilder:validation:Enum=Complete;Updating;Soaking;Paused;Halted;Waiting;Blocked
+type RolloutPhase string
+
+// Values of RolloutPhase.
+const (
+	// RolloutComplete: all pods have the revision.
+	RolloutComplete RolloutPhase = "Complete"
+	// RolloutUpdating: pods of a shard are being replaced, or do not all serve yet.
+	RolloutUpdating RolloutPhase = "Updating"
+	// RolloutSoaking: all pods of a shard have the revision and serve.
+	RolloutSoaking RolloutPhase = "Soaking"
+	// RolloutPaused: pods have another revision, and spec.root.rollout.paused is set.
+	RolloutPaused RolloutPhase = "Paused"
+	// RolloutHalted: pods of a shard do not serve under the revision. It goes on once they do.
+	RolloutHalted RolloutPhase = "Halted"
+	// RolloutWaiting: no pods can be replaced yet.
+	RolloutWaiting RolloutPhase = "Waiting"
+	// RolloutBlocked: pods cannot be replaced in order; the message says what to do.
+	RolloutBlocked RolloutPhase = "Blocked"
+)
+
+// RolloutStatus is the progress of a rollout.
+type RolloutStatus struct {
+	// Revision that pods get: status.updateRevision of the StatefulSet.
+	// +optional
+	Revision string `json:"revision,omitempty"`
+	// Phase is what the rollout does.
+	Phase RolloutPhase `json:"phase"`
+	// Shard whose pods are being replaced, or soak.
+	// +optional
+	Shard string `json:"shard,omitempty"`
+	// Message says what the rollout waits for.
+	// +optional
+	Message string `json:"message,omitempty"`
+	// Shards are those of the root, in the order in which their pods are replaced.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	Shards []RolloutShard `json:"shards,omitempty"`
+}
+
+// RolloutShard is the progress of a rollout in one shard.
+type RolloutShard struct {
+	// Name of the shard.
+	Name string `json:"name"`
+	// Pods is the number of its pods.
+	Pods int32 `json:"pods"`
+	// Updated is the number of those that have the revision.
+	Updated int32 `json:"updated"`
+	// Since is when all of its pods had the revision and served.
+	// +optional
+	Since *metav1.Time `json:"since,omitempty"`
 }
 
 // UndividedResource is a resource that several shards write and the root does not divide.

@@ -36,6 +36,8 @@ type Memory struct {
 	// releasedAt is since when shards that will act by another spec own nothing, and no member
 	// leads; zero if they do.
 	releasedAt time.Time
+	// unserved is since when the shard that a rollout is at has not served; zero if it serves.
+	unserved time.Time
 }
 
 // Reread returns what a leader remembers of a root whose state it reads again: the plan
@@ -86,6 +88,7 @@ func Decide(m Memory, f Facts, now time.Time) (Memory, Decision) {
 	d.outlast()
 	d.lead()
 	d.compare()
+	d.rollOut()
 	out := Decision{
 		Status: d.status(), State: d.next, Effects: d.effects, Demand: d.demand(), Leaders: d.memory.leading.leaders,
 		Children: children(d.v.Spec.Config, d.next), Release: d.releases(), Balanced: d.balanced,
@@ -108,6 +111,7 @@ type deciding struct {
 	gate        gate
 	unplanned   bool // the state does not follow the configuration yet
 	balanced    string
+	rollout     rollout
 }
 
 func (d *deciding) do(e handover.Event) {

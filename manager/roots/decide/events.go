@@ -19,6 +19,8 @@ const (
 	HandoverSettled = "HandoverSettled"
 	HandoverBlocked = "HandoverBlocked"
 	LeaderMissing   = "LeaderMissing"
+	RolloutHalted   = "RolloutHalted"
+	RolloutComplete = "RolloutComplete"
 )
 
 // Event is a Kubernetes Event about the root.
@@ -55,7 +57,22 @@ func (d *deciding) events(written *v1alpha1.RootStatus) (out []Event) {
 		out = append(out, Event{corev1.EventTypeWarning, LeaderMissing, "Lead", status.Note(status.MissingLeaders(d.memory.leading.leaders).Message)})
 	}
 	d.memory.reported = now
-	return out
+	return append(out, d.rolloutEvents(written)...)
+}
+
+// rolloutEvents returns an Event about a rollout that has halted or ended.
+func (d *deciding) rolloutEvents(written *v1alpha1.RootStatus) []Event {
+	before := d.v.Stored.Status.Root
+	if before == nil || before.Rollout == nil || written == nil || written.Rollout == nil || before.Rollout.Phase == written.Rollout.Phase {
+		return nil
+	}
+	switch r := written.Rollout; r.Phase {
+	case v1alpha1.RolloutHalted:
+		return []Event{{corev1.EventTypeWarning, RolloutHalted, "RollOut", status.Note(fmt.Sprintf("revision %s, shard %s: %s", r.Revision, r.Shard, r.Message))}}
+	case v1alpha1.RolloutComplete:
+		return []Event{{corev1.EventTypeNormal, RolloutComplete, "RollOut", "all pods have revision " + r.Revision}}
+	}
+	return nil
 }
 
 // settledMoves returns an Event about the moves that have settled; none if none have.

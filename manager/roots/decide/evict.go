@@ -118,9 +118,16 @@ func (d *deciding) mayRestart() (uid, why string) {
 	if p := e.misfit(v, state.Members); p != nil {
 		return string(p.UID), "its clients trust the wrong CAs: pods in a shard must trust the mesh CA alone, pods without shards the cluster's CA too"
 	}
-	return state.Restarts(e.wanted(v, state.Members),
+	uid = state.Restarts(e.wanted(v, state.Members), d.rollout.replaces,
 		func(uid string) handover.Health { return v.health(state.Members[uid]) },
-		func(uid string) bool { return v.observe(state.Members[uid].Node, uid).LockHolder }), "it is in another shard now, or has objects of other shards in its caches"
+		func(uid string) bool { return v.observe(state.Members[uid].Node, uid).LockHolder })
+	switch surplus := d.rollout.surplus; {
+	case uid == "" && surplus != nil && e.lacking(v.Pods.Workload) == 0:
+		return string(surplus.UID), d.rollout.why()
+	case state.Members[uid].Stale:
+		return uid, "it is in another shard now, or has objects of other shards in its caches"
+	}
+	return uid, d.rollout.why()
 }
 
 // misfit returns the next misfit to evict: one after the other, and while all other pods are

@@ -37,6 +37,8 @@ type Facts struct {
 	MissingBundle string
 	// Scale is nil unless NeedsScale.
 	Scale *Scale
+	// Revision is that of the StatefulSet's pods, if the root rolls them out.
+	Revision Revision
 }
 
 // Spec is what is asked of a root.

@@ -29,7 +29,7 @@ func (d *deciding) status() v1alpha1.ShardingConfigStatus {
 		config.Generation = config.Status.ObservedGeneration
 	}
 	out := Save(state)
-	out.Acting = d.actsBy()
+	out.Acting, out.Rollout = d.actsBy(), d.rollout.status
 	d.addWeights(&out)
 	d.markIdle(&out)
 	return status.OfRoot(status.RootInput{

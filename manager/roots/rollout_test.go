@@ -1,0 +1,210 @@
+package roots
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+)
+
+const soak = time.Minute
+
+// rolling is a mesh whose root replaces the pods of a StatefulSet: a canary and two shards.
+type rolling struct {
+	*mesh
+	set     *appsv1.StatefulSet
+	made    []string        // names of the pods that were replaced
+	broken  map[string]bool // revisions whose pods do not become ready
+	missing bool            // the StatefulSet makes no pods
+}
+
+func newRolling(t *testing.T) *rolling {
+	r := &rolling{mesh: newMesh(t), broken: map[string]bool{}}
+	r.set = &appsv1.StatefulSet{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "op", Generation: 1},
+		Spec:       appsv1.StatefulSetSpec{Replicas: new(int32(3)), UpdateStrategy: appsv1.StatefulSetUpdateStrategy{Type: appsv1.OnDeleteStatefulSetStrategyType}},
+		Status:     appsv1.StatefulSetStatus{ObservedGeneration: 1, UpdateRevision: "op-v1"},
+	}
+	require.NoError(t, r.Create(t.Context(), r.set))
+	r.revise("op-v1")
+	r.root(2, 1)
+	r.change(func(c *v1alpha1.ShardingConfig) {
+		c.Spec.Root.Canary = &v1alpha1.CanaryConfig{Replicas: new(int32(1)), InNamespaces: []string{"blue"}}
+		c.Spec.Root.Rollout = &v1alpha1.Rollout{Soak: v1alpha1.Duration(soak.String())}
+	})
+	r.turns(time.Minute)
+	r.made = nil
+	require.Equal(t, v1alpha1.RolloutComplete, r.rollout().Phase)
+	return r
+}
+
+// revise changes the template of the StatefulSet.
+func (r *rolling) revise(revision string) {
+	set := r.set.DeepCopy()
+	require.NoError(r, r.Update(r.Context(), set))
+	r.set.ResourceVersion, set.Status = set.ResourceVersion, r.set.Status
+	set.Status.UpdateRevision = revision
+	require.NoError(r, r.Status().Update(r.Context(), set))
+	r.set = set
+}
+
+// turns lets time pass. Pods that lack are made with the revision of the StatefulSet.
+func (r *rolling) turns(d time.Duration) {
+	r.Helper()
+	for end := r.now.Add(d); r.now.Before(end); r.now = r.now.Add(time.Second) {
+		require.NoError(r, r.round())
+		r.push()
+		for n := range 3 {
+			p := &corev1.Pod{}
+			err := r.Get(r.Context(), client.ObjectKey{Namespace: "ns", Name: names[n]}, p)
+			if apierrors.IsNotFound(err) && !r.missing {
+				r.replace(n)
+			}
+		}
+	}
+}
+
+var names = []string{"op-0", "op-1", "op-2"}
+
+func (r *rolling) replace(ordinal int) {
+	p, revision := r.pod(ordinal), r.set.Status.UpdateRevision
+	r.made = append(r.made, p.Name+" "+revision)
+	p.Labels[appsv1.ControllerRevisionHashLabelKey] = revision
+	require.NoError(r, r.Update(r.Context(), p))
+	if r.broken[revision] {
+		p.Status.Conditions[0].Status = corev1.ConditionFalse
+		require.NoError(r, r.Status().Update(r.Context(), p))
+	}
+}
+
+func (r *rolling) rollout() *v1alpha1.RolloutStatus {
+	r.Helper()
+	status := r.get().Status.Root
+	require.NotNil(r, status)
+	require.NotNil(r, status.Rollout)
+	return status.Rollout
+}
+
+func (r *rolling) condition(kind string) metav1.Condition {
+	r.Helper()
+	c := apimeta.FindStatusCondition(r.get().Status.Conditions, kind)
+	require.NotNil(r, c)
+	return *c
+}
+
+// saw reports whether an Event had a reason.
+func (r *rolling) saw(reason string) bool {
+	for {
+		select {
+		case e := <-r.recorder.Events:
+			if strings.Contains(e, " "+reason+" ") {
+				return true
+			}
+		default:
+			return false
+		}
+	}
+}
+
+func TestRolloutReplacesPodsShardByShard(t *testing.T) {
+	t.Parallel()
+	r := newRolling(t)
+	r.revise("op-v2")
+	r.turns(soak / 2)
+	require.Equal(t, []string{"op-0 op-v2"}, r.made, "the canary first")
+	require.Equal(t, v1alpha1.RolloutSoaking, r.rollout().Phase, "%s", r.rollout().Message)
+	require.Equal(t, "op-0-canary", r.rollout().Shard)
+
+	r.lead() // the next leader goes on
+	r.turns(soak)
+	require.Equal(t, []string{"op-0 op-v2", "op-1 op-v2"}, r.made)
+	require.Equal(t, "op-1-normal", r.rollout().Shard)
+	r.turns(2 * soak)
+	require.Equal(t, []string{"op-0 op-v2", "op-1 op-v2", "op-2 op-v2"}, r.made)
+	require.Equal(t, v1alpha1.RolloutComplete, r.rollout().Phase, "%s", r.rollout().Message)
+	require.True(t, r.saw("RolloutComplete"))
+
+	r.turns(soak)
+	require.Len(t, r.made, 3)
+}
+
+func TestRolloutHaltsAtTheCanaryAndIsRolledBack(t *testing.T) {
+	t.Parallel()
+	r := newRolling(t)
+	r.broken["op-v2"] = true
+	r.revise("op-v2")
+	r.turns(10 * time.Minute)
+	require.Equal(t, []string{"op-0 op-v2"}, r.made)
+	require.Equal(t, v1alpha1.RolloutHalted, r.rollout().Phase)
+	degraded := r.condition(v1alpha1.ConditionDegraded)
+	require.Equal(t, string(v1alpha1.ReasonRolloutHalted), degraded.Reason)
+	require.Contains(t, degraded.Message, "not ready: pod op-0")
+	require.True(t, r.saw("RolloutHalted"))
+
+	r.revise("op-v1")
+	r.turns(soak)
+	require.Equal(t, []string{"op-0 op-v2", "op-0 op-v1"}, r.made, "no other pod has changed")
+	require.Equal(t, v1alpha1.RolloutComplete, r.rollout().Phase, "%s", r.rollout().Message)
+}
+
+func TestRolloutIsPaused(t *testing.T) {
+	t.Parallel()
+	r := newRolling(t)
+	r.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Rollout.Paused = true })
+	r.revise("op-v2")
+	r.turns(2 * soak)
+	require.Empty(t, r.made)
+	require.Equal(t, v1alpha1.RolloutPaused, r.rollout().Phase)
+	r.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Rollout.Paused = false })
+	r.turns(5 * soak)
+	require.Len(t, r.made, 3)
+}
+
+// A pod whose caches have objects of other shards waits for the rollout to reach its shard: its
+// successor would have the new revision.
+func TestRolloutComesBeforeOtherRestarts(t *testing.T) {
+	t.Parallel()
+	r := newRolling(t)
+	r.broken["op-v2"] = true
+	r.revise("op-v2")
+	r.turns(soak)
+	require.Equal(t, []string{"op-0 op-v2"}, r.made)
+	r.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Canary.InNamespaces = []string{"blue", "green", "red"} })
+	r.turns(5 * soak)
+	require.Equal(t, []string{"op-0 op-v2"}, r.made)
+}
+
+func TestRolloutRequiresOnDelete(t *testing.T) {
+	t.Parallel()
+	r := newRolling(t)
+	r.set.Spec.UpdateStrategy.Type = appsv1.RollingUpdateStatefulSetStrategyType
+	r.revise("op-v2")
+	r.turns(soak)
+	require.Empty(t, r.made)
+	require.Equal(t, v1alpha1.RolloutBlocked, r.rollout().Phase)
+	degraded := r.condition(v1alpha1.ConditionDegraded)
+	require.Equal(t, string(v1alpha1.ReasonRolloutBlocked), degraded.Reason)
+	require.Contains(t, degraded.Message, "set its spec.updateStrategy.type to OnDelete")
+}
+
+// A rollout whose StatefulSet makes no successor replaces no other pod.
+func TestRolloutWaitsForTheSuccessor(t *testing.T) {
+	t.Parallel()
+	r := newRolling(t)
+	r.missing = true
+	r.revise("op-v2")
+	r.turns(soak)
+	r.lead() // the next leader does not know what the last one has evicted
+	r.turns(10 * soak)
+	require.Equal(t, "op-0-canary", r.rollout().Shard)
+	require.Len(t, r.world().Pods, 2)
+}

@@ -1,0 +1,95 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+)
+
+// testRollout rolls out a version whose image does not exist, which stops at the canary, rolls it
+// back, and rolls out another one, which goes through all shards.
+func testRollout(t *testing.T) {
+	const soak = 5 * time.Second
+	r := newRoot(t, "e2e-rollout", 3, meshv1alpha1.ShardingConfigSpec{Root: &meshv1alpha1.RootConfig{
+		TargetStatefulSet: workload,
+		Canary:            &meshv1alpha1.CanaryConfig{Replicas: new(int32(1)), InNamespaces: []string{"canary"}},
+		Auto:              &meshv1alpha1.AutoConfig{ShardingSize: 2, EveryShardReplicas: 1, Rebalance: meshv1alpha1.RebalanceOff},
+		Rollout:           &meshv1alpha1.Rollout{Soak: meshv1alpha1.Duration(soak.String())},
+	}})
+	r.settles(t, 3)
+	r.rollsOut(t, meshv1alpha1.RolloutBlocked, "")
+	degraded := apimeta.FindStatusCondition(r.config(t).Status.Conditions, meshv1alpha1.ConditionDegraded)
+	require.Equal(t, string(meshv1alpha1.ReasonRolloutBlocked), degraded.Reason, "%s", degraded.Message)
+	r.revise(t, func(set *appsv1.StatefulSet) {
+		set.Spec.UpdateStrategy = appsv1.StatefulSetUpdateStrategy{Type: appsv1.OnDeleteStatefulSetStrategyType}
+	})
+	r.rollsOut(t, meshv1alpha1.RolloutComplete, "")
+
+	before := r.pods(t, 3)
+	image := before[0].Spec.Containers[0].Image
+	r.revise(t, func(set *appsv1.StatefulSet) { set.Spec.Template.Spec.Containers[0].Image = "localhost/missing:dev" })
+	r.rollsOut(t, meshv1alpha1.RolloutUpdating, "not ready: pod "+before[0].Name)
+	r.revise(t, func(set *appsv1.StatefulSet) { set.Spec.Template.Spec.Containers[0].Image = image })
+	r.rollsOut(t, meshv1alpha1.RolloutComplete, "")
+	after := r.pods(t, 3)
+	require.NotEqual(t, before[0].UID, after[0].UID)
+	for i := range 2 {
+		require.Equal(t, before[i+1].UID, after[i+1].UID, "a bad version reached %s", after[i+1].Name)
+	}
+
+	r.revise(t, func(set *appsv1.StatefulSet) { set.Spec.Template.Annotations = map[string]string{"version": "v2"} })
+	r.rollsOut(t, meshv1alpha1.RolloutSoaking, "")
+	r.rollsOut(t, meshv1alpha1.RolloutComplete, "")
+	after = r.pods(t, 3)
+	for i, pod := range after {
+		require.Equal(t, "v2", pod.Annotations["version"], "%s", pod.Name)
+		if i > 0 {
+			require.GreaterOrEqual(t, pod.CreationTimestamp.Sub(after[i-1].CreationTimestamp.Time), soak, "%s came too early", pod.Name)
+		}
+	}
+	r.settles(t, 3)
+}
+
+// revise edits the StatefulSet, and waits until its controller has seen that.
+func (r root) revise(t *testing.T, edit func(*appsv1.StatefulSet)) {
+	t.Helper()
+	set := &appsv1.StatefulSet{}
+	key := client.ObjectKey{Namespace: r.home, Name: workload}
+	require.NoError(t, cluster.Get(t.Context(), key, set))
+	before := set.DeepCopy()
+	edit(set)
+	require.NoError(t, cluster.Patch(t.Context(), set, client.MergeFrom(before)))
+	generation := set.Generation
+	until(t, "the revision of the StatefulSet", func(ctx context.Context) error {
+		if err := cluster.Get(ctx, key, set); err != nil {
+			return err
+		}
+		if set.Status.ObservedGeneration < generation {
+			return fmt.Errorf("generation %d has not been observed", generation)
+		}
+		return nil
+	})
+}
+
+// rollsOut waits until a rollout of the StatefulSet's revision is in a phase, with a message.
+func (r root) rollsOut(t *testing.T, phase meshv1alpha1.RolloutPhase, message string) {
+	t.Helper()
+	set := &appsv1.StatefulSet{}
+	require.NoError(t, cluster.Get(t.Context(), client.ObjectKey{Namespace: r.home, Name: workload}, set))
+	until(t, "the rollout to be "+string(phase), func(context.Context) error {
+		root := r.config(t).Status.Root
+		if root == nil || root.Rollout == nil || root.Rollout.Phase != phase || phase != meshv1alpha1.RolloutBlocked && root.Rollout.Revision != set.Status.UpdateRevision ||
+			message != "" && root.Rollout.Message != message {
+			return fmt.Errorf("root: %+v", root)
+		}
+		return nil
+	})
+}
