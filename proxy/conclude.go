@@ -130,6 +130,7 @@ func (x *exchange) account() {
 	x.accounted = true
 	x.ReportResult(x.code, x.received)
 	x.meters().Count(x.code)
+	x.pod.env.Outcomes.Count(x.code)
 	x.policy.CountWithheld(&x.State)
 	if x.Debug {
 		x.log()

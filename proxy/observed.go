@@ -79,6 +79,9 @@ func (p *Pod) Methods() map[string]string {
 // after a policy with another division.
 func (p *Pod) Activity() []*meshv1.ResourceActivity { return p.env.Activity.Report(time.Now()) }
 
+// Outcomes returns how the pod's requests have ended.
+func (p *Pod) Outcomes() *meshv1.Outcomes { return p.env.Outcomes.Report() }
+
 // RuleStates returns the states of the limits in force.
 func (p *Pod) RuleStates() []*meshv1.RuleState { return p.env.Limits.States() }
 

@@ -95,12 +95,12 @@ func (p *pod) addCounts(r *meshv1.PodReport) {
 // activityInterval is the shortest time between reports of changed activity alone.
 const activityInterval = 10 * time.Second
 
-// addActivity adds what the pod did to objects, as of activityInterval ago at most.
+// addActivity adds what the pod did to objects, and how its requests ended, as of activityInterval ago at most.
 func (p *pod) addActivity(r *meshv1.PodReport, now time.Time) {
 	if last := p.reported; last.GetVersion() == r.GetVersion() && last.GetCapture() == r.GetCapture() && now.Sub(p.active) < activityInterval {
-		r.Activity = last.GetActivity()
+		r.Activity, r.Outcomes = last.GetActivity(), last.GetOutcomes()
 		return
 	}
 	p.active = now
-	r.Activity = p.proxied.Activity()
+	r.Activity, r.Outcomes = p.proxied.Activity(), p.proxied.Outcomes()
 }

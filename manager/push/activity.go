@@ -7,8 +7,14 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/sample"
 )
 
-// maxWrites bounds a reported number of writes, so that sums of them do not overflow.
+// maxWrites bounds a reported number of writes or requests, so that sums of them do not overflow.
 const maxWrites = 1 << 40
+
+// outcomes returns the reported outcomes of a pod's requests, bounded.
+func outcomes(reported *meshv1.Outcomes) Outcomes {
+	requests := min(reported.GetRequests(), maxWrites)
+	return Outcomes{Requests: requests, Errors: min(reported.GetErrors(), requests), Conflicts: min(reported.GetConflicts(), requests)}
+}
 
 // activity returns the reported activity of a pod, bounded. It omits resources with names that
 // no resource can have.

@@ -44,9 +44,14 @@ type Observation struct {
 	// Activity is what the pod did to objects lately, by resource. The caller must not modify
 	// it.
 	Activity []*meshv1.ResourceActivity
+	// Outcomes counts how the pod's requests have ended since its agent serves it.
+	Outcomes Outcomes
 	LockReport
 	TrafficReport
 }
+
+// Outcomes counts how requests ended.
+type Outcomes struct{ Requests, Errors, Conflicts uint64 }
 
 // LockReport is the part of an Observation that is about leader election.
 type LockReport struct {
@@ -258,5 +263,6 @@ func validFault(s *meshv1.FaultState) *meshv1.FaultState {
 func (o Observation) equalExceptCounts(p Observation) bool {
 	o.Rules, o.Faults, p.Rules, p.Faults = nil, nil, nil, nil
 	o.Activity, p.Activity = nil, nil
+	o.Outcomes, p.Outcomes = Outcomes{}, Outcomes{}
 	return reflect.DeepEqual(o, p)
 }

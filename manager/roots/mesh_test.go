@@ -62,6 +62,7 @@ type mesh struct {
 	pods      int // made
 	// activity is what agents count, by pod uid.
 	activity map[string][]*meshv1.ResourceActivity
+	outcomes map[string]push.Outcomes // likewise
 	// leaders are the pods, by uid, that hold locks, each with its name upstream.
 	leaders map[[2]string]string
 	// idle pods contend for no lock.
@@ -134,7 +135,7 @@ func (m *mesh) lead() {
 			}
 			o := m.seen[uid]
 			o.Connected, o.Left = !m.away[node], m.left[node]
-			o.ObservedLocks, o.Activity = m.observed[uid], m.activity[uid]
+			o.ObservedLocks, o.Activity, o.Outcomes = m.observed[uid], m.activity[uid], m.outcomes[uid]
 			for lock, leader := range m.leaders {
 				if leader == uid {
 					o.HeldLocks = append(o.HeldLocks, lock[0])

@@ -250,6 +250,7 @@ func (rt *root) readStatefulSet(ctx context.Context, config *v1alpha1.ShardingCo
 		return fmt.Errorf("reading %s: %w", target, err)
 	}
 	*known = statefulSet{read: now, revision: revisionOf(set)}
+	known.revision.Read = now
 	if set.Spec.Ordinals != nil {
 		known.firstOrdinal = int(set.Spec.Ordinals.Start)
 	}
@@ -257,12 +258,10 @@ func (rt *root) readStatefulSet(ctx context.Context, config *v1alpha1.ShardingCo
 }
 
 func revisionOf(set *appsv1.StatefulSet) (r decide.Revision) {
-	switch {
-	case set.Spec.UpdateStrategy.Type != appsv1.OnDeleteStatefulSetStrategyType:
+	if set.Spec.UpdateStrategy.Type != appsv1.OnDeleteStatefulSetStrategyType {
 		r.Problem = fmt.Sprintf("StatefulSet %s replaces its pods by itself: set its spec.updateStrategy.type to OnDelete", set.Name)
-	case set.Status.ObservedGeneration >= set.Generation:
-		r.Update = set.Status.UpdateRevision
 	}
+	r.Update = set.Status.UpdateRevision // of the last template that its controller has seen
 	return r
 }
 

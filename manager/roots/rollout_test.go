@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/push"
 )
 
 const soak = time.Minute
@@ -60,7 +61,7 @@ func (r *rolling) revise(revision string) {
 // turns lets time pass. Pods that lack are made with the revision of the StatefulSet.
 func (r *rolling) turns(d time.Duration) {
 	r.Helper()
-	for end := r.now.Add(d); r.now.Before(end); r.now = r.now.Add(time.Second) {
+	for end := r.now.Add(d); r.now.Before(end); r.now = r.now.Add(2 * time.Second) {
 		require.NoError(r, r.round())
 		r.push()
 		for n := range 3 {
@@ -142,7 +143,11 @@ func TestRolloutHaltsAtTheCanaryAndIsRolledBack(t *testing.T) {
 	r := newRolling(t)
 	r.broken["op-v2"] = true
 	r.revise("op-v2")
-	r.turns(10 * time.Minute)
+	for range 4 {
+		r.turns(soak)
+		r.lead() // which does not begin anew
+	}
+	r.turns(soak / 4)
 	require.Equal(t, []string{"op-0 op-v2"}, r.made)
 	require.Equal(t, v1alpha1.RolloutHalted, r.rollout().Phase)
 	degraded := r.condition(v1alpha1.ConditionDegraded)
@@ -154,6 +159,83 @@ func TestRolloutHaltsAtTheCanaryAndIsRolledBack(t *testing.T) {
 	r.turns(soak)
 	require.Equal(t, []string{"op-0 op-v2", "op-0 op-v1"}, r.made, "no other pod has changed")
 	require.Equal(t, v1alpha1.RolloutComplete, r.rollout().Phase, "%s", r.rollout().Message)
+}
+
+// The analysis holds back a version whose pods are ready, for the next leader too, until another
+// revision is rolled out or the analysis is removed.
+func TestRolloutIsHaltedByItsAnalysis(t *testing.T) {
+	t.Parallel()
+	r := newRolling(t)
+	r.change(func(c *v1alpha1.ShardingConfig) {
+		c.Spec.Root.Rollout.Analysis = &v1alpha1.RolloutAnalysis{MaxErrors: new(v1alpha1.Percent("5"))}
+	})
+	r.revise("op-v2")
+	r.turns(soak / 2)
+	require.Equal(t, []string{"op-0 op-v2"}, r.made)
+	canary := &corev1.Pod{}
+	require.NoError(t, r.Get(t.Context(), client.ObjectKey{Namespace: "ns", Name: "op-0"}, canary))
+	r.outcomes = map[string]push.Outcomes{string(canary.UID): {Requests: 1000, Errors: 60}}
+	r.turns(10 * time.Second)
+	require.Equal(t, v1alpha1.RolloutHalted, r.rollout().Phase)
+	require.Contains(t, r.rollout().Failure, "60 of 1000 requests (6.0 %) failed, and 5 % may")
+	r.lead()
+	r.outcomes = nil
+	r.change(func(c *v1alpha1.ShardingConfig) { // which shards release everything for
+		c.Spec.Root.ResourceSelector = append(c.Spec.Root.ResourceSelector, v1alpha1.ObjectLimiter{RelateResources: []v1alpha1.ResourceGroup{{APIGroups: []string{""}, Resources: []string{"secrets"}}}})
+	})
+	r.turns(5 * soak)
+	require.Equal(t, []string{"op-0 op-v2", "op-0 op-v2"}, r.made, "the canary was restarted because of the change")
+	require.Equal(t, "op-0-canary", r.rollout().Shard)
+	require.Equal(t, string(v1alpha1.ReasonRolloutHalted), r.condition(v1alpha1.ConditionDegraded).Reason)
+
+	r.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Rollout.Analysis = nil })
+	r.turns(5 * soak)
+	require.Equal(t, []string{"op-1 op-v2", "op-2 op-v2"}, r.made[2:])
+	require.Empty(t, r.rollout().Failure)
+}
+
+// The analysis of the second shard is no second one of the first.
+func TestRolloutPassesItsAnalysis(t *testing.T) {
+	t.Parallel()
+	r := newRolling(t)
+	r.change(func(c *v1alpha1.ShardingConfig) {
+		c.Spec.Root.Rollout = &v1alpha1.Rollout{Soak: "1s", Analysis: &v1alpha1.RolloutAnalysis{MaxErrors: new(v1alpha1.Percent("5"))}}
+	})
+	r.revise("op-v2")
+	r.turns(30 * time.Second)
+	require.Equal(t, []string{"op-0 op-v2"}, r.made, "an analysis takes 30 s at least")
+	r.turns(10 * time.Second)
+	require.Equal(t, []string{"op-0 op-v2", "op-1 op-v2"}, r.made)
+	require.Equal(t, "op-1-normal", r.rollout().Shard)
+	require.True(t, r.rollout().Shards[0].Soaked)
+	r.turns(50 * time.Second)
+	require.Equal(t, []string{"op-0 op-v2", "op-1 op-v2", "op-2 op-v2"}, r.made)
+	require.Equal(t, v1alpha1.RolloutComplete, r.rollout().Phase, "%s", r.rollout().Message)
+}
+
+// While a shard that has soaked does not serve, no further pods are replaced. It does not soak anew,
+// nor do the others.
+func TestRolloutWaitsForAnEarlierShard(t *testing.T) {
+	t.Parallel()
+	r := newRolling(t)
+	r.revise("op-v2")
+	r.turns(soak + 20*time.Second)
+	require.Len(t, r.made, 2)
+	require.Equal(t, "op-1-normal", r.rollout().Shard)
+	canary := &corev1.Pod{}
+	require.NoError(t, r.Get(t.Context(), client.ObjectKey{Namespace: "ns", Name: "op-0"}, canary))
+	ready := func(is corev1.ConditionStatus) {
+		canary.Status.Conditions[0].Status = is
+		require.NoError(t, r.Status().Update(t.Context(), canary))
+	}
+	ready(corev1.ConditionFalse)
+	r.turns(2 * soak)
+	require.Len(t, r.made, 2)
+	require.Equal(t, "op-0-canary", r.rollout().Shard)
+	require.Contains(t, r.rollout().Message, "not ready: pod op-0")
+	ready(corev1.ConditionTrue)
+	r.turns(10 * time.Second)
+	require.Equal(t, []string{"op-0 op-v2", "op-1 op-v2", "op-2 op-v2"}, r.made)
 }
 
 func TestRolloutIsPaused(t *testing.T) {

@@ -129,8 +129,7 @@ func (r rootConditions) progressing() condition {
 	case r.Stamping != nil && !r.Stamping.Done:
 		return condition{true, v1alpha1.ReasonStamping, stampingMessage}
 	case r.replacesPods():
-		rollout := r.out.Root.Rollout
-		return condition{true, v1alpha1.ReasonReplacingPods, fmt.Sprintf("revision %s, shard %s: %s", rollout.Revision, rollout.Shard, rollout.Message)}
+		return condition{true, v1alpha1.ReasonReplacingPods, Rollout(r.out.Root.Rollout)}
 	}
 	return condition{false, v1alpha1.ReasonSettled, ""}
 }
@@ -141,6 +140,14 @@ func (r rootConditions) replacesPods() bool {
 	return rollout != nil && (rollout.Phase == v1alpha1.RolloutUpdating || rollout.Phase == v1alpha1.RolloutSoaking)
 }
 
+// Rollout says in one line what a rollout waits for.
+func Rollout(r *v1alpha1.RolloutStatus) string {
+	if r.Shard == "" {
+		return fmt.Sprintf("revision %s: %s", r.Revision, r.Message)
+	}
+	return fmt.Sprintf("revision %s, shard %s: %s", r.Revision, r.Shard, r.Message)
+}
+
 // rolloutTrouble returns Degraded of a rollout that needs the user's action; nil if it does not.
 func rolloutTrouble(rollout *v1alpha1.RolloutStatus) *condition {
 	switch {
@@ -148,7 +155,7 @@ func rolloutTrouble(rollout *v1alpha1.RolloutStatus) *condition {
 	case rollout.Phase == v1alpha1.RolloutBlocked:
 		return &condition{true, v1alpha1.ReasonRolloutBlocked, rollout.Message}
 	case rollout.Phase == v1alpha1.RolloutHalted:
-		return &condition{true, v1alpha1.ReasonRolloutHalted, fmt.Sprintf("revision %s, shard %s: %s", rollout.Revision, rollout.Shard, rollout.Message)}
+		return &condition{true, v1alpha1.ReasonRolloutHalted, Rollout(rollout)}
 	}
 	return nil
 }

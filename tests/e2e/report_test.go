@@ -79,7 +79,7 @@ func (m *members) testStatus(t *testing.T) {
 	require.NoError(t, err)
 	lines := strings.Split(strings.TrimSpace(table), "\n")
 	require.Len(t, lines, 1+len(m.pods), table)
-	assert.Equal(t, strings.Fields("NAME SHARDS MEMBERS READY METHOD HANDOVER LOCK STATE AGE"), strings.Fields(lines[0]))
+	assert.Equal(t, strings.Fields("NAME SHARDS MEMBERS READY METHOD HANDOVER ROLLOUT LOCK STATE AGE"), strings.Fields(lines[0]))
 	for i, line := range lines[1:] {
 		cells := strings.Fields(line) // Fields omits empty columns
 		assert.Equal(t, []string{m.shard(i), "1", "1", "1", "Labels", "AllMembersReady"}, cells[:len(cells)-1], table)

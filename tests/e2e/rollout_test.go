@@ -8,7 +8,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -56,6 +60,34 @@ func testRollout(t *testing.T) {
 		}
 	}
 	r.settles(t, 3)
+	r.analyzes(t, after)
+}
+
+// analyzes rolls out a version whose canary is ready and writes what other shards own, which is
+// refused. The analysis holds it back.
+func (r root) analyzes(t *testing.T, before []*corev1.Pod) {
+	t.Helper()
+	rollout := func(rollout meshv1alpha1.Rollout) {
+		t.Helper()
+		r.change(t, 3, func(spec *meshv1alpha1.ShardingConfigSpec) { spec.Root.Rollout = &rollout })
+	}
+	rollout(meshv1alpha1.Rollout{Soak: "1h", Analysis: &meshv1alpha1.RolloutAnalysis{MaxErrors: new(meshv1alpha1.Percent("20"))}})
+	r.revise(t, func(set *appsv1.StatefulSet) { set.Spec.Template.Annotations = map[string]string{"version": "v3"} })
+	r.rollsOut(t, meshv1alpha1.RolloutSoaking, "")
+	canary := r.pods(t, 1)[0]
+	clientset, err := kubernetes.NewForConfig(from(t, canary))
+	require.NoError(t, err)
+	for range 100 {
+		_, err := clientset.CoreV1().ConfigMaps(metav1.NamespaceDefault).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "of-others"}}, metav1.CreateOptions{})
+		require.True(t, apierrors.IsForbidden(err), "%v", err)
+	}
+	r.rollsOut(t, meshv1alpha1.RolloutHalted, "")
+	require.Contains(t, r.config(t).Status.Root.Rollout.Failure, "failed, and 20 % may")
+	for i, pod := range r.pods(t, 3)[1:] {
+		require.Equal(t, before[i+1].UID, pod.UID, "a bad version reached %s", pod.Name)
+	}
+	rollout(meshv1alpha1.Rollout{Soak: "1s"})
+	r.rollsOut(t, meshv1alpha1.RolloutComplete, "")
 }
 
 // revise edits the StatefulSet, and waits until its controller has seen that.
@@ -86,7 +118,7 @@ func (r root) rollsOut(t *testing.T, phase meshv1alpha1.RolloutPhase, message st
 	require.NoError(t, cluster.Get(t.Context(), client.ObjectKey{Namespace: r.home, Name: workload}, set))
 	until(t, "the rollout to be "+string(phase), func(context.Context) error {
 		root := r.config(t).Status.Root
-		if root == nil || root.Rollout == nil || root.Rollout.Phase != phase || phase != meshv1alpha1.RolloutBlocked && root.Rollout.Revision != set.Status.UpdateRevision ||
+		if root == nil || root.Rollout == nil || root.Rollout.Phase != phase || root.Rollout.Revision != set.Status.UpdateRevision ||
 			message != "" && root.Rollout.Message != message {
 			return fmt.Errorf("root: %+v", root)
 		}

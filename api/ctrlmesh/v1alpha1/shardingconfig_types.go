@@ -622,6 +622,30 @@ type Rollout struct {
 	// +optional
 	// +kubebuilder:default="1m"
 	Soak Duration `json:"soak,omitempty"`
+	// Analysis halts the rollout by what the pods of a shard do while it soaks.
+	// +optional
+	Analysis *RolloutAnalysis `json:"analysis,omitempty"`
+}
+
+// RolloutAnalysis bounds what the pods of a shard do while it soaks, as far as agents count it. A
+// bound applies from 50 requests, or writes, on. A revision that exceeds one goes no further.
+//
+// +kubebuilder:validation:MinProperties=1
+type RolloutAnalysis struct {
+	// MaxErrors is the highest percentage of requests to the apiserver that fail: with 5xx, or
+	// with 4xx other than 404, 409, 410 and 429. What the mesh refuses counts.
+	// +optional
+	MaxErrors *Percent `json:"maxErrors,omitempty"`
+	// MaxConflicts is the highest percentage of requests that are answered with 409.
+	// +optional
+	MaxConflicts *Percent `json:"maxConflicts,omitempty"`
+	// MaxWritesRatio bounds the writes of the shard, for each object of the divided resources:
+	// how many times as many as those of the other shard that writes most.
+	// It finds versions that write the same objects again and again.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1000
+	MaxWritesRatio *int32 `json:"maxWritesRatio,omitempty"`
 }
 
 // AutoConfig divides all keys that the canary does not own into equal shards.
@@ -870,7 +894,8 @@ const (
 	RolloutSoaking RolloutPhase = "Soaking"
 	// RolloutPaused: pods have another revision, and spec.root.rollout.paused is set.
 	RolloutPaused RolloutPhase = "Paused"
-	// RolloutHalted: pods of a shard do not serve under the revision. It goes on once they do.
+	// RolloutHalted: pods of a shard do not serve under the revision, or the analysis failed. It
+	// goes on once they do, or the analysis is removed.
 	RolloutHalted RolloutPhase = "Halted"
 	// RolloutWaiting: no pods can be replaced yet.
 	RolloutWaiting RolloutPhase = "Waiting"
@@ -888,6 +913,12 @@ type RolloutStatus struct {
 	// Shard whose pods are being replaced, or soak.
 	// +optional
 	Shard string `json:"shard,omitempty"`
+	// UnservedSince is since when the shard has not served.
+	// +optional
+	UnservedSince *metav1.Time `json:"unservedSince,omitempty"`
+	// Failure is why the analysis has halted the rollout of the revision.
+	// +optional
+	Failure string `json:"failure,omitempty"`
 	// Message says what the rollout waits for.
 	// +optional
 	Message string `json:"message,omitempty"`
@@ -906,9 +937,13 @@ type RolloutShard struct {
 	Pods int32 `json:"pods"`
 	// Updated is the number of those that have the revision.
 	Updated int32 `json:"updated"`
-	// Since is when all of its pods had the revision and served.
+	// Since is when all of its pods had the revision and served. With an analysis, a manager that
+	// starts anew lets the shard soak anew.
 	// +optional
 	Since *metav1.Time `json:"since,omitempty"`
+	// Soaked is true once they have served for the soak time, and passed the analysis.
+	// +optional
+	Soaked bool `json:"soaked,omitempty"`
 }
 
 // UndividedResource is a resource that several shards write and the root does not divide.

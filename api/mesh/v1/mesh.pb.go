@@ -723,7 +723,9 @@ type PodReport struct {
 	Activity []*ResourceActivity `protobuf:"bytes,17,rep,name=activity,proto3" json:"activity,omitempty"`
 	// Whether a client of the pod did not trust the mesh's CA lately, so that it reaches no
 	// apiserver.
-	Distrusted    bool `protobuf:"varint,18,opt,name=distrusted,proto3" json:"distrusted,omitempty"`
+	Distrusted bool `protobuf:"varint,18,opt,name=distrusted,proto3" json:"distrusted,omitempty"`
+	// How the requests of the pod ended. Nil from earlier agents.
+	Outcomes      *Outcomes `protobuf:"bytes,19,opt,name=outcomes,proto3" json:"outcomes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -877,6 +879,77 @@ func (x *PodReport) GetDistrusted() bool {
 	return false
 }
 
+func (x *PodReport) GetOutcomes() *Outcomes {
+	if x != nil {
+		return x.Outcomes
+	}
+	return nil
+}
+
+// Outcomes counts requests to the apiserver since the agent serves the pod, those that the agent
+// answered included. A watch counts once, when it begins.
+type Outcomes struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Requests uint64                 `protobuf:"varint,1,opt,name=requests,proto3" json:"requests,omitempty"`
+	// Answered with 5xx, or with 4xx other than 404, 409, 410 and 429.
+	Errors uint64 `protobuf:"varint,2,opt,name=errors,proto3" json:"errors,omitempty"`
+	// Answered with 409.
+	Conflicts     uint64 `protobuf:"varint,3,opt,name=conflicts,proto3" json:"conflicts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Outcomes) Reset() {
+	*x = Outcomes{}
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Outcomes) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Outcomes) ProtoMessage() {}
+
+func (x *Outcomes) ProtoReflect() protoreflect.Message {
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Outcomes.ProtoReflect.Descriptor instead.
+func (*Outcomes) Descriptor() ([]byte, []int) {
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Outcomes) GetRequests() uint64 {
+	if x != nil {
+		return x.Requests
+	}
+	return 0
+}
+
+func (x *Outcomes) GetErrors() uint64 {
+	if x != nil {
+		return x.Errors
+	}
+	return 0
+}
+
+func (x *Outcomes) GetConflicts() uint64 {
+	if x != nil {
+		return x.Conflicts
+	}
+	return 0
+}
+
 // LockRefusal is an error that the apiserver answers to a pod's requests for one of its locks:
 // 403, or another one for so long that it does not look temporary.
 type LockRefusal struct {
@@ -898,7 +971,7 @@ type LockRefusal struct {
 
 func (x *LockRefusal) Reset() {
 	*x = LockRefusal{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[8]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -910,7 +983,7 @@ func (x *LockRefusal) String() string {
 func (*LockRefusal) ProtoMessage() {}
 
 func (x *LockRefusal) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[8]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -923,7 +996,7 @@ func (x *LockRefusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockRefusal.ProtoReflect.Descriptor instead.
 func (*LockRefusal) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{8}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *LockRefusal) GetNamespace() string {
@@ -991,7 +1064,7 @@ type ResourceActivity struct {
 
 func (x *ResourceActivity) Reset() {
 	*x = ResourceActivity{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[9]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1003,7 +1076,7 @@ func (x *ResourceActivity) String() string {
 func (*ResourceActivity) ProtoMessage() {}
 
 func (x *ResourceActivity) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[9]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1016,7 +1089,7 @@ func (x *ResourceActivity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceActivity.ProtoReflect.Descriptor instead.
 func (*ResourceActivity) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{9}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ResourceActivity) GetGroup() string {
@@ -1085,7 +1158,7 @@ type ObservedLock struct {
 
 func (x *ObservedLock) Reset() {
 	*x = ObservedLock{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[10]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1097,7 +1170,7 @@ func (x *ObservedLock) String() string {
 func (*ObservedLock) ProtoMessage() {}
 
 func (x *ObservedLock) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[10]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1110,7 +1183,7 @@ func (x *ObservedLock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedLock.ProtoReflect.Descriptor instead.
 func (*ObservedLock) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{10}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ObservedLock) GetNamespace() string {
@@ -1166,7 +1239,7 @@ type DeadHolder struct {
 
 func (x *DeadHolder) Reset() {
 	*x = DeadHolder{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[11]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1178,7 +1251,7 @@ func (x *DeadHolder) String() string {
 func (*DeadHolder) ProtoMessage() {}
 
 func (x *DeadHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[11]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1191,7 +1264,7 @@ func (x *DeadHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadHolder.ProtoReflect.Descriptor instead.
 func (*DeadHolder) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{11}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *DeadHolder) GetIdentity() string {
@@ -1245,7 +1318,7 @@ type ManagerMessage struct {
 
 func (x *ManagerMessage) Reset() {
 	*x = ManagerMessage{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[12]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1257,7 +1330,7 @@ func (x *ManagerMessage) String() string {
 func (*ManagerMessage) ProtoMessage() {}
 
 func (x *ManagerMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[12]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1270,7 +1343,7 @@ func (x *ManagerMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerMessage.ProtoReflect.Descriptor instead.
 func (*ManagerMessage) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{12}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ManagerMessage) GetKind() isManagerMessage_Kind {
@@ -1376,7 +1449,7 @@ type Webhooks struct {
 
 func (x *Webhooks) Reset() {
 	*x = Webhooks{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[13]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1388,7 +1461,7 @@ func (x *Webhooks) String() string {
 func (*Webhooks) ProtoMessage() {}
 
 func (x *Webhooks) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[13]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1401,7 +1474,7 @@ func (x *Webhooks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Webhooks.ProtoReflect.Descriptor instead.
 func (*Webhooks) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{13}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Webhooks) GetVersion() string {
@@ -1449,7 +1522,7 @@ type Webhook struct {
 
 func (x *Webhook) Reset() {
 	*x = Webhook{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1461,7 +1534,7 @@ func (x *Webhook) String() string {
 func (*Webhook) ProtoMessage() {}
 
 func (x *Webhook) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1474,7 +1547,7 @@ func (x *Webhook) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Webhook.ProtoReflect.Descriptor instead.
 func (*Webhook) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{14}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Webhook) GetPods() map[string]string {
@@ -1566,7 +1639,7 @@ type ReadyPods struct {
 
 func (x *ReadyPods) Reset() {
 	*x = ReadyPods{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1578,7 +1651,7 @@ func (x *ReadyPods) String() string {
 func (*ReadyPods) ProtoMessage() {}
 
 func (x *ReadyPods) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1591,7 +1664,7 @@ func (x *ReadyPods) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadyPods.ProtoReflect.Descriptor instead.
 func (*ReadyPods) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{15}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ReadyPods) GetShard() string {
@@ -1621,7 +1694,7 @@ type ServerAuthority struct {
 
 func (x *ServerAuthority) Reset() {
 	*x = ServerAuthority{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[16]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1633,7 +1706,7 @@ func (x *ServerAuthority) String() string {
 func (*ServerAuthority) ProtoMessage() {}
 
 func (x *ServerAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[16]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1646,7 +1719,7 @@ func (x *ServerAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerAuthority.ProtoReflect.Descriptor instead.
 func (*ServerAuthority) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{16}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ServerAuthority) GetServerName() string {
@@ -1691,7 +1764,7 @@ type Cluster struct {
 
 func (x *Cluster) Reset() {
 	*x = Cluster{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[17]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1703,7 +1776,7 @@ func (x *Cluster) String() string {
 func (*Cluster) ProtoMessage() {}
 
 func (x *Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[17]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1716,7 +1789,7 @@ func (x *Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cluster.ProtoReflect.Descriptor instead.
 func (*Cluster) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{17}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Cluster) GetVersion() string {
@@ -1784,7 +1857,7 @@ type Remove struct {
 
 func (x *Remove) Reset() {
 	*x = Remove{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[18]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1796,7 +1869,7 @@ func (x *Remove) String() string {
 func (*Remove) ProtoMessage() {}
 
 func (x *Remove) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[18]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1809,7 +1882,7 @@ func (x *Remove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Remove.ProtoReflect.Descriptor instead.
 func (*Remove) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{18}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Remove) GetUid() string {
@@ -1827,7 +1900,7 @@ type Synced struct {
 
 func (x *Synced) Reset() {
 	*x = Synced{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[19]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1839,7 +1912,7 @@ func (x *Synced) String() string {
 func (*Synced) ProtoMessage() {}
 
 func (x *Synced) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[19]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1852,7 +1925,7 @@ func (x *Synced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Synced.ProtoReflect.Descriptor instead.
 func (*Synced) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{19}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{20}
 }
 
 // PodPolicy is everything that applies to one pod.
@@ -1900,7 +1973,7 @@ type PodPolicy struct {
 
 func (x *PodPolicy) Reset() {
 	*x = PodPolicy{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[20]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1912,7 +1985,7 @@ func (x *PodPolicy) String() string {
 func (*PodPolicy) ProtoMessage() {}
 
 func (x *PodPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[20]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1925,7 +1998,7 @@ func (x *PodPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodPolicy.ProtoReflect.Descriptor instead.
 func (*PodPolicy) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{20}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *PodPolicy) GetUid() string {
@@ -2087,7 +2160,7 @@ type Sharding struct {
 
 func (x *Sharding) Reset() {
 	*x = Sharding{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[21]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2099,7 +2172,7 @@ func (x *Sharding) String() string {
 func (*Sharding) ProtoMessage() {}
 
 func (x *Sharding) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[21]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2112,7 +2185,7 @@ func (x *Sharding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sharding.ProtoReflect.Descriptor instead.
 func (*Sharding) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{21}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Sharding) GetShard() string {
@@ -2267,7 +2340,7 @@ type ExcludedLock struct {
 
 func (x *ExcludedLock) Reset() {
 	*x = ExcludedLock{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[22]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2279,7 +2352,7 @@ func (x *ExcludedLock) String() string {
 func (*ExcludedLock) ProtoMessage() {}
 
 func (x *ExcludedLock) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[22]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2292,7 +2365,7 @@ func (x *ExcludedLock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExcludedLock.ProtoReflect.Descriptor instead.
 func (*ExcludedLock) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{22}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ExcludedLock) GetNamespace() string {
@@ -2320,7 +2393,7 @@ type Owner struct {
 
 func (x *Owner) Reset() {
 	*x = Owner{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[23]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2332,7 +2405,7 @@ func (x *Owner) String() string {
 func (*Owner) ProtoMessage() {}
 
 func (x *Owner) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[23]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2345,7 +2418,7 @@ func (x *Owner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Owner.ProtoReflect.Descriptor instead.
 func (*Owner) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{23}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Owner) GetShard() string {
@@ -2377,7 +2450,7 @@ type SharedObjects struct {
 
 func (x *SharedObjects) Reset() {
 	*x = SharedObjects{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[24]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2389,7 +2462,7 @@ func (x *SharedObjects) String() string {
 func (*SharedObjects) ProtoMessage() {}
 
 func (x *SharedObjects) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[24]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2402,7 +2475,7 @@ func (x *SharedObjects) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SharedObjects.ProtoReflect.Descriptor instead.
 func (*SharedObjects) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{24}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SharedObjects) GetResources() []*ResourceGroup {
@@ -2450,7 +2523,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[25]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2462,7 +2535,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[25]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2475,7 +2548,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{25}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Limit) GetResources() []*ResourceGroup {
@@ -2516,7 +2589,7 @@ type Scope struct {
 
 func (x *Scope) Reset() {
 	*x = Scope{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[26]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2528,7 +2601,7 @@ func (x *Scope) String() string {
 func (*Scope) ProtoMessage() {}
 
 func (x *Scope) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[26]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2541,7 +2614,7 @@ func (x *Scope) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scope.ProtoReflect.Descriptor instead.
 func (*Scope) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{26}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Scope) GetParts() []*ScopePart {
@@ -2562,7 +2635,7 @@ type ScopePart struct {
 
 func (x *ScopePart) Reset() {
 	*x = ScopePart{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[27]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2574,7 +2647,7 @@ func (x *ScopePart) String() string {
 func (*ScopePart) ProtoMessage() {}
 
 func (x *ScopePart) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[27]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2587,7 +2660,7 @@ func (x *ScopePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScopePart.ProtoReflect.Descriptor instead.
 func (*ScopePart) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{27}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ScopePart) GetBuckets() uint32 {
@@ -2615,7 +2688,7 @@ type KeyRange struct {
 
 func (x *KeyRange) Reset() {
 	*x = KeyRange{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[28]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2627,7 +2700,7 @@ func (x *KeyRange) String() string {
 func (*KeyRange) ProtoMessage() {}
 
 func (x *KeyRange) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[28]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2640,7 +2713,7 @@ func (x *KeyRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyRange.ProtoReflect.Descriptor instead.
 func (*KeyRange) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{28}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *KeyRange) GetFirst() uint64 {
@@ -2668,7 +2741,7 @@ type ResourceGroup struct {
 
 func (x *ResourceGroup) Reset() {
 	*x = ResourceGroup{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[29]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2680,7 +2753,7 @@ func (x *ResourceGroup) String() string {
 func (*ResourceGroup) ProtoMessage() {}
 
 func (x *ResourceGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[29]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2693,7 +2766,7 @@ func (x *ResourceGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceGroup.ProtoReflect.Descriptor instead.
 func (*ResourceGroup) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{29}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ResourceGroup) GetApiGroups() []string {
@@ -2724,7 +2797,7 @@ type Lock struct {
 
 func (x *Lock) Reset() {
 	*x = Lock{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[30]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2736,7 +2809,7 @@ func (x *Lock) String() string {
 func (*Lock) ProtoMessage() {}
 
 func (x *Lock) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[30]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2749,7 +2822,7 @@ func (x *Lock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lock.ProtoReflect.Descriptor instead.
 func (*Lock) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{30}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Lock) GetNamespace() string {
@@ -2815,7 +2888,7 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\x06serial\x18\x05 \x01(\x04R\x06serial\x12\x16\n" +
 	"\x06barred\x18\x06 \x01(\bR\x06barred\"9\n" +
 	"\x06Report\x12/\n" +
-	"\x04pods\x18\x01 \x03(\v2\x1b.ctrlmesh.mesh.v1.PodReportR\x04pods\"\xbf\x06\n" +
+	"\x04pods\x18\x01 \x03(\v2\x1b.ctrlmesh.mesh.v1.PodReportR\x04pods\"\xf7\x06\n" +
 	"\tPodReport\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x18\n" +
 	"\acapture\x18\x02 \x01(\tR\acapture\x12\x18\n" +
@@ -2838,10 +2911,15 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\bactivity\x18\x11 \x03(\v2\".ctrlmesh.mesh.v1.ResourceActivityR\bactivity\x12\x1e\n" +
 	"\n" +
 	"distrusted\x18\x12 \x01(\bR\n" +
-	"distrusted\x1a:\n" +
+	"distrusted\x126\n" +
+	"\boutcomes\x18\x13 \x01(\v2\x1a.ctrlmesh.mesh.v1.OutcomesR\boutcomes\x1a:\n" +
 	"\fMethodsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\x06\x10\a\"\x9d\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\x06\x10\a\"\\\n" +
+	"\bOutcomes\x12\x1a\n" +
+	"\brequests\x18\x01 \x01(\x04R\brequests\x12\x16\n" +
+	"\x06errors\x18\x02 \x01(\x04R\x06errors\x12\x1c\n" +
+	"\tconflicts\x18\x03 \x01(\x04R\tconflicts\"\x9d\x01\n" +
 	"\vLockRefusal\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1a\n" +
@@ -3019,7 +3097,7 @@ func file_api_mesh_v1_mesh_proto_rawDescGZIP() []byte {
 }
 
 var file_api_mesh_v1_mesh_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_mesh_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_api_mesh_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_api_mesh_v1_mesh_proto_goTypes = []any{
 	(Key)(0),                      // 0: ctrlmesh.mesh.v1.Key
 	(Method)(0),                   // 1: ctrlmesh.mesh.v1.Method
@@ -3032,92 +3110,94 @@ var file_api_mesh_v1_mesh_proto_goTypes = []any{
 	(*Ack)(nil),                   // 8: ctrlmesh.mesh.v1.Ack
 	(*Report)(nil),                // 9: ctrlmesh.mesh.v1.Report
 	(*PodReport)(nil),             // 10: ctrlmesh.mesh.v1.PodReport
-	(*LockRefusal)(nil),           // 11: ctrlmesh.mesh.v1.LockRefusal
-	(*ResourceActivity)(nil),      // 12: ctrlmesh.mesh.v1.ResourceActivity
-	(*ObservedLock)(nil),          // 13: ctrlmesh.mesh.v1.ObservedLock
-	(*DeadHolder)(nil),            // 14: ctrlmesh.mesh.v1.DeadHolder
-	(*ManagerMessage)(nil),        // 15: ctrlmesh.mesh.v1.ManagerMessage
-	(*Webhooks)(nil),              // 16: ctrlmesh.mesh.v1.Webhooks
-	(*Webhook)(nil),               // 17: ctrlmesh.mesh.v1.Webhook
-	(*ReadyPods)(nil),             // 18: ctrlmesh.mesh.v1.ReadyPods
-	(*ServerAuthority)(nil),       // 19: ctrlmesh.mesh.v1.ServerAuthority
-	(*Cluster)(nil),               // 20: ctrlmesh.mesh.v1.Cluster
-	(*Remove)(nil),                // 21: ctrlmesh.mesh.v1.Remove
-	(*Synced)(nil),                // 22: ctrlmesh.mesh.v1.Synced
-	(*PodPolicy)(nil),             // 23: ctrlmesh.mesh.v1.PodPolicy
-	(*Sharding)(nil),              // 24: ctrlmesh.mesh.v1.Sharding
-	(*ExcludedLock)(nil),          // 25: ctrlmesh.mesh.v1.ExcludedLock
-	(*Owner)(nil),                 // 26: ctrlmesh.mesh.v1.Owner
-	(*SharedObjects)(nil),         // 27: ctrlmesh.mesh.v1.SharedObjects
-	(*Limit)(nil),                 // 28: ctrlmesh.mesh.v1.Limit
-	(*Scope)(nil),                 // 29: ctrlmesh.mesh.v1.Scope
-	(*ScopePart)(nil),             // 30: ctrlmesh.mesh.v1.ScopePart
-	(*KeyRange)(nil),              // 31: ctrlmesh.mesh.v1.KeyRange
-	(*ResourceGroup)(nil),         // 32: ctrlmesh.mesh.v1.ResourceGroup
-	(*Lock)(nil),                  // 33: ctrlmesh.mesh.v1.Lock
-	nil,                           // 34: ctrlmesh.mesh.v1.Hello.VersionsEntry
-	nil,                           // 35: ctrlmesh.mesh.v1.Hello.NamespacesEntry
-	nil,                           // 36: ctrlmesh.mesh.v1.PodReport.MethodsEntry
-	nil,                           // 37: ctrlmesh.mesh.v1.Webhook.PodsEntry
-	(*RuleState)(nil),             // 38: ctrlmesh.mesh.v1.RuleState
-	(*FaultState)(nil),            // 39: ctrlmesh.mesh.v1.FaultState
-	(*Traffic)(nil),               // 40: ctrlmesh.mesh.v1.Traffic
+	(*Outcomes)(nil),              // 11: ctrlmesh.mesh.v1.Outcomes
+	(*LockRefusal)(nil),           // 12: ctrlmesh.mesh.v1.LockRefusal
+	(*ResourceActivity)(nil),      // 13: ctrlmesh.mesh.v1.ResourceActivity
+	(*ObservedLock)(nil),          // 14: ctrlmesh.mesh.v1.ObservedLock
+	(*DeadHolder)(nil),            // 15: ctrlmesh.mesh.v1.DeadHolder
+	(*ManagerMessage)(nil),        // 16: ctrlmesh.mesh.v1.ManagerMessage
+	(*Webhooks)(nil),              // 17: ctrlmesh.mesh.v1.Webhooks
+	(*Webhook)(nil),               // 18: ctrlmesh.mesh.v1.Webhook
+	(*ReadyPods)(nil),             // 19: ctrlmesh.mesh.v1.ReadyPods
+	(*ServerAuthority)(nil),       // 20: ctrlmesh.mesh.v1.ServerAuthority
+	(*Cluster)(nil),               // 21: ctrlmesh.mesh.v1.Cluster
+	(*Remove)(nil),                // 22: ctrlmesh.mesh.v1.Remove
+	(*Synced)(nil),                // 23: ctrlmesh.mesh.v1.Synced
+	(*PodPolicy)(nil),             // 24: ctrlmesh.mesh.v1.PodPolicy
+	(*Sharding)(nil),              // 25: ctrlmesh.mesh.v1.Sharding
+	(*ExcludedLock)(nil),          // 26: ctrlmesh.mesh.v1.ExcludedLock
+	(*Owner)(nil),                 // 27: ctrlmesh.mesh.v1.Owner
+	(*SharedObjects)(nil),         // 28: ctrlmesh.mesh.v1.SharedObjects
+	(*Limit)(nil),                 // 29: ctrlmesh.mesh.v1.Limit
+	(*Scope)(nil),                 // 30: ctrlmesh.mesh.v1.Scope
+	(*ScopePart)(nil),             // 31: ctrlmesh.mesh.v1.ScopePart
+	(*KeyRange)(nil),              // 32: ctrlmesh.mesh.v1.KeyRange
+	(*ResourceGroup)(nil),         // 33: ctrlmesh.mesh.v1.ResourceGroup
+	(*Lock)(nil),                  // 34: ctrlmesh.mesh.v1.Lock
+	nil,                           // 35: ctrlmesh.mesh.v1.Hello.VersionsEntry
+	nil,                           // 36: ctrlmesh.mesh.v1.Hello.NamespacesEntry
+	nil,                           // 37: ctrlmesh.mesh.v1.PodReport.MethodsEntry
+	nil,                           // 38: ctrlmesh.mesh.v1.Webhook.PodsEntry
+	(*RuleState)(nil),             // 39: ctrlmesh.mesh.v1.RuleState
+	(*FaultState)(nil),            // 40: ctrlmesh.mesh.v1.FaultState
+	(*Traffic)(nil),               // 41: ctrlmesh.mesh.v1.Traffic
 }
 var file_api_mesh_v1_mesh_proto_depIdxs = []int32{
 	7,  // 0: ctrlmesh.mesh.v1.AgentMessage.hello:type_name -> ctrlmesh.mesh.v1.Hello
 	8,  // 1: ctrlmesh.mesh.v1.AgentMessage.ack:type_name -> ctrlmesh.mesh.v1.Ack
 	9,  // 2: ctrlmesh.mesh.v1.AgentMessage.report:type_name -> ctrlmesh.mesh.v1.Report
-	34, // 3: ctrlmesh.mesh.v1.Hello.versions:type_name -> ctrlmesh.mesh.v1.Hello.VersionsEntry
-	35, // 4: ctrlmesh.mesh.v1.Hello.namespaces:type_name -> ctrlmesh.mesh.v1.Hello.NamespacesEntry
+	35, // 3: ctrlmesh.mesh.v1.Hello.versions:type_name -> ctrlmesh.mesh.v1.Hello.VersionsEntry
+	36, // 4: ctrlmesh.mesh.v1.Hello.namespaces:type_name -> ctrlmesh.mesh.v1.Hello.NamespacesEntry
 	10, // 5: ctrlmesh.mesh.v1.Report.pods:type_name -> ctrlmesh.mesh.v1.PodReport
-	36, // 6: ctrlmesh.mesh.v1.PodReport.methods:type_name -> ctrlmesh.mesh.v1.PodReport.MethodsEntry
-	38, // 7: ctrlmesh.mesh.v1.PodReport.rules:type_name -> ctrlmesh.mesh.v1.RuleState
-	39, // 8: ctrlmesh.mesh.v1.PodReport.faults:type_name -> ctrlmesh.mesh.v1.FaultState
-	13, // 9: ctrlmesh.mesh.v1.PodReport.observed_locks:type_name -> ctrlmesh.mesh.v1.ObservedLock
-	14, // 10: ctrlmesh.mesh.v1.PodReport.dead_holders:type_name -> ctrlmesh.mesh.v1.DeadHolder
-	11, // 11: ctrlmesh.mesh.v1.PodReport.lock_refusals:type_name -> ctrlmesh.mesh.v1.LockRefusal
-	12, // 12: ctrlmesh.mesh.v1.PodReport.activity:type_name -> ctrlmesh.mesh.v1.ResourceActivity
-	20, // 13: ctrlmesh.mesh.v1.ManagerMessage.cluster:type_name -> ctrlmesh.mesh.v1.Cluster
-	23, // 14: ctrlmesh.mesh.v1.ManagerMessage.upsert:type_name -> ctrlmesh.mesh.v1.PodPolicy
-	21, // 15: ctrlmesh.mesh.v1.ManagerMessage.remove:type_name -> ctrlmesh.mesh.v1.Remove
-	22, // 16: ctrlmesh.mesh.v1.ManagerMessage.synced:type_name -> ctrlmesh.mesh.v1.Synced
-	16, // 17: ctrlmesh.mesh.v1.ManagerMessage.webhooks:type_name -> ctrlmesh.mesh.v1.Webhooks
-	17, // 18: ctrlmesh.mesh.v1.Webhooks.webhooks:type_name -> ctrlmesh.mesh.v1.Webhook
-	37, // 19: ctrlmesh.mesh.v1.Webhook.pods:type_name -> ctrlmesh.mesh.v1.Webhook.PodsEntry
-	0,  // 20: ctrlmesh.mesh.v1.Webhook.key:type_name -> ctrlmesh.mesh.v1.Key
-	26, // 21: ctrlmesh.mesh.v1.Webhook.owners:type_name -> ctrlmesh.mesh.v1.Owner
-	27, // 22: ctrlmesh.mesh.v1.Webhook.shared:type_name -> ctrlmesh.mesh.v1.SharedObjects
-	28, // 23: ctrlmesh.mesh.v1.Webhook.limits:type_name -> ctrlmesh.mesh.v1.Limit
-	18, // 24: ctrlmesh.mesh.v1.Webhook.ready:type_name -> ctrlmesh.mesh.v1.ReadyPods
-	19, // 25: ctrlmesh.mesh.v1.Webhook.authorities:type_name -> ctrlmesh.mesh.v1.ServerAuthority
-	24, // 26: ctrlmesh.mesh.v1.PodPolicy.sharding:type_name -> ctrlmesh.mesh.v1.Sharding
-	40, // 27: ctrlmesh.mesh.v1.PodPolicy.traffic:type_name -> ctrlmesh.mesh.v1.Traffic
-	28, // 28: ctrlmesh.mesh.v1.Sharding.limits:type_name -> ctrlmesh.mesh.v1.Limit
-	0,  // 29: ctrlmesh.mesh.v1.Sharding.key:type_name -> ctrlmesh.mesh.v1.Key
-	1,  // 30: ctrlmesh.mesh.v1.Sharding.method:type_name -> ctrlmesh.mesh.v1.Method
-	2,  // 31: ctrlmesh.mesh.v1.Sharding.isolation:type_name -> ctrlmesh.mesh.v1.Isolation
-	33, // 32: ctrlmesh.mesh.v1.Sharding.locks:type_name -> ctrlmesh.mesh.v1.Lock
-	27, // 33: ctrlmesh.mesh.v1.Sharding.shared:type_name -> ctrlmesh.mesh.v1.SharedObjects
-	26, // 34: ctrlmesh.mesh.v1.Sharding.owners:type_name -> ctrlmesh.mesh.v1.Owner
-	25, // 35: ctrlmesh.mesh.v1.Sharding.excluded_locks:type_name -> ctrlmesh.mesh.v1.ExcludedLock
-	29, // 36: ctrlmesh.mesh.v1.Owner.scope:type_name -> ctrlmesh.mesh.v1.Scope
-	32, // 37: ctrlmesh.mesh.v1.SharedObjects.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
-	32, // 38: ctrlmesh.mesh.v1.Limit.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
-	29, // 39: ctrlmesh.mesh.v1.Limit.scope:type_name -> ctrlmesh.mesh.v1.Scope
-	29, // 40: ctrlmesh.mesh.v1.Limit.within:type_name -> ctrlmesh.mesh.v1.Scope
-	30, // 41: ctrlmesh.mesh.v1.Scope.parts:type_name -> ctrlmesh.mesh.v1.ScopePart
-	31, // 42: ctrlmesh.mesh.v1.ScopePart.ranges:type_name -> ctrlmesh.mesh.v1.KeyRange
-	6,  // 43: ctrlmesh.mesh.v1.Mesh.Connect:input_type -> ctrlmesh.mesh.v1.AgentMessage
-	4,  // 44: ctrlmesh.mesh.v1.Mesh.SignLeaf:input_type -> ctrlmesh.mesh.v1.SignLeafRequest
-	3,  // 45: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:input_type -> ctrlmesh.mesh.v1.SignEgressLeafRequest
-	15, // 46: ctrlmesh.mesh.v1.Mesh.Connect:output_type -> ctrlmesh.mesh.v1.ManagerMessage
-	5,  // 47: ctrlmesh.mesh.v1.Mesh.SignLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
-	5,  // 48: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
-	46, // [46:49] is the sub-list for method output_type
-	43, // [43:46] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	37, // 6: ctrlmesh.mesh.v1.PodReport.methods:type_name -> ctrlmesh.mesh.v1.PodReport.MethodsEntry
+	39, // 7: ctrlmesh.mesh.v1.PodReport.rules:type_name -> ctrlmesh.mesh.v1.RuleState
+	40, // 8: ctrlmesh.mesh.v1.PodReport.faults:type_name -> ctrlmesh.mesh.v1.FaultState
+	14, // 9: ctrlmesh.mesh.v1.PodReport.observed_locks:type_name -> ctrlmesh.mesh.v1.ObservedLock
+	15, // 10: ctrlmesh.mesh.v1.PodReport.dead_holders:type_name -> ctrlmesh.mesh.v1.DeadHolder
+	12, // 11: ctrlmesh.mesh.v1.PodReport.lock_refusals:type_name -> ctrlmesh.mesh.v1.LockRefusal
+	13, // 12: ctrlmesh.mesh.v1.PodReport.activity:type_name -> ctrlmesh.mesh.v1.ResourceActivity
+	11, // 13: ctrlmesh.mesh.v1.PodReport.outcomes:type_name -> ctrlmesh.mesh.v1.Outcomes
+	21, // 14: ctrlmesh.mesh.v1.ManagerMessage.cluster:type_name -> ctrlmesh.mesh.v1.Cluster
+	24, // 15: ctrlmesh.mesh.v1.ManagerMessage.upsert:type_name -> ctrlmesh.mesh.v1.PodPolicy
+	22, // 16: ctrlmesh.mesh.v1.ManagerMessage.remove:type_name -> ctrlmesh.mesh.v1.Remove
+	23, // 17: ctrlmesh.mesh.v1.ManagerMessage.synced:type_name -> ctrlmesh.mesh.v1.Synced
+	17, // 18: ctrlmesh.mesh.v1.ManagerMessage.webhooks:type_name -> ctrlmesh.mesh.v1.Webhooks
+	18, // 19: ctrlmesh.mesh.v1.Webhooks.webhooks:type_name -> ctrlmesh.mesh.v1.Webhook
+	38, // 20: ctrlmesh.mesh.v1.Webhook.pods:type_name -> ctrlmesh.mesh.v1.Webhook.PodsEntry
+	0,  // 21: ctrlmesh.mesh.v1.Webhook.key:type_name -> ctrlmesh.mesh.v1.Key
+	27, // 22: ctrlmesh.mesh.v1.Webhook.owners:type_name -> ctrlmesh.mesh.v1.Owner
+	28, // 23: ctrlmesh.mesh.v1.Webhook.shared:type_name -> ctrlmesh.mesh.v1.SharedObjects
+	29, // 24: ctrlmesh.mesh.v1.Webhook.limits:type_name -> ctrlmesh.mesh.v1.Limit
+	19, // 25: ctrlmesh.mesh.v1.Webhook.ready:type_name -> ctrlmesh.mesh.v1.ReadyPods
+	20, // 26: ctrlmesh.mesh.v1.Webhook.authorities:type_name -> ctrlmesh.mesh.v1.ServerAuthority
+	25, // 27: ctrlmesh.mesh.v1.PodPolicy.sharding:type_name -> ctrlmesh.mesh.v1.Sharding
+	41, // 28: ctrlmesh.mesh.v1.PodPolicy.traffic:type_name -> ctrlmesh.mesh.v1.Traffic
+	29, // 29: ctrlmesh.mesh.v1.Sharding.limits:type_name -> ctrlmesh.mesh.v1.Limit
+	0,  // 30: ctrlmesh.mesh.v1.Sharding.key:type_name -> ctrlmesh.mesh.v1.Key
+	1,  // 31: ctrlmesh.mesh.v1.Sharding.method:type_name -> ctrlmesh.mesh.v1.Method
+	2,  // 32: ctrlmesh.mesh.v1.Sharding.isolation:type_name -> ctrlmesh.mesh.v1.Isolation
+	34, // 33: ctrlmesh.mesh.v1.Sharding.locks:type_name -> ctrlmesh.mesh.v1.Lock
+	28, // 34: ctrlmesh.mesh.v1.Sharding.shared:type_name -> ctrlmesh.mesh.v1.SharedObjects
+	27, // 35: ctrlmesh.mesh.v1.Sharding.owners:type_name -> ctrlmesh.mesh.v1.Owner
+	26, // 36: ctrlmesh.mesh.v1.Sharding.excluded_locks:type_name -> ctrlmesh.mesh.v1.ExcludedLock
+	30, // 37: ctrlmesh.mesh.v1.Owner.scope:type_name -> ctrlmesh.mesh.v1.Scope
+	33, // 38: ctrlmesh.mesh.v1.SharedObjects.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
+	33, // 39: ctrlmesh.mesh.v1.Limit.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
+	30, // 40: ctrlmesh.mesh.v1.Limit.scope:type_name -> ctrlmesh.mesh.v1.Scope
+	30, // 41: ctrlmesh.mesh.v1.Limit.within:type_name -> ctrlmesh.mesh.v1.Scope
+	31, // 42: ctrlmesh.mesh.v1.Scope.parts:type_name -> ctrlmesh.mesh.v1.ScopePart
+	32, // 43: ctrlmesh.mesh.v1.ScopePart.ranges:type_name -> ctrlmesh.mesh.v1.KeyRange
+	6,  // 44: ctrlmesh.mesh.v1.Mesh.Connect:input_type -> ctrlmesh.mesh.v1.AgentMessage
+	4,  // 45: ctrlmesh.mesh.v1.Mesh.SignLeaf:input_type -> ctrlmesh.mesh.v1.SignLeafRequest
+	3,  // 46: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:input_type -> ctrlmesh.mesh.v1.SignEgressLeafRequest
+	16, // 47: ctrlmesh.mesh.v1.Mesh.Connect:output_type -> ctrlmesh.mesh.v1.ManagerMessage
+	5,  // 48: ctrlmesh.mesh.v1.Mesh.SignLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
+	5,  // 49: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
+	47, // [47:50] is the sub-list for method output_type
+	44, // [44:47] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_api_mesh_v1_mesh_proto_init() }
@@ -3131,7 +3211,7 @@ func file_api_mesh_v1_mesh_proto_init() {
 		(*AgentMessage_Ack)(nil),
 		(*AgentMessage_Report)(nil),
 	}
-	file_api_mesh_v1_mesh_proto_msgTypes[12].OneofWrappers = []any{
+	file_api_mesh_v1_mesh_proto_msgTypes[13].OneofWrappers = []any{
 		(*ManagerMessage_Cluster)(nil),
 		(*ManagerMessage_Upsert)(nil),
 		(*ManagerMessage_Remove)(nil),
@@ -3144,7 +3224,7 @@ func file_api_mesh_v1_mesh_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_mesh_v1_mesh_proto_rawDesc), len(file_api_mesh_v1_mesh_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   35,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

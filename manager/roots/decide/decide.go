@@ -36,8 +36,7 @@ type Memory struct {
 	// releasedAt is since when shards that will act by another spec own nothing, and no member
 	// leads; zero if they do.
 	releasedAt time.Time
-	// unserved is since when the shard that a rollout is at has not served; zero if it serves.
-	unserved time.Time
+	trial      trial
 }
 
 // Reread returns what a leader remembers of a root whose state it reads again: the plan

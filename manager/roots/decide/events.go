@@ -68,7 +68,7 @@ func (d *deciding) rolloutEvents(written *v1alpha1.RootStatus) []Event {
 	}
 	switch r := written.Rollout; r.Phase {
 	case v1alpha1.RolloutHalted:
-		return []Event{{corev1.EventTypeWarning, RolloutHalted, "RollOut", status.Note(fmt.Sprintf("revision %s, shard %s: %s", r.Revision, r.Shard, r.Message))}}
+		return []Event{{corev1.EventTypeWarning, RolloutHalted, "RollOut", status.Note(status.Rollout(r))}}
 	case v1alpha1.RolloutComplete:
 		return []Event{{corev1.EventTypeNormal, RolloutComplete, "RollOut", "all pods have revision " + r.Revision}}
 	}

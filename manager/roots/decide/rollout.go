@@ -27,6 +27,8 @@ type Revision struct {
 	Update string
 	// Problem is why pods cannot be replaced in order; empty if they can.
 	Problem string
+	// Read is when this was read. Later pods may have a later revision.
+	Read time.Time
 }
 
 // rollout is what a round decides about a rollout. Its zero value is that of a root without one.
@@ -45,6 +47,7 @@ type rollout struct {
 type step struct {
 	v1alpha1.RolloutShard
 	outdated []string // uids of the pods with another revision
+	leaving  bool     // a pod with another revision is being deleted
 	lacking  int      // number of pods that it lacks
 	down     []string // names of the pods that are not ready
 	unknown  []string // names of those whose agents have not confirmed that they serve
@@ -61,35 +64,40 @@ func (s step) serves() bool { return !s.fails() && len(s.unknown) == 0 && s.lead
 func (d *deciding) rollOut() {
 	v, spec := d.v, d.v.Spec.Config.Spec.Root.Rollout
 	if spec == nil || compile.Withdrawn(v.Spec.Config) {
-		d.memory.unserved = time.Time{}
 		return
 	}
-	out := &v1alpha1.RolloutStatus{Revision: v.Revision.Update, Phase: v1alpha1.RolloutWaiting}
+	before := v.lastRollout()
+	if spec.Analysis == nil {
+		before.Failure = ""
+	}
+	out := &v1alpha1.RolloutStatus{Revision: v.Revision.Update, Failure: before.Failure}
 	d.rollout = rollout{status: out, due: map[string]bool{}, later: map[string]bool{}}
-	if v.Revision.Problem != "" {
-		out.Phase = v1alpha1.RolloutBlocked
-	}
-	if out.Message = d.cannotRollOut(); out.Message != "" {
-		d.memory.unserved = time.Time{}
+	if phase, why := d.cannotRollOut(); why != "" {
+		out.Phase, out.Message, out.Shard, out.Shards = phase, why, before.Shard, before.Shards
 		return
 	}
-	steps, surplus := d.steps(), d.surplus()
-	current := d.current(steps)
+	failed := ""
+	if before.Failure != "" {
+		failed = before.Shard
+	}
+	steps, surplus := d.steps(before), d.surplus()
+	current := d.current(steps, failed)
 	for _, s := range steps {
 		out.Shards = append(out.Shards, s.RolloutShard)
 	}
-	outdated := slices.ContainsFunc(steps, func(s step) bool { return len(s.outdated) > 0 })
+	outdated := slices.ContainsFunc(steps, func(s step) bool { return len(s.outdated) > 0 || s.leaving })
+	begun := before.Phase != "" && before.Phase != v1alpha1.RolloutComplete
+	served := !slices.ContainsFunc(steps, func(s step) bool { return !s.serves() })
 	switch {
-	case !outdated && surplus == nil:
-		out.Phase = v1alpha1.RolloutComplete
-		d.memory.unserved = time.Time{}
+	case !outdated && surplus == nil && (served || !begun):
+		out.Phase, out.Failure = v1alpha1.RolloutComplete, ""
 		return
 	case current < 0:
 		out.Phase = v1alpha1.RolloutUpdating
 		out.Message = "pods without a shard are being replaced"
 		d.rollout.surplus = surplus
 	default:
-		d.advance(steps[current])
+		d.advance(steps[current], before)
 		for _, s := range steps[current+1:] {
 			d.rollout.later[s.Name] = true
 		}
@@ -101,29 +109,35 @@ func (d *deciding) rollOut() {
 }
 
 // cannotRollOut returns why no pods are replaced; empty if they may be.
-func (d *deciding) cannotRollOut() string {
+func (d *deciding) cannotRollOut() (phase v1alpha1.RolloutPhase, why string) {
 	v := d.v
 	switch {
 	case v.Revision.Problem != "":
-		return v.Revision.Problem
+		return v1alpha1.RolloutBlocked, v.Revision.Problem
 	case v.Spec.Config.Spec.DryRun:
-		return "in a dry run no pod has a shard: delete pods yourself, so that they get the new revision"
+		return v1alpha1.RolloutWaiting, "in a dry run no pod has a shard: delete pods yourself, so that they get the new revision"
 	case v.Spec.Problem != nil || v.changes() || !d.next.Holds():
-		return "shards do not act by this spec yet"
+		return v1alpha1.RolloutWaiting, "shards do not act by this spec yet"
 	case v.Revision.Update == "":
-		return "the revision of the StatefulSet is not known yet"
+		return v1alpha1.RolloutWaiting, "the revision of the StatefulSet is not known yet"
 	}
-	return ""
+	return "", ""
+}
+
+// lastRollout returns the recorded progress of the revision; none if it is another one's.
+func (v *view) lastRollout() v1alpha1.RolloutStatus {
+	if r := v.Stored.Status.Root; r != nil && r.Rollout != nil && r.Rollout.Revision == v.Revision.Update {
+		return *r.Rollout
+	}
+	return v1alpha1.RolloutStatus{}
 }
 
 // steps returns the shards in the order in which their pods are replaced.
-func (d *deciding) steps() []step {
+func (d *deciding) steps(last v1alpha1.RolloutStatus) []step {
 	v := d.v
 	before := map[string]v1alpha1.RolloutShard{}
-	if r := v.Stored.Status.Root; r != nil && r.Rollout != nil && r.Rollout.Revision == v.Revision.Update {
-		for _, s := range r.Rollout.Shards {
-			before[s.Name] = s
-		}
+	for _, s := range last.Shards {
+		before[s.Name] = s
 	}
 	shards := layout.Shards(v.Spec.Config.Spec.Root)
 	out := make([]step, len(shards))
@@ -133,17 +147,21 @@ func (d *deciding) steps() []step {
 		if !elects {
 			leader.Working = true // it owns no keys
 		}
-		out[i] = step{RolloutShard: v1alpha1.RolloutShard{Name: s.Name, Since: before[s.Name].Since}, lacking: max(1, s.Replicas), leader: leader}
+		out[i] = step{RolloutShard: v1alpha1.RolloutShard{Name: s.Name, Since: before[s.Name].Since, Soaked: before[s.Name].Soaked}, lacking: max(1, s.Replicas), leader: leader}
 		index[s.Name] = &out[i]
 	}
 	for uid, m := range d.next.Members {
-		s := index[m.Shard]
-		if s == nil || !v.exists(m) {
+		s, pod := index[m.Shard], v.Pods.ByUID[uid]
+		if s == nil || pod == nil {
+			continue
+		}
+		if !v.exists(m) {
+			s.leaving = s.leaving || !v.hasRevision(pod)
 			continue
 		}
 		s.Pods++
 		s.lacking = max(0, s.lacking-1)
-		if v.hasRevision(v.Pods.ByUID[uid]) {
+		if v.hasRevision(pod) {
 			s.Updated++
 		} else {
 			s.outdated = append(s.outdated, uid)
@@ -158,9 +176,9 @@ func (d *deciding) steps() []step {
 	return out
 }
 
-// hasRevision reports whether a pod has the revision that new pods get.
+// hasRevision reports whether a pod has the revision that new pods get, or a later one.
 func (v *view) hasRevision(p *corev1.Pod) bool {
-	return p.Labels[appsv1.ControllerRevisionHashLabelKey] == v.Revision.Update
+	return p.Labels[appsv1.ControllerRevisionHashLabelKey] == v.Revision.Update || !p.CreationTimestamp.Time.Before(v.Revision.Read.Truncate(time.Second))
 }
 
 // surplus returns a pod without a shard that has another revision; nil if there is none.
@@ -175,53 +193,88 @@ func (d *deciding) surplus() *corev1.Pod {
 	return slices.MinFunc(surplus, func(a, b *corev1.Pod) int { return strings.Compare(a.Name, b.Name) })
 }
 
-// current returns the index of the step that the rollout is at; negative if all have ended. It
-// keeps since when shards have served under the revision.
-func (d *deciding) current(steps []step) int {
-	soak, _ := time.ParseDuration(string(d.v.Spec.Config.Spec.Root.Rollout.Soak)) // the schema holds its syntax
+// current returns the index of the step that the rollout is at; negative if all have ended. failed
+// is the shard that an analysis has halted it at.
+func (d *deciding) current(steps []step, failed string) int {
 	at := -1
 	for i := range steps {
 		s := &steps[i]
-		soaked := s.Since != nil && d.v.now.Sub(s.Since.Time) >= soak
 		switch {
-		case at >= 0 || len(s.outdated) > 0:
-			s.Since = nil
-		case s.fails() && !soaked:
-			s.Since = nil
-		case s.Since == nil && s.serves():
-			s.Since = new(seconds(d.v.now))
-			soaked = soak <= 0
+		case len(s.outdated) > 0:
+			s.Since, s.Soaked = nil, false
+		case at < 0 && s.Name != failed:
+			d.soak(s)
 		}
-		if at < 0 && (!s.serves() || !soaked) {
+		if at < 0 && (!s.Soaked || !s.serves() || s.Name == failed) {
 			at = i
 		}
 	}
 	return at
 }
 
+// soak lets a shard serve under the revision for a time, and analyzes it.
+func (d *deciding) soak(s *step) {
+	spec, now := d.v.Spec.Config.Spec.Root.Rollout, d.v.now
+	switch {
+	case s.fails() && !s.Soaked:
+		s.Since = nil
+		return
+	case s.Soaked || !s.serves():
+		return
+	case s.Since == nil || spec.Analysis != nil && !d.memory.trial.is(d.v.Revision.Update, s.Name):
+		s.Since = new(seconds(now))
+		d.memory.trial = d.newTrial(s.Name)
+	}
+	soak, _ := time.ParseDuration(string(spec.Soak)) // the schema holds its syntax
+	served := now.Sub(s.Since.Time)
+	if spec.Analysis != nil {
+		if d.rollout.status.Failure = d.analyze(spec.Analysis, s.Name, served); d.rollout.status.Failure != "" {
+			return
+		}
+		soak = max(soak, leastTrial)
+	}
+	s.Soaked = served >= soak
+}
+
 // advance sets what is to be done for the step that the rollout is at.
-func (d *deciding) advance(s step) {
-	out, unserved := d.rollout.status, &d.memory.unserved
+func (d *deciding) advance(s step, before v1alpha1.RolloutStatus) {
+	out := d.rollout.status
 	out.Shard, out.Phase = s.Name, v1alpha1.RolloutUpdating
 	for _, uid := range s.outdated {
 		d.rollout.due[uid] = true
 	}
-	if s.serves() {
-		*unserved = time.Time{}
-	} else if unserved.IsZero() {
-		*unserved = d.v.now
+	if !s.serves() {
+		out.UnservedSince = new(seconds(d.v.now))
+		if before.Shard == s.Name && before.UnservedSince != nil {
+			out.UnservedSince = before.UnservedSince
+		}
 	}
-	switch halted := !s.serves() && d.v.now.Sub(*unserved) >= haltedAfter; {
-	case halted:
-		out.Phase = v1alpha1.RolloutHalted
-		out.Message = fmt.Sprintf("%s; the pods of other shards keep their revision: correct the template of %s, or roll it back", s.trouble(), layout.Target(d.v.Spec.Config.Spec.Root))
+	switch unserves := out.UnservedSince != nil && d.v.now.Sub(out.UnservedSince.Time) >= haltedAfter; {
+	case out.Failure != "":
+		d.halt(out.Failure)
+	case unserves:
+		d.halt(s.trouble())
 	case len(s.outdated) > 0:
 		out.Message = fmt.Sprintf("%d of %d pods have the revision", s.Updated, s.Pods)
+		if why := d.memory.evictions.why; why != "" {
+			out.Message += "; " + why
+		}
 	case !s.serves():
 		out.Message = s.trouble()
 	default:
 		out.Phase = v1alpha1.RolloutSoaking
 		out.Message = fmt.Sprintf("all pods have served under the revision since %s", s.Since.UTC().Format(time.TimeOnly))
+	}
+}
+
+// halt halts the rollout. Pods of the shard that are not ready are still replaced once they have
+// another template.
+func (d *deciding) halt(why string) {
+	out := d.rollout.status
+	out.Phase = v1alpha1.RolloutHalted
+	out.Message = fmt.Sprintf("%s; the pods of other shards keep their revision: correct the template of %s, or roll it back", why, layout.Target(d.v.Spec.Config.Spec.Root))
+	if out.Failure != "" {
+		d.rollout.due = map[string]bool{}
 	}
 }
 

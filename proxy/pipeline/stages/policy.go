@@ -102,6 +102,7 @@ type Known struct {
 	// Refusals are those of the apiserver for the locks of the policies.
 	Refusals lock.Refusals
 	Activity activity.Log
+	Outcomes activity.Outcomes
 	Tokens   Tokens
 }
 

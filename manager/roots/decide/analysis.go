@@ -1,0 +1,147 @@
+package decide
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+)
+
+const (
+	// leastSample is the least number of requests, or writes, that an analysis judges.
+	leastSample = 50
+	// leastTrial is how long a shard is analyzed at least: agents report counts every ten
+	// seconds, each at a time of its own.
+	leastTrial = 30 * time.Second
+)
+
+// counts are what agents have counted of a pod, or of a shard.
+type counts struct{ requests, errors, conflicts, writes uint64 }
+
+func (c counts) plus(d counts) counts {
+	return counts{c.requests + d.requests, c.errors + d.errors, c.conflicts + d.conflicts, c.writes + d.writes}
+}
+
+// since returns what was counted after before. Agents count anew after a restart.
+func (c counts) since(before counts) counts {
+	if c.requests < before.requests {
+		before = counts{}
+	}
+	if c.writes < before.writes { // which are counted for a time, and then anew
+		before.writes = 0
+	}
+	return counts{c.requests - before.requests, c.errors - min(c.errors, before.errors), c.conflicts - min(c.conflicts, before.conflicts), c.writes - before.writes}
+}
+
+// trial is what an analysis compares with: the counts of the pods, by uid, when a shard began to
+// soak.
+type trial struct {
+	revision, shard string
+	before          map[string]counts
+}
+
+func (t trial) is(revision, shard string) bool { return t.revision == revision && t.shard == shard }
+
+// newTrial begins the analysis of a shard.
+func (d *deciding) newTrial(shard string) trial {
+	return trial{d.v.Revision.Update, shard, d.counted()}
+}
+
+// counted returns what agents have counted of each member on which they have reported, by uid.
+func (d *deciding) counted() map[string]counts {
+	out := map[string]counts{}
+	for uid, m := range d.next.Members {
+		if d.v.exists(m) && d.v.observe(m.Node, uid).Known {
+			out[uid] = d.v.counted(m)
+		}
+	}
+	return out
+}
+
+// analyze returns why a shard that has soaked for a time must not be followed by others; empty if
+// nothing is wrong so far. Its writes are compared with those of other shards once agents have
+// reported on all of them.
+func (d *deciding) analyze(spec *v1alpha1.RolloutAnalysis, shard string, served time.Duration) string {
+	now, sums := d.counted(), map[string]counts{}
+	before := maps.Clone(now) // of pods on which agents have just reported
+	maps.Copy(before, d.memory.trial.before)
+	d.memory.trial.before = before
+	for uid, c := range now {
+		of := d.next.Members[uid].Shard
+		sums[of] = sums[of].plus(c.since(before[uid]))
+	}
+	if why := exceeded(spec, sums[shard]); why != "" || served < leastTrial || !d.v.reported(d.next.Members) {
+		return why
+	}
+	return writesTooMuch(spec, shard, sums, d.v.weightsOf(d.next))
+}
+
+// counted returns what agents have counted of a member. Only its writes of divided resources count.
+func (v *view) counted(m handover.Member) (c counts) {
+	o := v.observe(m.Node, m.UID)
+	c = counts{requests: o.Outcomes.Requests, errors: o.Outcomes.Errors, conflicts: o.Outcomes.Conflicts}
+	for _, a := range o.Activity {
+		if a.GetDivided() {
+			c.writes += a.GetWrites()
+		}
+	}
+	return c
+}
+
+// exceeded returns which bound of an analysis the requests of a shard exceed; empty if none.
+func exceeded(spec *v1alpha1.RolloutAnalysis, c counts) string {
+	for _, bound := range []struct {
+		most *v1alpha1.Percent
+		n    uint64
+		what string
+	}{{spec.MaxErrors, c.errors, "failed"}, {spec.MaxConflicts, c.conflicts, "met a conflict"}} {
+		if bound.most == nil || c.requests < leastSample {
+			continue
+		}
+		most, err := strconv.ParseFloat(string(*bound.most), 64)
+		if percent := 100 * float64(bound.n) / float64(c.requests); err == nil && percent > most {
+			return fmt.Sprintf("%d of %d requests (%.1f %%) %s, and %s %% may", bound.n, c.requests, percent, bound.what, *bound.most)
+		}
+	}
+	return ""
+}
+
+// writesTooMuch returns why a shard writes too much, compared with the others; empty if it does not.
+// sums are what the pods of the shards did meanwhile, weights the numbers of their objects.
+func writesTooMuch(spec *v1alpha1.RolloutAnalysis, shard string, sums map[string]counts, weights map[string]int64) string {
+	c := sums[shard]
+	if spec.MaxWritesRatio == nil || c.writes < leastSample {
+		return ""
+	}
+	perObject := func(name string) float64 { return float64(max(1, sums[name].writes)) / float64(max(1, weights[name])) }
+	most, of := 0.0, ""
+	for _, name := range slices.Sorted(maps.Keys(sums)) {
+		if rate := perObject(name); name != shard && rate > most {
+			most, of = rate, name
+		}
+	}
+	if of == "" || perObject(shard) <= float64(*spec.MaxWritesRatio)*most {
+		return ""
+	}
+	return fmt.Sprintf("%d writes of %d objects, more than %d times as many for each as in shard %s: %d of %d",
+		c.writes, weights[shard], *spec.MaxWritesRatio, of, sums[of].writes, weights[of])
+}
+
+// weightsOf returns the weights of the namespaces that shards own.
+func (v *view) weightsOf(state handover.State) map[string]int64 {
+	out := map[string]int64{}
+	for ns, weight := range v.Weights.Of {
+		h := sharding.Hash(ns)
+		for name, s := range state.Shards {
+			if s.Held.OwnsHash(h) {
+				out[name] += weight
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,34 @@
+package activity
+
+import (
+	"net/http"
+	"sync/atomic"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+// clientGone is the code of a request whose client went away before its response.
+const clientGone = 499
+
+// Outcomes counts how the requests of one pod ended. Its zero value is ready to use, and it is
+// safe for concurrent use.
+type Outcomes struct{ requests, errors, conflicts atomic.Uint64 }
+
+// Count counts a request by the status code of its response. Codes that operators meet while they
+// work as intended are no errors: an object does not exist, a list has expired, requests are too
+// many.
+func (o *Outcomes) Count(code int) {
+	o.requests.Add(1)
+	switch {
+	case code == http.StatusConflict:
+		o.conflicts.Add(1)
+	case code < http.StatusBadRequest || code == http.StatusNotFound || code == http.StatusGone || code == http.StatusTooManyRequests || code == clientGone:
+	default:
+		o.errors.Add(1)
+	}
+}
+
+// Report returns the counts.
+func (o *Outcomes) Report() *meshv1.Outcomes {
+	return &meshv1.Outcomes{Requests: o.requests.Load(), Errors: o.errors.Load(), Conflicts: o.conflicts.Load()}
+}
