@@ -41,7 +41,7 @@ func (s *suite) adoption(ctx context.Context) error {
 	}
 	disrupted, calm := context.WithCancel(ctx)
 	disruption := make(chan error, 1)
-	go func() { disruption <- disruptAll(disrupted, adoptionSeed, disruptEvery, operators) }()
+	go func() { disruption <- disruptAll(disrupted, adoptionSeed, disruptEvery, siteDisruptions, operators) }()
 	errs := make([]error, len(sites))
 	var rounds sync.WaitGroup
 	for i, s := range sites {

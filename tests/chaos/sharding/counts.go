@@ -39,13 +39,17 @@ type counts struct {
 	relabelled int // moves of tenants from one subset to another
 	edits      int // of a root's spec
 	adoptions  int // each with a removal
+	rollouts   int // complete ones
+	stopped    int // bad versions that halted
+	rolledBack int
+	escaped    int // readings that saw a bad version in another shard than the canary
 	outside    int // writes by pods outside the mesh of keys that a shard owned
 	restores   int // of etcd
 }
 
 // list returns the counts with those of the operators, after the given parts ran.
 func (c *counts) list(o *operator.Counts, ran []string) []harness.Count {
-	owned := []string{"scale", "canary", "restart", "storm", "subsets", "edits", "balance", "failover", "adoption", "restore"}
+	owned := []string{"scale", "canary", "restart", "storm", "subsets", "edits", "rollout", "balance", "failover", "adoption", "restore"}
 	moving := append(slices.Clone(undisturbed), "storm")
 	enough := 0
 	for _, part := range ran {
@@ -70,6 +74,10 @@ func (c *counts) list(o *operator.Counts, ran []string) []harness.Count {
 		harness.Number("states_explored", c.explored, c.explored > 0, "explore"),
 		harness.Number("subset_moves", c.relabelled, c.relabelled >= minRelabelled, "subsets"),
 		harness.Number("edits", c.edits, c.edits >= minEdits, "edits"),
+		harness.Number("rollouts", c.rollouts, c.rollouts >= 1, "rollout"),
+		harness.Number("stopped_at_canary", c.stopped, c.stopped == len(badVersions), "rollout"),
+		harness.Number("rolled_back", c.rolledBack, c.rolledBack == len(badVersions), "rollout"),
+		harness.Exactly("escaped", c.escaped, 0, "rollout"),
 		harness.Number("adoptions", c.adoptions, c.adoptions >= minAdoptions, "adoption"),
 		harness.Number("restores", c.restores, c.restores >= minRestores, "restore"),
 		harness.Exactly("outside_writes", c.outside, 0, "adoption"),

@@ -24,12 +24,15 @@ const (
 	disruptAgentsEvery = 75 * time.Second
 )
 
-// siteDisruptions are what disrupts operators and the mesh while configurations change.
-var siteDisruptions = []struct {
+// siteDisruption is what disrupts an operator, or the mesh.
+type siteDisruption struct {
 	name  string
 	cause disruption
 	every time.Duration // the minimum between two with the same minimum, since all operators suffer
-}{
+}
+
+// siteDisruptions are what disrupts operators and the mesh while configurations change.
+var siteDisruptions = []siteDisruption{
 	{"an operator killed", killPod, 0},
 	{"an operator killed", killPod, 0},
 	{"an operator's pod deleted", deletePod, 0},
@@ -40,14 +43,14 @@ var siteDisruptions = []struct {
 
 // disruptAll disrupts random operators and the mesh until ctx ends. mean is the mean time between
 // two tries.
-func disruptAll(ctx context.Context, seed uint64, mean time.Duration, operators []*shardedOperator) error {
+func disruptAll(ctx context.Context, seed uint64, mean time.Duration, causes []siteDisruption, operators []*shardedOperator) error {
 	random := rand.New(rand.NewPCG(seed, 0))
 	last := map[time.Duration]time.Time{}
 	for {
 		if kube.Sleep(ctx, time.Duration(random.Int64N(int64(2*mean)))) != nil {
 			return nil
 		}
-		o, d := operators[random.IntN(len(operators))], siteDisruptions[random.IntN(len(siteDisruptions))]
+		o, d := operators[random.IntN(len(operators))], causes[random.IntN(len(causes))]
 		start := time.Now()
 		if start.Sub(last[d.every]) < d.every {
 			continue

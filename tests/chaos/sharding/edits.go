@@ -75,7 +75,9 @@ func (s *suite) edits(ctx context.Context) error {
 		o.Writer.MaxWait = time.Hour // nothing is reconciled while the root is wrong
 		breaking, stop := context.WithCancel(ctx)
 		broken := make(chan error, 1)
-		go func() { broken <- disruptAll(breaking, editsSeed+1, editDisruptEvery, []*shardedOperator{o}) }()
+		go func() {
+			broken <- disruptAll(breaking, editsSeed+1, editDisruptEvery, siteDisruptions, []*shardedOperator{o})
+		}()
 		err = o.editAll(ctx)
 		stop()
 		err = errors.Join(err, <-broken)

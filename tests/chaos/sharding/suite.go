@@ -29,6 +29,7 @@ func New(w *harness.World, r *harness.Result) harness.Suite {
 			{Name: "storm", Run: s.storm},
 			{Name: "subsets", Run: s.subsets},
 			{Name: "edits", Run: s.edits},
+			{Name: "rollout", Run: s.rollout},
 			{Name: "balance", Run: s.balance},
 			{Name: "failover", Run: s.failover},
 			{Name: "adoption", Run: s.adoption},

@@ -89,6 +89,7 @@ func (o *Operator) JudgeWaits(ctx context.Context) {
 	}
 	lost, long, starved, err := o.Writer.Finish(ctx)
 	o.Result.DoubtErr(o.Part, err)
+	long = slices.DeleteFunc(long, func(w wait) bool { return w.object.Namespace == o.Trial })
 	o.Counts.Lost += len(lost)
 	o.Counts.Orphans += len(long)
 	harness.LogSome(o.World, 3, "  ! %s", lost)

@@ -49,6 +49,8 @@ type Operator struct {
 	Home              string // its namespace
 	Writer            *Writer
 	APIServerRestarts []time.Time
+	// Trial is a tenant whose objects may wait for long, because bad versions are tried there.
+	Trial string
 
 	began kube.Mark
 }

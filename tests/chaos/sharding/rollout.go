@@ -1,0 +1,153 @@
+package sharding
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness/operator"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+)
+
+const (
+	rolloutSeed = 15
+	// rolloutSoak is that of the least time that an analysis takes, and shorter than a manager lives.
+	rolloutSoak = "30s"
+	// rolloutTimeout bounds a rollout until it has halted, or is complete, while managers are killed.
+	rolloutTimeout = 10 * time.Minute
+)
+
+// badVersions must not get beyond the canary.
+var badVersions = []struct {
+	name string
+	edit func(*corev1.Container)
+}{
+	{"an image that does not exist", func(c *corev1.Container) { c.Image = "localhost/ctrlmesh/missing:dev" }},
+	{"a crash loop", func(c *corev1.Container) { c.Args = append(c.Args, "-no-such-flag") }},
+	{"a hot loop", func(c *corev1.Container) { c.Args = append(c.Args, "-refresh=10ms") }},
+}
+
+// rolloutDisruptions delete no pods: their successors would have the new version.
+var rolloutDisruptions = []siteDisruption{
+	{"an agent killed", killAgent, disruptAgentsEvery},
+	{"the manager killed", killManager, killManagerEvery},
+}
+
+// rollout rolls out bad versions, rolls them back, and rolls out a good one, while the manager and
+// agents are killed.
+func (s *suite) rollout(ctx context.Context) error {
+	spec := operator.NewSpec(2, meshv1alpha1.OnChangeRelist, operator.FirstTenant)
+	spec.Root.Rollout = &meshv1alpha1.Rollout{Soak: rolloutSoak, Analysis: &meshv1alpha1.RolloutAnalysis{MaxWritesRatio: new(int32(3))}}
+	return s.run(ctx, "rollout", spec, func(ctx context.Context, o *shardedOperator) error {
+		o.Trial = operator.FirstTenant
+		if err := o.revise(ctx, func(set *appsv1.StatefulSet) {
+			set.Spec.UpdateStrategy = appsv1.StatefulSetUpdateStrategy{Type: appsv1.OnDeleteStatefulSetStrategyType}
+		}); err != nil {
+			return err
+		}
+		breaking, stop := context.WithCancel(ctx)
+		broken := make(chan error, 1)
+		go func() {
+			broken <- disruptAll(breaking, rolloutSeed, 20*time.Second, rolloutDisruptions, []*shardedOperator{o})
+		}()
+		err := o.rollOut(ctx)
+		stop()
+		return errors.Join(err, <-broken, o.WaitSettled(ctx))
+	})
+}
+
+// rollOut rolls out the bad versions, and a good one.
+func (o *shardedOperator) rollOut(ctx context.Context) error {
+	var good corev1.Container
+	for _, v := range badVersions {
+		if err := o.revise(ctx, func(set *appsv1.StatefulSet) {
+			c := &set.Spec.Template.Spec.Containers[0]
+			good = *c.DeepCopy()
+			v.edit(c)
+		}); err != nil {
+			return err
+		}
+		begun := time.Now()
+		if err := o.rollsOut(ctx, meshv1alpha1.RolloutHalted); err != nil {
+			return fmt.Errorf("%s: %w", v.name, err)
+		}
+		o.counts.stopped++
+		o.Logf("  %s was stopped after %v", v.name, time.Since(begun).Round(time.Second))
+		if err := o.revise(ctx, func(set *appsv1.StatefulSet) { set.Spec.Template.Spec.Containers[0] = good }); err != nil {
+			return err
+		}
+		if err := o.rollsOut(ctx, meshv1alpha1.RolloutComplete); err != nil {
+			return fmt.Errorf("rolling back %s: %w", v.name, err)
+		}
+		o.counts.rolledBack++
+	}
+	if err := o.revise(ctx, func(set *appsv1.StatefulSet) {
+		set.Spec.Template.Annotations = map[string]string{operator.VersionLabel: "v2"}
+	}); err != nil {
+		return err
+	}
+	if err := o.rollsOut(ctx, meshv1alpha1.RolloutComplete); err != nil {
+		return err
+	}
+	o.counts.rollouts++
+	return nil
+}
+
+// revise edits the StatefulSet, and waits until its controller has made the revision.
+func (o *shardedOperator) revise(ctx context.Context, edit func(*appsv1.StatefulSet)) error {
+	set := o.StatefulSet()
+	if err := o.Until(ctx, "the StatefulSet to be changed", func(ctx context.Context) error {
+		if err := o.Get(ctx, client.ObjectKeyFromObject(set), set); err != nil {
+			return err
+		}
+		edit(set)
+		return o.Update(ctx, set)
+	}); err != nil {
+		return err
+	}
+	generation := set.Generation
+	return o.Until(ctx, "the revision", func(ctx context.Context) error {
+		if err := o.Get(ctx, client.ObjectKeyFromObject(set), set); err != nil {
+			return err
+		}
+		if set.Status.ObservedGeneration < generation {
+			return fmt.Errorf("generation %d has not been observed", generation)
+		}
+		return nil
+	})
+}
+
+// rollsOut waits until the rollout of the StatefulSet's revision is in a phase. Pods other than the
+// canary's that get a revision which halts are counted.
+func (o *shardedOperator) rollsOut(ctx context.Context, phase meshv1alpha1.RolloutPhase) error {
+	set := o.StatefulSet()
+	if err := o.Until(ctx, "the StatefulSet", func(ctx context.Context) error { return o.Get(ctx, client.ObjectKeyFromObject(set), set) }); err != nil {
+		return err
+	}
+	revision := set.Status.UpdateRevision
+	return kube.UntilWithin(ctx, rolloutTimeout, "the rollout to be "+string(phase), func(ctx context.Context) error {
+		pods, err := o.Pods(ctx)
+		if err != nil {
+			return err
+		}
+		for _, p := range pods {
+			if phase == meshv1alpha1.RolloutHalted && p.Name != operator.Name+"-0" && p.Labels[appsv1.ControllerRevisionHashLabelKey] == revision {
+				o.counts.escaped++
+			}
+		}
+		root, err := o.ShardingConfig(ctx)
+		if err != nil {
+			return err
+		}
+		if r := root.Status.Root; r == nil || r.Rollout == nil || r.Rollout.Phase != phase || r.Rollout.Revision != revision {
+			return fmt.Errorf("revision %s: %+v", revision, root.Status.Root)
+		}
+		return nil
+	})
+}
