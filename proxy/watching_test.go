@@ -161,6 +161,29 @@ func (m *mesh) watching(c *http.Client, version string) (next func() string, end
 
 const never = int64(time.Hour)
 
+// From Kubernetes 1.37 the apiserver compresses watches with initial events if the client accepts
+// that.
+func TestWatchesThatAreReadAreNotCompressed(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		rule *meshv1.FaultRule
+		want string
+	}{
+		"faults are injected":   {ofWatches(&meshv1.WatchFault{Drop: &meshv1.WatchFault_Drop{Percent: 100, MadeUpAfterNs: never}}), ""},
+		"versions are recorded": {staleLists(time.Hour), ""},
+		"of another resource":   {&meshv1.FaultRule{Resources: []*meshv1.ResourceMatch{{Resources: []string{"secrets"}}}, StaleList: &meshv1.StaleList{AgeNs: never, Percent: 100}}, "gzip"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			api := &recorder{then: func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Type", jsonType) }}
+			m := newMesh(t, api)
+			m.faults(test.rule)
+			a := m.do("GET", configMaps+"?watch=true", "", "Accept-Encoding", "gzip")
+			require.Equal(t, 200, a.StatusCode)
+			require.Equal(t, test.want, api.last(t).Header.Get("Accept-Encoding"))
+		})
+	}
+}
+
 // dropping is traffic in which all events are dropped but those of namespace free.
 func dropping() *meshv1.Traffic {
 	r := ofWatches(&meshv1.WatchFault{Drop: &meshv1.WatchFault_Drop{Percent: 100, MadeUpAfterNs: never}})

@@ -223,9 +223,7 @@ func (s *staleness) ask(x *pipeline.State, age time.Duration) {
 
 // Apply makes the versions in the response readable.
 func (s *staleness) Apply(x *pipeline.State) *pipeline.Outcome {
-	if x.Req.Info.Verb == "list" {
-		x.Out.Drop("Accept-Encoding")
-	}
+	x.Out.Drop("Accept-Encoding")
 	if x.Lock == nil {
 		x.Responses.Add(s)
 	}
