@@ -104,6 +104,7 @@ imageGCHighThresholdPercent: 100
 nodeStatusUpdateFrequency: 5s
 syncFrequency: 10s
 containerLogMaxSize: 100Mi                        # a test wants its whole log
+featureGates: {KubeletCrashLoopBackOffMax: true} # which 1.34 does not have on
 crashLoopBackOff: {maxContainerRestartPeriod: 2s} # and no waiting for minutes
 C
 cat >/etc/kubernetes/kube-proxy.yaml <<C
