@@ -238,6 +238,26 @@ func TestRolloutWaitsForAnEarlierShard(t *testing.T) {
 	require.Equal(t, []string{"op-0 op-v2", "op-1 op-v2", "op-2 op-v2"}, r.made)
 }
 
+// An agent that restarts has not seen what a pod did before: the analysis begins anew.
+func TestRolloutAnalyzesAnewAfterAnAgentRestarted(t *testing.T) {
+	t.Parallel()
+	r := newRolling(t)
+	r.change(func(c *v1alpha1.ShardingConfig) {
+		c.Spec.Root.Rollout = &v1alpha1.Rollout{Soak: "1s", Analysis: &v1alpha1.RolloutAnalysis{MaxErrors: new(v1alpha1.Percent("5"))}}
+	})
+	r.revise("op-v2")
+	r.turns(20 * time.Second)
+	canary := &corev1.Pod{}
+	require.NoError(t, r.Get(t.Context(), client.ObjectKey{Namespace: "ns", Name: "op-0"}, canary))
+	r.outcomes = map[string]push.Outcomes{string(canary.UID): {Requests: 40, Errors: 40}} // too few to judge
+	r.turns(4 * time.Second)
+	r.outcomes = map[string]push.Outcomes{string(canary.UID): {Requests: 1}}
+	r.turns(26 * time.Second)
+	require.Equal(t, []string{"op-0 op-v2"}, r.made)
+	r.turns(10 * time.Second)
+	require.Equal(t, []string{"op-0 op-v2", "op-1 op-v2"}, r.made)
+}
+
 func TestRolloutIsPaused(t *testing.T) {
 	t.Parallel()
 	r := newRolling(t)

@@ -10,6 +10,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 const (
@@ -27,29 +28,33 @@ func (c counts) plus(d counts) counts {
 	return counts{c.requests + d.requests, c.errors + d.errors, c.conflicts + d.conflicts, c.writes + d.writes}
 }
 
-// since returns what was counted after before. Agents count anew after a restart.
+// since returns what was counted after before. Writes are counted for a time, and then anew.
 func (c counts) since(before counts) counts {
-	if c.requests < before.requests {
-		before = counts{}
-	}
-	if c.writes < before.writes { // which are counted for a time, and then anew
+	if c.writes < before.writes {
 		before.writes = 0
 	}
-	return counts{c.requests - before.requests, c.errors - min(c.errors, before.errors), c.conflicts - min(c.conflicts, before.conflicts), c.writes - before.writes}
+	return counts{c.requests - before.requests, c.errors - before.errors, c.conflicts - before.conflicts, c.writes - before.writes}
 }
 
 // trial is what an analysis compares with: the counts of the pods, by uid, when a shard began to
-// soak.
+// soak, and in the last round.
 type trial struct {
 	revision, shard string
-	before          map[string]counts
+	before, last    map[string]counts
 }
-
-func (t trial) is(revision, shard string) bool { return t.revision == revision && t.shard == shard }
 
 // newTrial begins the analysis of a shard.
 func (d *deciding) newTrial(shard string) trial {
-	return trial{d.v.Revision.Update, shard, d.counted()}
+	now := d.counted()
+	return trial{d.v.Revision.Update, shard, now, now}
+}
+
+// tries reports whether the analysis of a shard goes on. It begins anew with another leader, and
+// after an agent has restarted, which does not know what pods did before.
+func (d *deciding) tries(shard string) bool {
+	t := d.memory.trial
+	return t.revision == d.v.Revision.Update && t.shard == shard &&
+		!collect.Any(d.counted(), func(uid string, c counts) bool { return c.requests < t.last[uid].requests })
 }
 
 // counted returns what agents have counted of each member on which they have reported, by uid.
@@ -70,7 +75,7 @@ func (d *deciding) analyze(spec *v1alpha1.RolloutAnalysis, shard string, served 
 	now, sums := d.counted(), map[string]counts{}
 	before := maps.Clone(now) // of pods on which agents have just reported
 	maps.Copy(before, d.memory.trial.before)
-	d.memory.trial.before = before
+	d.memory.trial.before, d.memory.trial.last = before, now
 	for uid, c := range now {
 		of := d.next.Members[uid].Shard
 		sums[of] = sums[of].plus(c.since(before[uid]))

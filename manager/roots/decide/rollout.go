@@ -221,7 +221,7 @@ func (d *deciding) soak(s *step) {
 		return
 	case s.Soaked || !s.serves():
 		return
-	case s.Since == nil || spec.Analysis != nil && !d.memory.trial.is(d.v.Revision.Update, s.Name):
+	case s.Since == nil || spec.Analysis != nil && !d.tries(s.Name):
 		s.Since = new(seconds(now))
 		d.memory.trial = d.newTrial(s.Name)
 	}
