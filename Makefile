@@ -65,7 +65,7 @@ lint: ## gofmt, go vet, golangci-lint
 unit: ## Unit tests and, as root, tests in network namespaces
 	@hack/helm.sh >/dev/null
 	@go build -o .run/gotest ./hack/gotest
-	CGO_ENABLED=1 .run/gotest unit -race -p 4 -parallel 8 $$(go list ./... | grep -v -e /tests/e2e -e /tests/explore) $(if $(RUN),-run '$(RUN)')
+	CGO_ENABLED=1 .run/gotest unit -race -timeout=30m -p 4 -parallel 8 $$(go list ./... | grep -v -e /tests/e2e -e /tests/explore) $(if $(RUN),-run '$(RUN)')
 	@# One goroutine: the race detector would find nothing, eight times slower.
 	.run/gotest explore ./tests/explore/... $(if $(RUN),-run '$(RUN)')
 fuzz: ## Run each fuzz target for FUZZTIME (default 20s)
