@@ -151,8 +151,7 @@ func ForgetRoot(namespace, config string) {
 	UndividedResources.DeletePartialMatch(of)
 	ForeignWrites.Delete(of)
 	IdleShards.Delete(of)
-	OutdatedPods.DeletePartialMatch(of)
-	RolloutHalted.Delete(of)
+	CountRollout(namespace, config, nil)
 }
 
 // CountRollout sets the metrics of the rollout of a root; there are none without one.

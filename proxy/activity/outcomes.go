@@ -5,10 +5,8 @@ import (
 	"sync/atomic"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 )
-
-// clientGone is the code of a request whose client went away before its response.
-const clientGone = 499
 
 // Outcomes counts how the requests of one pod ended. Its zero value is ready to use, and it is
 // safe for concurrent use.
@@ -22,7 +20,7 @@ func (o *Outcomes) Count(code int) {
 	switch {
 	case code == http.StatusConflict:
 		o.conflicts.Add(1)
-	case code < http.StatusBadRequest || code == http.StatusNotFound || code == http.StatusGone || code == http.StatusTooManyRequests || code == clientGone:
+	case code < http.StatusBadRequest || code == http.StatusNotFound || code == http.StatusGone || code == http.StatusTooManyRequests || code == metrics.ClientGone:
 	default:
 		o.errors.Add(1)
 	}

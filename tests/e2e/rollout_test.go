@@ -94,21 +94,11 @@ func (r root) analyzes(t *testing.T, before []*corev1.Pod) {
 func (r root) revise(t *testing.T, edit func(*appsv1.StatefulSet)) {
 	t.Helper()
 	set := &appsv1.StatefulSet{}
-	key := client.ObjectKey{Namespace: r.home, Name: workload}
-	require.NoError(t, cluster.Get(t.Context(), key, set))
+	require.NoError(t, cluster.Get(t.Context(), client.ObjectKey{Namespace: r.home, Name: workload}, set))
 	before := set.DeepCopy()
 	edit(set)
 	require.NoError(t, cluster.Patch(t.Context(), set, client.MergeFrom(before)))
-	generation := set.Generation
-	until(t, "the revision of the StatefulSet", func(ctx context.Context) error {
-		if err := cluster.Get(ctx, key, set); err != nil {
-			return err
-		}
-		if set.Status.ObservedGeneration < generation {
-			return fmt.Errorf("generation %d has not been observed", generation)
-		}
-		return nil
-	})
+	until(t, "the revision of the StatefulSet", func(ctx context.Context) error { return cluster.Observed(ctx, set) })
 }
 
 // rollsOut waits until a rollout of the StatefulSet's revision is in a phase, with a message.

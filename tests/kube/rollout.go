@@ -41,6 +41,18 @@ func (c *Cluster) RolledOut(ctx context.Context, workload client.Object) error {
 	return nil
 }
 
+// Observed returns an error unless the controller of a StatefulSet has seen its template. It reads
+// the object, of which only the name is needed. Use it in [Until].
+func (c *Cluster) Observed(ctx context.Context, set *appsv1.StatefulSet) error {
+	if err := c.Get(ctx, client.ObjectKeyFromObject(set), set); err != nil {
+		return err
+	}
+	if set.Status.ObservedGeneration < set.Generation {
+		return fmt.Errorf("generation %d of StatefulSet %s/%s has not been observed", set.Generation, set.Namespace, set.Name)
+	}
+	return nil
+}
+
 // PodReady reports whether a pod is running, ready and not terminating.
 func PodReady(pod *corev1.Pod) bool {
 	if pod.DeletionTimestamp != nil || pod.Status.Phase != corev1.PodRunning {

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
@@ -43,18 +42,12 @@ type trial struct {
 	before, last    map[string]counts
 }
 
-// newTrial begins the analysis of a shard.
-func (d *deciding) newTrial(shard string) trial {
-	now := d.counted()
-	return trial{d.v.Revision.Update, shard, now, now}
-}
-
 // tries reports whether the analysis of a shard goes on. It begins anew with another leader, and
 // after an agent has restarted, which does not know what pods did before.
-func (d *deciding) tries(shard string) bool {
+func (d *deciding) tries(shard string, now map[string]counts) bool {
 	t := d.memory.trial
 	return t.revision == d.v.Revision.Update && t.shard == shard &&
-		!collect.Any(d.counted(), func(uid string, c counts) bool { return c.requests < t.last[uid].requests })
+		!collect.Any(now, func(uid string, c counts) bool { return c.requests < t.last[uid].requests })
 }
 
 // counted returns what agents have counted of each member on which they have reported, by uid.
@@ -62,7 +55,7 @@ func (d *deciding) counted() map[string]counts {
 	out := map[string]counts{}
 	for uid, m := range d.next.Members {
 		if d.v.exists(m) && d.v.observe(m.Node, uid).Known {
-			out[uid] = d.v.counted(m)
+			out[uid] = d.v.countsOf(m)
 		}
 	}
 	return out
@@ -71,8 +64,8 @@ func (d *deciding) counted() map[string]counts {
 // analyze returns why a shard that has soaked for a time must not be followed by others; empty if
 // nothing is wrong so far. Its writes are compared with those of other shards once agents have
 // reported on all of them.
-func (d *deciding) analyze(spec *v1alpha1.RolloutAnalysis, shard string, served time.Duration) string {
-	now, sums := d.counted(), map[string]counts{}
+func (d *deciding) analyze(spec *v1alpha1.RolloutAnalysis, shard string, now map[string]counts, served time.Duration) string {
+	sums := map[string]counts{}
 	before := maps.Clone(now) // of pods on which agents have just reported
 	maps.Copy(before, d.memory.trial.before)
 	d.memory.trial.before, d.memory.trial.last = before, now
@@ -83,11 +76,11 @@ func (d *deciding) analyze(spec *v1alpha1.RolloutAnalysis, shard string, served 
 	if why := exceeded(spec, sums[shard]); why != "" || served < leastTrial || !d.v.reported(d.next.Members) {
 		return why
 	}
-	return writesTooMuch(spec, shard, sums, d.v.weightsOf(d.next))
+	return writesTooMuch(spec, shard, sums, d.sizes())
 }
 
-// counted returns what agents have counted of a member. Only its writes of divided resources count.
-func (v *view) counted(m handover.Member) (c counts) {
+// countsOf returns what agents have counted of a member. Only its writes of divided resources count.
+func (v *view) countsOf(m handover.Member) (c counts) {
 	o := v.observe(m.Node, m.UID)
 	c = counts{requests: o.Outcomes.Requests, errors: o.Outcomes.Errors, conflicts: o.Outcomes.Conflicts}
 	for _, a := range o.Activity {
@@ -117,13 +110,15 @@ func exceeded(spec *v1alpha1.RolloutAnalysis, c counts) string {
 }
 
 // writesTooMuch returns why a shard writes too much, compared with the others; empty if it does not.
-// sums are what the pods of the shards did meanwhile, weights the numbers of their objects.
-func writesTooMuch(spec *v1alpha1.RolloutAnalysis, shard string, sums map[string]counts, weights map[string]int64) string {
+// sums are what the pods of the shards did meanwhile.
+func writesTooMuch(spec *v1alpha1.RolloutAnalysis, shard string, sums map[string]counts, sizes map[string]size) string {
 	c := sums[shard]
 	if spec.MaxWritesRatio == nil || c.writes < leastSample {
 		return ""
 	}
-	perObject := func(name string) float64 { return float64(max(1, sums[name].writes)) / float64(max(1, weights[name])) }
+	perObject := func(name string) float64 {
+		return float64(max(1, sums[name].writes)) / float64(max(1, sizes[name].weight))
+	}
 	most, of := 0.0, ""
 	for _, name := range slices.Sorted(maps.Keys(sums)) {
 		if rate := perObject(name); name != shard && rate > most {
@@ -134,19 +129,5 @@ func writesTooMuch(spec *v1alpha1.RolloutAnalysis, shard string, sums map[string
 		return ""
 	}
 	return fmt.Sprintf("%d writes of %d objects, more than %d times as many for each as in shard %s: %d of %d",
-		c.writes, weights[shard], *spec.MaxWritesRatio, of, sums[of].writes, weights[of])
-}
-
-// weightsOf returns the weights of the namespaces that shards own.
-func (v *view) weightsOf(state handover.State) map[string]int64 {
-	out := map[string]int64{}
-	for ns, weight := range v.Weights.Of {
-		h := sharding.Hash(ns)
-		for name, s := range state.Shards {
-			if s.Held.OwnsHash(h) {
-				out[name] += weight
-			}
-		}
-	}
-	return out
+		c.writes, sizes[shard].weight, *spec.MaxWritesRatio, of, sums[of].writes, sizes[of].weight)
 }

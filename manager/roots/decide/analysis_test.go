@@ -10,11 +10,11 @@ import (
 )
 
 func TestBoundsOfAnalysis(t *testing.T) {
-	judge := func(spec *v1alpha1.RolloutAnalysis, shard string, sums map[string]counts, weights map[string]int64) string {
-		return cmp.Or(exceeded(spec, sums[shard]), writesTooMuch(spec, shard, sums, weights))
+	judge := func(spec *v1alpha1.RolloutAnalysis, shard string, sums map[string]counts, sizes map[string]size) string {
+		return cmp.Or(exceeded(spec, sums[shard]), writesTooMuch(spec, shard, sums, sizes))
 	}
 	spec := &v1alpha1.RolloutAnalysis{MaxErrors: new(v1alpha1.Percent("1")), MaxConflicts: new(v1alpha1.Percent("10")), MaxWritesRatio: new(int32(3))}
-	weights := map[string]int64{"canary": 10, "a": 100, "b": 1000}
+	sizes := map[string]size{"canary": {weight: 10}, "a": {weight: 100}, "b": {weight: 1000}}
 	for name, test := range map[string]struct {
 		canary counts
 		want   string
@@ -28,11 +28,11 @@ func TestBoundsOfAnalysis(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			sums := map[string]counts{"canary": test.canary, "a": {requests: 1e6, errors: 1e6, writes: 400}, "b": {}}
-			require.Equal(t, test.want, judge(spec, "canary", sums, weights))
+			require.Equal(t, test.want, judge(spec, "canary", sums, sizes))
 		})
 	}
-	require.Empty(t, judge(spec, "canary", map[string]counts{"canary": {requests: 1000, writes: 1000}}, weights), "nothing to compare with")
-	require.Empty(t, judge(&v1alpha1.RolloutAnalysis{}, "canary", map[string]counts{"canary": {requests: 100, errors: 100, conflicts: 100, writes: 100}, "a": {}}, weights))
+	require.Empty(t, judge(spec, "canary", map[string]counts{"canary": {requests: 1000, writes: 1000}}, sizes), "nothing to compare with")
+	require.Empty(t, judge(&v1alpha1.RolloutAnalysis{}, "canary", map[string]counts{"canary": {requests: 100, errors: 100, conflicts: 100, writes: 100}, "a": {}}, sizes))
 }
 
 func TestCountsSince(t *testing.T) {

@@ -221,14 +221,19 @@ func (d *deciding) soak(s *step) {
 		return
 	case s.Soaked || !s.serves():
 		return
-	case s.Since == nil || spec.Analysis != nil && !d.tries(s.Name):
+	}
+	counted := map[string]counts{}
+	if spec.Analysis != nil {
+		counted = d.counted()
+	}
+	if s.Since == nil || spec.Analysis != nil && !d.tries(s.Name, counted) {
 		s.Since = new(seconds(now))
-		d.memory.trial = d.newTrial(s.Name)
+		d.memory.trial = trial{d.v.Revision.Update, s.Name, counted, counted}
 	}
 	soak, _ := time.ParseDuration(string(spec.Soak)) // the schema holds its syntax
 	served := now.Sub(s.Since.Time)
 	if spec.Analysis != nil {
-		if d.rollout.status.Failure = d.analyze(spec.Analysis, s.Name, served); d.rollout.status.Failure != "" {
+		if d.rollout.status.Failure = d.analyze(spec.Analysis, s.Name, counted, served); d.rollout.status.Failure != "" {
 			return
 		}
 		soak = max(soak, leastTrial)

@@ -107,25 +107,37 @@ func (d *deciding) unverified() *locks.Obstacle {
 
 // addWeights adds the namespaces and weights of shards to a status.
 func (d *deciding) addWeights(out *v1alpha1.RootStatus) {
-	weights := d.v.Weights.Of
+	weights, sizes := d.v.Weights.Of, d.sizes()
 	owned := map[string]sharding.Scope{}
 	for i := range out.Shards {
 		s := &out.Shards[i]
-		owned[s.Name], _ = sharding.Parse(s.Held) // as it was just written
-	}
-	for ns, weight := range weights {
-		h := sharding.Hash(ns)
-		for i := range out.Shards {
-			if s := &out.Shards[i]; owned[s.Name].OwnsHash(h) {
-				s.Namespaces++
-				s.Weight += weight
-			}
-		}
+		owned[s.Name] = d.next.Shards[s.Name].Held
+		s.Namespaces, s.Weight = sizes[s.Name].namespaces, sizes[s.Name].weight
 	}
 	out.Suggestion, out.Weighing = d.memory.plan.suggestion, d.v.Weights.Problem
 	if len(weights) > 0 && len(out.Shards) > 0 {
 		out.Skew = fmt.Sprintf("%.2f", layout.Skew(owned, d.v.Spec.Config.Spec.Root, weights))
 	}
+}
+
+// size is how much a shard owns: the number of existing namespaces, and their weight.
+type size struct {
+	namespaces int32
+	weight     int64
+}
+
+// sizes returns how much each shard owns.
+func (d *deciding) sizes() map[string]size {
+	out := map[string]size{}
+	for ns, weight := range d.v.Weights.Of {
+		h := sharding.Hash(ns)
+		for name, s := range d.next.Shards {
+			if s.Held.OwnsHash(h) {
+				out[name] = size{out[name].namespaces + 1, out[name].weight + weight}
+			}
+		}
+	}
+	return out
 }
 
 // firstOf lists the first MaxNamed names.

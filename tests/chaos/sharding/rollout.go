@@ -111,16 +111,7 @@ func (o *shardedOperator) revise(ctx context.Context, edit func(*appsv1.Stateful
 	}); err != nil {
 		return err
 	}
-	generation := set.Generation
-	return o.Until(ctx, "the revision", func(ctx context.Context) error {
-		if err := o.Get(ctx, client.ObjectKeyFromObject(set), set); err != nil {
-			return err
-		}
-		if set.Status.ObservedGeneration < generation {
-			return fmt.Errorf("generation %d has not been observed", generation)
-		}
-		return nil
-	})
+	return o.Until(ctx, "the revision", func(ctx context.Context) error { return o.Observed(ctx, set) })
 }
 
 // rollsOut waits until the rollout of the StatefulSet's revision is in a phase. Pods other than the
