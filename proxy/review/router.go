@@ -91,8 +91,9 @@ func (s router) tryPods(r *http.Request, x *exchange, b *body, pods []netip.Addr
 	target := s.targets.other(x.name, pool)
 	deadline := time.Now().Add(reachWithin(r.URL.Query()))
 	pods = s.avoided.choose(pods, x.local.Addr())
-	for i, pod := range pods {
-		left := time.Until(deadline)
+	again := map[netip.Addr]bool{} // pods whose connection was lost: another may work
+	for i := 0; i < len(pods); i++ {
+		pod, left := pods[i], time.Until(deadline)
 		if left <= 0 {
 			return nil
 		}
@@ -109,8 +110,11 @@ func (s router) tryPods(r *http.Request, x *exchange, b *body, pods []netip.Addr
 		if r.Context().Err() != nil || errors.Is(err, errSent) {
 			return nil // a client that leaves says nothing about the pod
 		}
-		if !reached {
+		switch {
+		case !reached:
 			s.avoided.add(pod)
+		case !errors.Is(err, errDown) && !again[pod]:
+			again[pod], pods = true, append(pods, pod)
 		}
 		s.Log.Debug("failed to forward a review", "pod", s.Pod, "to", pod.String(), "error", err)
 	}

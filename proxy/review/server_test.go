@@ -40,6 +40,7 @@ type world struct {
 	decisions          map[string]*atomic.Int64
 	lost               atomic.Bool // the other pod is lost, without an end of its connections
 	silent             atomic.Bool // other pods do not answer when they are dialled
+	recovers           atomic.Bool // a lost node is back when it is dialled
 	dialed, reached    atomic.Int32
 }
 
@@ -88,6 +89,9 @@ func newWorld(t *testing.T, application, other http.Handler) *world {
 			if w.silent.Load() {
 				<-ctx.Done()
 				return nil, ctx.Err()
+			}
+			if w.recovers.Load() {
+				w.lost.Store(false)
 			}
 			c, err := (&net.Dialer{}).DialContext(ctx, network, w.other.Listener.Addr().String())
 			return losable{c, &w.lost}, err
@@ -312,6 +316,21 @@ func TestDrainAnswersReviewsInProgress(t *testing.T) {
 	require.Equal(t, "one", <-answered)
 	w.client.CloseIdleConnections()
 	require.NoError(t, <-drained)
+}
+
+// The agent of an overloaded node answers too late, and then again.
+func TestReviewOfALostConnectionGoesByAnother(t *testing.T) {
+	w := newWorld(t, echo("one"), echo("two"))
+	w.post(strings.NewReader(reviewOf("b", 10)))
+	w.lost.Store(true)
+	w.recovers.Store(true)
+	const timeout = 10 * time.Second // of the apiserver
+	w.client.Timeout = timeout
+	w.url += "?timeout=" + timeout.String()
+	code, who := w.post(strings.NewReader(reviewOf("b", 10)))
+	require.Equal(t, http.StatusOK, code)
+	require.True(t, strings.HasPrefix(who, "two"), who)
+	require.Zero(t, w.decisions[Unreachable].Load())
 }
 
 func TestPodsThatFailedAreNotChosen(t *testing.T) {

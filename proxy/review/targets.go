@@ -20,9 +20,10 @@ const (
 	localTimeout   = 5 * time.Second
 	forwardTimeout = time.Second
 	// pingEvery and pingTimeout bound how long a connection to another pod is used that has
-	// no other end any more: that of a lost node, or of an agent that is stopped.
+	// no other end any more: that of a lost node, or of an agent that is stopped. An agent whose
+	// node is overloaded may take more than a second to answer.
 	pingEvery     = time.Second
-	pingTimeout   = time.Second
+	pingTimeout   = 2 * time.Second
 	maxAnswerHead = 64 << 10
 )
 
