@@ -51,7 +51,7 @@ func (s *suite) attackAsTenant(ctx context.Context, victim *fleet.Member, outsid
 	tenant("costly patterns", func() (string, error) {
 		return s.withServices(ctx, victim, func(ctx context.Context) (string, error) { return s.costlyPatterns(ctx, home) })
 	})
-	tenant("a used-up quota", func() (string, error) { return s.usedUpQuota(ctx, home) })
+	tenant("a used-up quota", func() (string, error) { return s.usedUpQuota(ctx) })
 	return s.attackReviews(ctx, outsider, tenant)
 }
 
@@ -134,7 +134,11 @@ func (s *suite) takesEffect(ctx context.Context, home string, i int) (time.Durat
 
 // usedUpQuota leaves no room for the mesh's bundle in a namespace. The tenant's own configuration
 // says so, and the pods of others start.
-func (s *suite) usedUpQuota(ctx context.Context, home string) (string, error) {
+func (s *suite) usedUpQuota(ctx context.Context) (string, error) {
+	home, err := s.CreateNamespace(ctx, "quota") // without the bundle yet
+	if err != nil {
+		return "", err
+	}
 	quota := &corev1.ResourceQuota{
 		ObjectMeta: metav1.ObjectMeta{Namespace: home, Name: "no-configmaps"},
 		Spec:       corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{corev1.ResourceConfigMaps: resource.MustParse("1")}},
@@ -142,7 +146,7 @@ func (s *suite) usedUpQuota(ctx context.Context, home string) (string, error) {
 	if err := s.CreateAll(ctx, quota); err != nil {
 		return "", err
 	}
-	err := s.UntilObject(ctx, "the quota to count", quota, func() error {
+	err = s.UntilObject(ctx, "the quota to count", quota, func() error {
 		if used := quota.Status.Used[corev1.ResourceConfigMaps]; used.IsZero() {
 			return errors.New("it has counted nothing")
 		}
