@@ -130,6 +130,9 @@ func (x *exchange) account() {
 	x.accounted = true
 	x.ReportResult(x.code, x.received)
 	x.meters().Count(x.code)
+	if c := x.Req.Cluster; c != "" {
+		x.workload().Member(x.pod.server.metrics, c, x.code)
+	}
 	x.pod.env.Outcomes.Count(x.code)
 	x.policy.CountWithheld(&x.State)
 	if x.Debug {
@@ -140,7 +143,7 @@ func (x *exchange) account() {
 // accessAttrs returns the attributes of the request in an access line: no header except
 // the audit id, no query and no body.
 func (x *exchange) accessAttrs() []slog.Attr {
-	attrs := make([]slog.Attr, 0, 15)
+	attrs := make([]slog.Attr, 0, 16)
 	attrs = append(attrs,
 		slog.String("audit_id", pipeline.Bounded(x.Out.Header.Get(pipeline.AuditHeader))),
 		slog.String("pod", x.pod.env.ID),
@@ -157,6 +160,9 @@ func (x *exchange) accessAttrs() []slog.Attr {
 			slog.String("namespace", i.Namespace),
 			slog.String("name", i.Name),
 		)
+	}
+	if c := x.Req.Cluster; c != "" {
+		attrs = append(attrs, slog.String("cluster", pipeline.Bounded(c)))
 	}
 	return attrs
 }

@@ -73,7 +73,7 @@ func (c *connects) cut(next *stages.Policy) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for x, open := range c.open {
-		refused := next.Refuse != "" || next.Refuses(x.Plan.Key, x.Req.Info.Namespace)
+		refused := next.Refuse != "" || next.RefusesNow(x)
 		switch {
 		case refused && open.counts != nil && x.Protocol == "":
 			time.AfterFunc(meshv1.LostWrite, func() { open.end(relist.ErrPolicyChanged) })

@@ -9,6 +9,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 )
 
 // denying is a shard that owns all ConfigMaps, and denies some clients.
@@ -77,7 +78,7 @@ func TestRelistAfterUserAgentsAreDenied(t *testing.T) {
 	m.policy(denying("other"))
 	before := m.pod.env.Policy.Load()
 	m.policy(denying("other", "statistics"))
-	require.True(t, before.Affects(m.pod.env.Policy.Load(), schema.GroupResource{Resource: "configmaps"}))
+	require.True(t, before.Affects(m.pod.env.Policy.Load(), relist.Resource{GroupResource: schema.GroupResource{Resource: "configmaps"}}))
 	m.policy(denying("other"))
-	require.False(t, before.Affects(m.pod.env.Policy.Load(), schema.GroupResource{Resource: "configmaps"}))
+	require.False(t, before.Affects(m.pod.env.Policy.Load(), relist.Resource{GroupResource: schema.GroupResource{Resource: "configmaps"}}))
 }

@@ -136,7 +136,7 @@ func (x *exchange) chargeHead() *apierrors.StatusError {
 	if pol == nil || len(pol.Locks) == 0 || x.Held > pipeline.OwnLock/4 {
 		return x.Exceeded()
 	}
-	if x.Req.Classify(); x.Req.Malformed != nil {
+	if pol.Classify(&x.Req); x.Req.Malformed != nil {
 		return x.Exceeded()
 	}
 	if plan := pol.Plan(&x.Req); plan.Urgent == nil || !plan.Urgent(x.Req.Info) {

@@ -33,6 +33,7 @@ func TestCompletionOfWriteByItsEnd(t *testing.T) {
 		err     error
 		code    int
 		group   string
+		member  bool
 		media   string
 		unsent  bool
 		late    bool
@@ -49,6 +50,9 @@ func TestCompletionOfWriteByItsEnd(t *testing.T) {
 		"failed in another group":     {group: "example.com", code: http.StatusInternalServerError, media: jsonType, want: writes.Unseen(nil)},
 		"failed in metrics.k8s.io":    {group: "metrics.k8s.io", code: http.StatusGatewayTimeout, media: jsonType, want: writes.Unseen(nil)},
 		"answered in another group":   {group: "example.com", code: http.StatusConflict},
+		"failed in a member":          {member: true, code: http.StatusInternalServerError, media: jsonType, want: writes.Unseen(nil)},
+		"answered in a member":        {member: true, code: http.StatusConflict},
+		"cut short, for a member":     {member: true, err: &upstream.BodyError{Err: io.ErrNoProgress}, want: writes.Unseen(nil)},
 		"never left":                  {err: broken(syscall.ETIMEDOUT), unsent: true},
 		"ended by the apiserver":      {err: io.EOF, want: meshv1.LostWrite},
 		"reset":                       {err: broken(syscall.ECONNRESET), want: meshv1.LostWrite},
@@ -76,7 +80,7 @@ func TestCompletionOfWriteByItsEnd(t *testing.T) {
 				x := &exchange{
 					pod: &Pod{lifetime: lifetime{writing: writing}}, sending: upstream.Request{Sent: time.Now()},
 					policy: &stages.Policy{}, counted: true,
-					State: pipeline.State{Decision: pipeline.Decision{Plan: &pipeline.Plan{Key: match.Kind{Verb: "update", Group: c.group, Resource: "things"}}}},
+					State: pipeline.State{Decision: pipeline.Decision{Plan: &pipeline.Plan{Key: match.Kind{Verb: "update", Group: c.group, Resource: "things", Member: c.member}}}},
 				}
 				if c.unsent {
 					x.sending.Sent = time.Time{}

@@ -188,9 +188,9 @@ func TestStandbyCutsConnectionsIntoPods(t *testing.T) {
 	m.policy(free)
 	before := m.pod.env.Policy.Load()
 	exec := match.Kind{Verb: "create", Subresource: "exec", Resource: "pods"}
-	require.False(t, before.Refuses(exec, "a"))
+	require.False(t, before.Refuses(exec, "a", ""))
 	m.policy(standby(meshv1.Method_METHOD_AUTO))
-	require.True(t, m.pod.env.Policy.Load().Refuses(exec, "a"))
-	require.False(t, m.pod.env.Policy.Load().Refuses(match.Kind{Verb: "get", Resource: "pods"}, "a"))
+	require.True(t, m.pod.env.Policy.Load().Refuses(exec, "a", ""))
+	require.False(t, m.pod.env.Policy.Load().Refuses(match.Kind{Verb: "get", Resource: "pods"}, "a", ""))
 	require.False(t, strings.Contains(m.pod.env.Policy.Load().Locks[0].Path("/op", 0), "---"))
 }

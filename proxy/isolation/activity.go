@@ -14,7 +14,8 @@ type Activity struct {
 	// Divided reports whether the division divides the resource.
 	Divided bool
 
-	byObject  bool // objects are compared, and not namespaces
+	byObject  bool                                         // objects are compared, and not namespaces
+	key       func(cluster, namespace, name string) string // by which a border decides
 	everyones shared
 	border    *Border // of a divided resource; nil if a namespace does not show the owner
 }
@@ -36,8 +37,18 @@ func (d *Division) Activity(k match.Kind) *Activity {
 		slices.Contains(uncounted, res.Group) || res == schema.GroupResource{Resource: "events"}:
 		return nil
 	}
+	if k.Member {
+		if !d.byCluster {
+			return nil
+		}
+		owned, _ := d.owned()
+		return &Activity{Divided: true, border: &Border{owned: owned}, key: func(cluster, _, _ string) string { return cluster }}
+	}
 	owned, divided := d.Scope(res)
-	a := &Activity{Divided: divided || d.Selector(res) != nil, byObject: d.byUID}
+	a := &Activity{
+		Divided: divided || d.Selector(res) != nil, byObject: !d.byNamespace(),
+		key: func(_, namespace, name string) string { return d.keyOf(namespace, name) },
+	}
 	switch {
 	case !a.Divided:
 		a.everyones = d.shared(res, true)
@@ -47,9 +58,9 @@ func (d *Division) Activity(k match.Kind) *Activity {
 	return a
 }
 
-// Foreign reports whether a namespace shows that an object belongs to another shard.
-func (a *Activity) Foreign(namespace string) bool {
-	return a.border != nil && a.border.Foreign(namespace)
+// Foreign reports whether a path shows that an object belongs to another shard.
+func (a *Activity) Foreign(cluster, namespace, name string) bool {
+	return a.border != nil && a.border.Foreign(a.key(cluster, namespace, name))
 }
 
 // Everyones reports whether every shard may write an object; the name "" is not known yet.

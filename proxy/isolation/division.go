@@ -20,6 +20,7 @@ type Division struct {
 	message   *meshv1.Sharding
 	namespace string // of the pod
 	byUID     bool   // keys are uids
+	byCluster bool   // keys are names of objects, which are those of clusters
 	method    meshv1.Method
 	// widened, if not nil: writes to any resource are foreign in namespaces that it does
 	// not own.
@@ -35,15 +36,26 @@ func Compile(s *meshv1.Sharding, namespace string) (*Division, error) {
 	}
 	d := &Division{
 		Limits: limits, Standby: s.GetStandby(), KeepCaches: s.GetKeepCaches(),
-		message: s, namespace: namespace, byUID: s.GetKey() == meshv1.Key_KEY_OBJECT, method: s.GetMethod(),
+		message: s, namespace: namespace, byUID: s.GetKey() == meshv1.Key_KEY_OBJECT, byCluster: s.GetKey() == meshv1.Key_KEY_CLUSTER, method: s.GetMethod(),
 	}
 	if d.Standby {
 		d.Limits = limits.emptied()
 	}
-	if owned, divided := d.owned(); divided && s.GetFenceNamespaces() && !d.byUID {
+	if owned, divided := d.owned(); divided && s.GetFenceNamespaces() && d.byNamespace() {
 		d.widened = &owned
 	}
 	return d, nil
+}
+
+// byNamespace reports whether keys are namespaces.
+func (d *Division) byNamespace() bool { return !d.byUID && !d.byCluster }
+
+// keyOf returns the key of the object that a path names; empty if the path does not show it.
+func (d *Division) keyOf(namespace, name string) string {
+	if d.byCluster {
+		return name
+	}
+	return namespace
 }
 
 // SelectsShared reports whether selectors also apply to lists of shared objects: they do
@@ -70,7 +82,7 @@ func (d *Division) Affects(next *Division, res schema.GroupResource) bool {
 	confined, _ := d.Within(res)
 	confines, _ := next.Within(res)
 	return selector.String() != next.Selector(res).String() ||
-		filtered != filters || filtered && (d.byUID != next.byUID || !before.Equal(after)) ||
+		filtered != filters || filtered && (d.message.GetKey() != next.message.GetKey() || !before.Equal(after)) ||
 		divided && d.KeepCaches && !next.KeepCaches ||
 		!slices.Equal(d.message.GetDeniedUserAgents(), next.message.GetDeniedUserAgents()) ||
 		!confined.Equal(confines) || (divided || selector != nil) && !d.exemptsAs(next)
@@ -88,10 +100,10 @@ type Border struct {
 	except string // a namespace that is never foreign
 }
 
-// Foreign reports whether another shard owns a namespace. Every shard may write objects
-// in no namespace.
-func (b Border) Foreign(namespace string) bool {
-	return namespace != "" && namespace != b.except && !b.owned.Owns(namespace)
+// Foreign reports whether another shard owns a key. Every shard may write objects without one,
+// such as those in no namespace.
+func (b Border) Foreign(key string) bool {
+	return key != "" && key != b.except && !b.owned.Owns(key)
 }
 
 // Owns reports whether the shard owns a key.
@@ -114,7 +126,7 @@ func (d *Division) border(k match.Kind) (b Border, ok bool) {
 // other shards; false if all its objects are the shard's.
 func (d *Division) Sweep(k match.Kind) (Border, bool) {
 	b, ok := d.border(k)
-	return b, ok && !d.byUID
+	return b, ok && d.byNamespace()
 }
 
 // Fence decides on requests for single objects of other shards, or of none.
@@ -128,6 +140,8 @@ type Fence struct {
 	Limit *Border
 	// ByUID: the object's uid decides, and not its namespace.
 	ByUID bool
+	// ByName: the object's own name decides.
+	ByName bool
 	// InBody: the name in the body decides.
 	InBody bool
 }
@@ -145,13 +159,13 @@ func (d *Division) Fence(k match.Kind) *Fence {
 	b, ok := d.border(k)
 	f := &Fence{
 		Border: b, Passes: !ok || !d.fences(k), Limit: d.limit(k),
-		ByUID: d.byUID, Observe: d.message.GetIsolation() == meshv1.Isolation_ISOLATION_OBSERVE,
+		ByUID: d.byUID, ByName: d.byCluster, Observe: d.message.GetIsolation() == meshv1.Isolation_ISOLATION_OBSERVE,
 	}
 	if f.Passes && f.Limit == nil {
 		return nil
 	}
 	if _, divided := d.Scope(k.GroupResource()); divided && !d.byUID {
-		f.InBody = k.GroupResource() == namespaces && creates(k)
+		f.InBody = (d.byCluster || k.GroupResource() == namespaces) && creates(k)
 	}
 	return f
 }
@@ -159,7 +173,7 @@ func (d *Division) Fence(k match.Kind) *Fence {
 // limit returns the border beyond which no shard reads or writes single objects; nil: there is
 // none. What is narrowed needs none.
 func (d *Division) limit(k match.Kind) *Border {
-	if within, confined := d.Within(k.GroupResource()); confined && !d.byUID && k.Verb != "deletecollection" && (k.Verb == "get" || k.Writes() || k.Connects()) {
+	if within, confined := d.Within(k.GroupResource()); confined && d.byNamespace() && k.Verb != "deletecollection" && (k.Verb == "get" || k.Writes() || k.Connects()) {
 		return &Border{owned: within}
 	}
 	return nil
@@ -176,7 +190,7 @@ func (d *Division) fences(k match.Kind) bool {
 	case k.Connects():
 		return true
 	case k.Verb == "deletecollection":
-		return d.byUID
+		return !d.byNamespace()
 	case k.Verb == "get":
 		return !d.message.GetReadAll()
 	case creates(k) && k.GroupResource() != bindings:
@@ -209,9 +223,9 @@ func (d *Division) Waiting(k match.Kind) *Waiting {
 // resources are: this pod does not own the objects in no namespace yet.
 func (w *Waiting) Refuses(namespace string) bool { return w.all || w.Foreign(namespace) }
 
-// Refuses reports whether a request is refused by its kind and namespace. One that needs
-// a look at the object is.
-func (d *Division) Refuses(k match.Kind, namespace string) bool {
+// Refuses reports whether a request is refused by its kind and path. One that needs a look at
+// the object is.
+func (d *Division) Refuses(k match.Kind, namespace, name string) bool {
 	if c := d.ClusterScoped(k); c != nil && !c.Observe && c.Refuses(namespace) {
 		return true
 	}
@@ -219,12 +233,12 @@ func (d *Division) Refuses(k match.Kind, namespace string) bool {
 		return w.Refuses(namespace)
 	}
 	f := d.Fence(k)
-	return f != nil && (f.Outside(namespace) || !f.Passes && !f.Observe && (f.ByUID || f.Foreign(namespace)))
+	return f != nil && (f.Outside(namespace) || !f.Passes && !f.Observe && (f.ByUID || f.Foreign(d.keyOf(namespace, name))))
 }
 
 // InStandby returns the division before the shard was given keys.
 func (d *Division) InStandby() *Division {
-	out := &Division{Limits: d.emptied(), Standby: true, message: d.message, namespace: d.namespace, byUID: d.byUID, method: d.method}
+	out := &Division{Limits: d.emptied(), Standby: true, message: d.message, namespace: d.namespace, byUID: d.byUID, byCluster: d.byCluster, method: d.method}
 	if d.widened != nil {
 		out.widened = &sharding.Scope{}
 	}
@@ -233,7 +247,7 @@ func (d *Division) InStandby() *Division {
 
 // Gains reports whether d lets the shard write an object of a namespace that it did not own
 // under the division before. By uid, that is known of what is created: anything may belong
-// to an object that the shard gained. GainsKey is about the others.
+// to an object that the shard gained. GainsKey is about the others, and about clusters.
 func (d *Division) Gains(before *Division, k match.Kind, namespace, name string) bool {
 	if w := before.Waiting(k); w != nil {
 		return w.Refuses(namespace)
@@ -246,7 +260,7 @@ func (d *Division) Gains(before *Division, k match.Kind, namespace, name string)
 	case !divided:
 		return false
 	case !d.byUID:
-		return had.Foreign(namespace)
+		return had.Foreign(d.keyOf(namespace, name))
 	case !creates(k):
 		return false
 	}

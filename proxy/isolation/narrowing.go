@@ -25,7 +25,7 @@ type assignment int
 
 const (
 	byNamespace assignment = iota
-	byName                 // of namespaces: their own
+	byName                 // of namespaces and clusters: their own
 	byUID
 )
 
@@ -45,7 +45,7 @@ func (d *Division) Narrowing(res schema.GroupResource) *Narrowing {
 	case d.byUID:
 		n.by = byUID
 		n.selector, _ = owned.ShardSelector(n.by.field())
-	case res == namespaces:
+	case d.byCluster || res == namespaces:
 		n.by = byName // which no shardSelector reads
 	default:
 		// Every shard gets the objects without a namespace. Their resources cannot be
@@ -62,14 +62,14 @@ func (d *Division) Narrowing(res schema.GroupResource) *Narrowing {
 
 // Narrows reports whether a list or watch of a namespace is narrowed; "" is all.
 func (n *Narrowing) Narrows(namespace string) bool {
-	return n.by == byUID || namespace == "" || !n.owned.Owns(namespace)
+	return n.by != byNamespace || namespace == "" || !n.owned.Owns(namespace)
 }
 
 // Selector returns the shardSelector for a list or watch of a namespace that is narrowed;
 // "" is none. nothing means that no object is passed on.
 func (n *Narrowing) Selector(namespace string) (selector string, nothing bool) {
 	switch {
-	case n.by != byUID && namespace != "":
+	case n.by == byNamespace && namespace != "":
 		return "", !n.shared.some(namespace)
 	case n.by == byUID && (namespace == "" && len(n.shared) > 0 || n.shared.some(namespace)):
 		selector = "" // it cannot select namespaces
@@ -80,7 +80,7 @@ func (n *Narrowing) Selector(namespace string) (selector string, nothing bool) {
 }
 
 // Shows reports whether a list or watch of a namespace can show how it was narrowed.
-func (n *Narrowing) Shows(namespace string) bool { return n.by == byUID || namespace == "" }
+func (n *Narrowing) Shows(namespace string) bool { return n.by != byNamespace || namespace == "" }
 
 // Assigned reports whether an object belongs to one shard, and not to all.
 func (n *Narrowing) Assigned(k filter.Key) bool { return n.by != byNamespace || len(k.Namespace) > 0 }

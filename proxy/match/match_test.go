@@ -75,9 +75,9 @@ func TestLock(t *testing.T) {
 }
 
 func TestWildcards(t *testing.T) {
-	of := func(groups, resources, verbs, namespaces, names string) int {
+	of := func(groups, resources, verbs, namespaces, names string, clusters ...string) int {
 		m, err := NewResource(&meshv1.ResourceMatch{ApiGroups: []string{groups}, Resources: []string{resources},
-			Verbs: []string{verbs}, Namespaces: []string{namespaces}, Names: []string{names}})
+			Verbs: []string{verbs}, Namespaces: []string{namespaces}, Names: []string{names}, Clusters: clusters})
 		require.NoError(t, err)
 		return m.Wildcards()
 	}
@@ -85,7 +85,8 @@ func TestWildcards(t *testing.T) {
 	require.Less(t, of("*", "*/status", "*", "*", "*"), all)
 	require.Less(t, of("*", "pods", "*", "*", "*"), of("*", "*/status", "*", "*", "*"))
 	require.Equal(t, of("*", "*", "get", "*", "*"), of("*", "*", "*", "ns", "*"))
-	require.Zero(t, of("apps", "deployments", "get", "ns", "one"))
+	require.Less(t, of("*", "*", "*", "*", "*", "one"), all)
+	require.Zero(t, of("apps", "deployments", "get", "ns", "one", ""))
 }
 
 func TestScopeDividesRequestsByTheirNamespace(t *testing.T) {

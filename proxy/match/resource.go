@@ -16,6 +16,8 @@ type Kind struct {
 	Verb, Group, Resource, Subresource string
 	// Upgrade: a get of a subresource, which asks to change the protocol of its connection.
 	Upgrade bool
+	// Member: in a member cluster, behind a path of the apiserver.
+	Member bool
 }
 
 // GroupResource returns the resource without its verb.
@@ -45,12 +47,12 @@ func Storable(names ...string) bool {
 
 // Clone returns a copy that does not keep the path in memory from which k was cut.
 func (k Kind) Clone() Kind {
-	return Kind{strings.Clone(k.Verb), strings.Clone(k.Group), strings.Clone(k.Resource), strings.Clone(k.Subresource), k.Upgrade}
+	return Kind{strings.Clone(k.Verb), strings.Clone(k.Group), strings.Clone(k.Resource), strings.Clone(k.Subresource), k.Upgrade, k.Member}
 }
 
 // Object is what differs between the resource requests of a plan.
 type Object struct {
-	Namespace, Name string
+	Cluster, Namespace, Name string // Cluster is empty for that of the apiserver itself
 	// Lock means that the request is about an operator lock, which matches only entries
 	// that name it.
 	Lock   bool
@@ -71,12 +73,12 @@ func (o *Object) values(name string) []string {
 
 // Resource is a compiled ResourceMatch.
 type Resource struct {
-	groups, verbs     set
-	resources         []resource
-	namespaces, names set
-	headers           Headers
-	scope             meshv1.RequestScope
-	wildcards         int
+	groups, verbs               set
+	resources                   []resource
+	clusters, namespaces, names set
+	headers                     Headers
+	scope                       meshv1.RequestScope
+	wildcards                   int
 }
 
 type resource struct{ name, subresource string }
@@ -85,7 +87,7 @@ type resource struct{ name, subresource string }
 func NewResource(m *meshv1.ResourceMatch) (*Resource, error) {
 	out := &Resource{
 		groups: newSet(m.GetApiGroups()), verbs: newSet(m.GetVerbs()),
-		namespaces: newSet(m.GetNamespaces()), names: newSet(m.GetNames()), scope: m.GetScope(),
+		clusters: newSet(m.GetClusters()), namespaces: newSet(m.GetNamespaces()), names: newSet(m.GetNames()), scope: m.GetScope(),
 	}
 	if _, known := meshv1.RequestScope_name[int32(out.scope)]; !known {
 		return nil, fmt.Errorf("unknown scope %d", out.scope)
@@ -106,7 +108,7 @@ func NewResource(m *meshv1.ResourceMatch) (*Resource, error) {
 		out.resources = append(out.resources, resource{name, sub})
 	}
 	part := slices.ContainsFunc(out.resources, func(r resource) bool { return r.name == "*" || r.subresource == "*" })
-	out.wildcards = 2*trues(out.groups.all(), out.verbs.all(), out.namespaces.all(), out.names.all(), len(out.resources) == 0) + trues(part)
+	out.wildcards = 2*trues(out.groups.all(), out.verbs.all(), out.clusters.all(), out.namespaces.all(), out.names.all(), len(out.resources) == 0) + trues(part)
 	if out.namespaces.all() && out.scope != meshv1.RequestScope_REQUEST_SCOPE_ALL {
 		out.wildcards--
 	}
@@ -140,7 +142,7 @@ func (m *Resource) resource(k Kind) bool {
 
 // Match reports whether a request matches. Of must be true for the kind of the request.
 func (m *Resource) Match(o *Object) bool {
-	if o.Lock && m.names.all() || !m.within(o.Namespace) || !m.namespaces.has(o.Namespace) || !m.names.has(o.Name) {
+	if o.Lock && m.names.all() || !m.clusters.has(o.Cluster) || !m.within(o.Namespace) || !m.namespaces.has(o.Namespace) || !m.names.has(o.Name) {
 		return false
 	}
 	return !slices.ContainsFunc(m.headers, func(h header) bool { return !slices.Contains(o.values(h.name), h.value) })

@@ -14,6 +14,9 @@ import (
 // other. A path can name any resource.
 const MaxResources = 200
 
+// MaxClusters bounds the cluster label of one workload.
+const MaxClusters = 500
+
 const other = "other"
 
 // Unclassified is the verb of a request that was refused before the proxy had parsed it.
@@ -28,6 +31,7 @@ type Node struct {
 	Refusals, UpstreamErrors, DryRun                *prometheus.CounterVec
 	Bounds, Tunnels, TunnelBytes, Filtered, Foreign *prometheus.CounterVec
 	Egress, Reviews, Supplemented, Distrusted       *prometheus.CounterVec
+	Members                                         *prometheus.CounterVec
 	Panics                                          prometheus.Counter
 	Limits, Faults                                  Rules
 	Workloads                                       Workloads
@@ -77,6 +81,7 @@ func NewNode(r prometheus.Registerer) (*Node, error) {
 		{&m.Filtered, "filtered_objects", "Objects of lists and watches that the proxy filtered, by result: kept or dropped.", []string{"resource", "result"}},
 		{&m.Supplemented, "supplemented_watches", "Watches that resumed after keys had moved, and brought what the shard had gained and lost.", []string{"resource"}},
 		{&m.DryRun, "dry_run_requests", "Requests of members under spec.dryRun, by what the policy would do: narrowed, refused or renamed.", []string{"verb", "action"}},
+		{&m.Members, "cluster_requests", "Requests into member clusters, by the code of the response as in ctrlmesh_requests_total. They are in that metric, too.", []string{"cluster", "code"}},
 		{&m.Egress, "egress_requests", "Requests of captured pods to other hosts than the apiserver, or connections where requests cannot be seen, by verdict.", []string{"protocol", "verdict"}},
 		{&m.Reviews, "reviews", "Requests to webhooks of captured pods, by decision: local, forwarded (to a pod of the shard that owns the namespace), unreachable (no such pod could be reached; answered locally), or allowed (outside the limits of the operator).", []string{"decision"}},
 	} {
@@ -137,12 +142,14 @@ func (m *Node) Meters(w *Workload, verb, resource string) *Meters {
 
 // Count counts a request by the code of its response; 0: it has none.
 func (m *Meters) Count(code int) {
-	m.codes.Of(code, func(code int) prometheus.Counter {
-		if code >= 100 && code <= 599 {
-			return m.request(strconv.Itoa(code))
-		}
-		return m.request(other)
-	}).Inc()
+	m.codes.Of(code, func(code int) prometheus.Counter { return m.request(codeLabel(code)) }).Inc()
+}
+
+func codeLabel(code int) string {
+	if code >= 100 && code <= 599 {
+		return strconv.Itoa(code)
+	}
+	return other
 }
 
 // Verb returns the label of a verb.

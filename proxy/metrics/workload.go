@@ -17,10 +17,8 @@ type Workload struct {
 	mu      sync.RWMutex // write-locked by removal alone
 	removed bool
 
-	resources struct {
-		mu    sync.Mutex
-		known map[string]bool
-	}
+	resources, clusters       names
+	members                   Counters[memberResult]
 	refusals, bounds, reviews Counters[string]
 	egress                    Counters[egressResult]
 	actions                   Counters[action]
@@ -28,6 +26,17 @@ type Workload struct {
 }
 
 type workloadID struct{ namespace, workload, shard string }
+
+// names are the values of a label, up to a bound.
+type names struct {
+	mu    sync.Mutex
+	known map[string]string
+}
+
+type memberResult struct {
+	cluster string
+	code    int
+}
 
 type egressResult struct{ protocol, verdict string }
 
@@ -145,17 +154,34 @@ func (w *Workload) Resource(resource string) string {
 	if len(resource) > 63 || strings.Trim(resource, characters) != "" {
 		return other // no resource has such a name
 	}
-	names := &w.resources
-	names.mu.Lock()
-	defer names.mu.Unlock()
-	switch {
-	case names.known[resource]:
-		return resource
-	case len(names.known) >= MaxResources:
-		return other
-	case names.known == nil:
-		names.known = map[string]bool{}
+	return w.resources.bound(resource, MaxResources)
+}
+
+// bound returns a name, or other if there are too many. It does not keep the text in memory of
+// which the name is a part.
+func (n *names) bound(name string, most int) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if known, ok := n.known[name]; ok {
+		return known
 	}
-	names.known[strings.Clone(resource)] = true
-	return resource
+	if len(n.known) >= most {
+		return other
+	}
+	if n.known == nil {
+		n.known = map[string]string{}
+	}
+	name = strings.Clone(name)
+	n.known[name] = name
+	return name
+}
+
+// Member counts a request into a member cluster, by the code of its response; 0: it has none.
+func (w *Workload) Member(m *Node, cluster string, code int) {
+	if len(cluster) > 253 {
+		cluster = other
+	}
+	w.members.Of(memberResult{w.clusters.bound(cluster, MaxClusters), code}, func(r memberResult) prometheus.Counter {
+		return w.Counter(m.Members, r.cluster, codeLabel(r.code))
+	}).Inc()
 }

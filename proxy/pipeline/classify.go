@@ -28,11 +28,14 @@ var resolver = &apirequest.RequestInfoFactory{
 //
 // The apiserver neither cleans paths nor distinguishes encoded slashes from plain ones.
 // Empty, "." and ".." segments and encoded slashes have no use before the tail of a proxy
-// subresource, so they are refused there. Both sides ignore a trailing slash.
-func (r *Request) Classify() {
-	if r.Info != nil || r.Malformed != nil {
+// subresource, so they are refused there. Both sides ignore a trailing slash. On the way to a
+// member cluster there is another server, which may clean paths: there they are refused in the
+// tail, too.
+func (r *Request) Classify(paths ClusterPaths) {
+	if (r.Info != nil || r.Malformed != nil) && slices.Equal(r.paths, paths) {
 		return
 	}
+	r.paths = paths
 	if r.Info, r.Malformed = r.read(); r.Malformed != nil {
 		r.Info = nil
 	}
@@ -51,8 +54,10 @@ func (r *Request) read() (*apirequest.RequestInfo, *apierrors.StatusError) {
 	if !clean(r.Query) || !clean(r.Host) || r.Host == "" || !httpguts.ValidHostHeader(r.Host) {
 		return nil, status.BadRequest("malformed request target")
 	}
+	cluster, path := r.paths.cut(r.Path)
+	r.Cluster = cluster
 	// Without the query, which NewRequestInfo would log if it cannot decode it.
-	info, err := resolver.NewRequestInfo(&http.Request{Method: r.Method, URL: &url.URL{Path: r.Path}})
+	info, err := resolver.NewRequestInfo(&http.Request{Method: r.Method, URL: &url.URL{Path: path}})
 	if err != nil {
 		return nil, status.BadRequest("the path names no resource")
 	}
@@ -96,7 +101,7 @@ func (r *Request) checkPath(info *apirequest.RequestInfo) *apierrors.StatusError
 		return nil
 	}
 	segments := strings.Split(strings.TrimPrefix(escaped, "/"), "/")
-	if isProxy(info) {
+	if isProxy(info) && r.Cluster == "" {
 		// The rest belongs to the server behind the proxy. Up to there the decoded and
 		// the escaped segments correspond, or the loop refuses.
 		head := len(strings.Split(strings.Trim(r.Path, "/"), "/")) - len(info.Parts) + 3
@@ -106,7 +111,7 @@ func (r *Request) checkPath(info *apirequest.RequestInfo) *apierrors.StatusError
 	}
 	for _, s := range segments {
 		decoded, err := url.PathUnescape(s)
-		if err != nil || decoded == "" || decoded == "." || decoded == ".." || strings.Contains(decoded, "/") {
+		if err != nil || decoded == "" || decoded == "." || decoded == ".." || strings.Contains(decoded, "/") || r.Cluster != "" && strings.Contains(decoded, "%") {
 			return status.BadRequest("the path has an empty, a dot or an encoded segment")
 		}
 	}
@@ -115,7 +120,7 @@ func (r *Request) checkPath(info *apirequest.RequestInfo) *apierrors.StatusError
 
 // Kind returns what the plan of a request depends on. Info must be set.
 func (r *Request) Kind() match.Kind {
-	k := match.Kind{Verb: r.Info.Verb, Group: r.Info.APIGroup, Resource: r.Info.Resource, Subresource: r.Info.Subresource}
+	k := match.Kind{Verb: r.Info.Verb, Group: r.Info.APIGroup, Resource: r.Info.Resource, Subresource: r.Info.Subresource, Member: r.Cluster != ""}
 	// Any subresource may be one that answers by WebSocket, as pods/log and those of aggregated APIs.
 	k.Upgrade = k.Subresource != "" && k.Verb == "get" && r.AsksWebSocket()
 	return k

@@ -33,8 +33,12 @@ type Request struct {
 	Certificate   bool   // the client presented one
 	Proto         string // version of HTTP
 
+	// Cluster is the member cluster that it goes to; empty: the apiserver's own. Info is about
+	// the request in that cluster.
+	Cluster   string
 	Info      *apirequest.RequestInfo // nil: not classified, or malformed
 	Malformed *apierrors.StatusError  // not nil: it cannot be classified
+	paths     ClusterPaths            // by which it was classified
 }
 
 // Versions of HTTP.

@@ -14,7 +14,7 @@ import (
 // Object is what rules ask of a request for a resource beside its kind. The lock has
 // the name that the client gives it.
 func (x *State) Object() match.Object {
-	o := match.Object{Namespace: x.Req.Info.Namespace, Name: x.Req.Info.Name, Header: x.Out.Header}
+	o := match.Object{Cluster: x.Req.Cluster, Namespace: x.Req.Info.Namespace, Name: x.Req.Info.Name, Header: x.Out.Header}
 	switch {
 	case x.Lock != nil:
 		o.Name, o.Lock = x.Lock.Name(), true

@@ -15,14 +15,14 @@ type named struct {
 	tunnels, keeps bool
 }
 
-func (p *named) Affects(next Policy, _ schema.GroupResource) bool { return p != next }
-func (p *named) Redivides(next Policy) bool                       { return p != next }
-func (p *named) KeepsCaches() bool                                { return p.keeps }
-func (p *named) Tunnels() bool                                    { return p.tunnels }
-func (p *named) DropsEvents(schema.GroupResource) bool            { return false }
+func (p *named) Affects(next Policy, _ Resource) bool { return p != next }
+func (p *named) Redivides(next Policy) bool           { return p != next }
+func (p *named) KeepsCaches() bool                    { return p.keeps }
+func (p *named) Tunnels() bool                        { return p.tunnels }
+func (p *named) DropsEvents(Resource) bool            { return false }
 
 var (
-	pods     = schema.GroupResource{Resource: "pods"}
+	pods     = Resource{GroupResource: schema.GroupResource{Resource: "pods"}}
 	allPods  = Words{Path: "/pods"}.View()
 	anything = func(Policy) bool { return true }
 )
@@ -158,10 +158,10 @@ func TestSlowSupplementIsRepeatedForASecondRequest(t *testing.T) {
 	first := h.requireResumes("5", Supplemented, "a")
 	second := h.requireResumes("5", Supplemented, "a")
 	first.Leave()
-	require.True(t, h.CatchingUp(anything))
+	require.True(t, h.CatchingUp("", anything))
 	second.Filled()
 	h.Age(Deciding)
-	require.False(t, h.CatchingUp(anything))
+	require.False(t, h.CatchingUp("", anything))
 }
 
 func TestPolicyChangesBeforeARequestResumes(t *testing.T) {
@@ -296,7 +296,7 @@ func TestCatchUpOfWaitingClientIsRenewed(t *testing.T) {
 	h.Age(CatchUp - time.Second)
 	h.next()
 	h.Age(CatchUp - time.Second)
-	require.True(t, h.CatchingUp(anything))
+	require.True(t, h.CatchingUp("", anything))
 }
 
 func TestMemoryOfAViewIsBounded(t *testing.T) {
@@ -344,7 +344,7 @@ func TestCatchUpIsRenewedByTheNextChange(t *testing.T) {
 	h.requireResumes("5", Supplemented, "a")
 	h.next()
 	h.Age(time.Second)
-	require.True(t, h.CatchingUp(anything))
+	require.True(t, h.CatchingUp("", anything))
 }
 
 // The policy changes while the watch of a cache that has listed opens.
@@ -361,7 +361,7 @@ func TestCacheIsAwaitedOnce(t *testing.T) {
 	w.Leave()
 	h.requireResumes("9", Supplemented, "b").Filled()
 	h.Age(Deciding)
-	require.False(t, h.CatchingUp(anything))
+	require.False(t, h.CatchingUp("", anything))
 }
 
 // Waits for one object are views of their own, and never resume.

@@ -42,6 +42,8 @@ type filledUnder struct {
 type awaited struct {
 	caches int
 	since  time.Time
+	// refused: they are of a cluster of another shard. What is written elsewhere does not wait.
+	refused bool
 }
 
 // begin notes that a policy is replaced, whose caches may have to be filled again.
@@ -50,7 +52,7 @@ func (c *catchUp) begin(old Policy) {
 	c.lapse(now)
 	c.before = append(c.before, filledUnder{old, now})
 	for v, a := range c.awaited {
-		c.awaited[v] = awaited{a.caches, now}
+		c.awaited[v] = awaited{a.caches, now, a.refused}
 	}
 	c.going.Store(true)
 }
@@ -69,8 +71,28 @@ func (c *catchUp) await(v View, complete bool, limit int) {
 	if c.awaited == nil {
 		c.awaited = map[View]awaited{}
 	}
-	c.awaited[v] = awaited{a.caches + 1, time.Now()}
+	c.awaited[v] = awaited{a.caches + 1, time.Now(), false}
 	c.filled = time.Time{}
+}
+
+// Refused notes that a list or watch in a cluster of another shard was refused: if its client has
+// a cache, that misses what happens there.
+func (l *Ledger) Refused(v View) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	c, now := &l.catchUp, time.Now()
+	if a, known := c.awaited[v]; known {
+		c.awaited[v] = awaited{a.caches, now, true}
+		return
+	}
+	c.lapse(now)
+	if v.one || len(c.awaited) >= l.Bounds.Awaited {
+		return
+	}
+	if c.awaited == nil {
+		c.awaited = map[View]awaited{}
+	}
+	c.awaited[v] = awaited{1, now, true}
 }
 
 // fill notes that a cache of a view was filled.
@@ -80,28 +102,43 @@ func (c *catchUp) fill(v View) {
 	case !known:
 		return
 	case a.caches > 1:
-		c.awaited[v] = awaited{a.caches - 1, a.since}
+		c.awaited[v] = awaited{a.caches - 1, a.since, false}
 		return
 	}
 	delete(c.awaited, v)
-	if len(c.awaited) == 0 {
+	if !c.awaits(func(_ View, a awaited) bool { return !a.refused }) {
 		c.filled = time.Now()
 	}
 }
 
-// lapse forgets what is over, and reports whether some cache may still miss objects.
+// lapse forgets what is over, and reports whether anything is left.
 func (c *catchUp) lapse(now time.Time) bool {
 	maps.DeleteFunc(c.awaited, func(_ View, a awaited) bool { return now.Sub(a.since) >= CatchUp })
 	c.before = slices.DeleteFunc(c.before, func(f filledUnder) bool { return now.Sub(f.until) >= CatchUp })
-	deciding := now.Sub(c.filled) < Deciding
-	if len(c.awaited) == 0 && !c.filled.IsZero() && !deciding {
+	if len(c.awaited) == 0 && !c.filled.IsZero() && !c.deciding(now) {
 		c.before, c.filled = nil, time.Time{}
 	}
 	if len(c.before) == 0 {
 		c.going.Store(false)
-		return false
 	}
-	return len(c.awaited) > 0 || deciding
+	return len(c.before) > 0
+}
+
+func (c *catchUp) deciding(now time.Time) bool { return now.Sub(c.filled) < Deciding }
+
+// lags reports whether some cache may still miss objects by which a write in a cluster is decided.
+func (c *catchUp) lags(now time.Time, cluster string) bool {
+	at := hashOf(cluster)
+	return c.deciding(now) || c.awaits(func(v View, a awaited) bool { return !a.refused || v.cluster == at })
+}
+
+func (c *catchUp) awaits(which func(View, awaited) bool) bool {
+	for v, a := range c.awaited {
+		if which(v, a) {
+			return true
+		}
+	}
+	return false
 }
 
 // Restored notes that an earlier proxy had the policy in force since a time: some caches may
@@ -117,16 +154,18 @@ func (l *Ledger) Restored(since time.Time) {
 	l.catchUp.filled = now.Add(Resuming - Deciding)
 }
 
-// CatchingUp reports whether some cache of the pod was filled under an earlier policy of
-// which lacks is true. The policy is nil if it is unknown.
-func (l *Ledger) CatchingUp(lacks func(before Policy) bool) bool {
+// CatchingUp reports whether some cache of the pod, by which it decides what to write in a
+// cluster, was filled under an earlier policy of which lacks is true. The policy is nil if it is
+// unknown.
+func (l *Ledger) CatchingUp(cluster string, lacks func(before Policy) bool) bool {
 	c := &l.catchUp
 	if !c.going.Load() {
 		return false
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return c.lapse(time.Now()) && slices.ContainsFunc(c.before, func(f filledUnder) bool { return lacks(f.policy) })
+	now := time.Now()
+	return c.lapse(now) && c.lags(now, cluster) && slices.ContainsFunc(c.before, func(f filledUnder) bool { return lacks(f.policy) })
 }
 
 // Filled notes that the cache of a watch is complete: client-go opens a watch when it has
@@ -151,7 +190,7 @@ func (c *catchUp) age(by time.Duration) {
 		c.before[i].until = c.before[i].until.Add(-by)
 	}
 	for v, a := range c.awaited {
-		c.awaited[v] = awaited{a.caches, a.since.Add(-by)}
+		c.awaited[v] = awaited{a.caches, a.since.Add(-by), a.refused}
 	}
 	if !c.filled.IsZero() {
 		c.filled = c.filled.Add(-by)

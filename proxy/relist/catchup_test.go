@@ -5,17 +5,16 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 // dividing is a policy that is about some keys.
 type dividing string
 
-func (p dividing) Affects(Policy, schema.GroupResource) bool { return false }
-func (p dividing) Redivides(next Policy) bool                { return p != next }
-func (p dividing) KeepsCaches() bool                         { return false }
-func (p dividing) Tunnels() bool                             { return false }
-func (p dividing) DropsEvents(schema.GroupResource) bool     { return false }
+func (p dividing) Affects(Policy, Resource) bool { return false }
+func (p dividing) Redivides(next Policy) bool    { return p != next }
+func (p dividing) KeepsCaches() bool             { return false }
+func (p dividing) Tunnels() bool                 { return false }
+func (p dividing) DropsEvents(Resource) bool     { return false }
 
 // Otherwise each write would lock the ledger for as long as a catch-up may last.
 func TestChangeOfOtherRulesBeginsNoCatchUp(t *testing.T) {

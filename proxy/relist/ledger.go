@@ -9,6 +9,7 @@ import (
 	"hash/maphash"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -36,7 +37,7 @@ func longAgo(changed time.Time) bool { return time.Since(changed) > Settling }
 // Policy is what a ledger asks of a policy.
 type Policy interface {
 	// Affects reports whether clients get other objects of a resource under next.
-	Affects(next Policy, res schema.GroupResource) bool
+	Affects(next Policy, res Resource) bool
 	// Redivides reports whether the pod owns other objects under next, or caches others.
 	Redivides(next Policy) bool
 	// KeepsCaches reports whether caches must not be made to list.
@@ -44,11 +45,17 @@ type Policy interface {
 	// Tunnels reports whether requests pass unseen.
 	Tunnels() bool
 	// DropsEvents reports whether faults drop events from watches of a resource.
-	DropsEvents(res schema.GroupResource) bool
+	DropsEvents(res Resource) bool
+}
+
+// Resource is a resource of a cluster; the name of that of the apiserver itself is empty.
+type Resource struct {
+	Cluster string
+	schema.GroupResource
 }
 
 // overflow stands for all resources above Bounds.Resources. It is stale after any change.
-var overflow = schema.GroupResource{Group: "*", Resource: "*"}
+var overflow = Resource{GroupResource: schema.GroupResource{Group: "*", Resource: "*"}}
 
 // ErrPolicyChanged ends requests under a policy that is not in force any more.
 var ErrPolicyChanged = errors.New("the policy changed")
@@ -79,7 +86,7 @@ type Ledger struct {
 	// must list once.
 	began     time.Time
 	inherited Policy
-	resources map[schema.GroupResource]*resource
+	resources map[Resource]*resource
 	views     int // with caches, of all resources
 	gaps      int // of all resources
 	catchUp   catchUp
@@ -88,8 +95,8 @@ type Ledger struct {
 // NewLedger returns an empty Ledger.
 func NewLedger() *Ledger {
 	return &Ledger{
-		Bounds:    Bounds{Resources: 512, Views: 1 << 14, Gaps: 1 << 10, Awaited: 1 << 10},
-		resources: map[schema.GroupResource]*resource{},
+		Bounds:    Bounds{Resources: 2048, Views: 1 << 14, Gaps: 1 << 10, Awaited: 1 << 10},
+		resources: map[Resource]*resource{},
 	}
 }
 
@@ -128,19 +135,19 @@ func (g *Gap) isOver() bool { return !g.over.IsZero() }
 // View identifies a cache of a client by a hash of its requests: the client controls how
 // long and how many they are. Caches with identical requests cannot be distinguished.
 type View struct {
-	path, words uint64
-	one         bool // object, by its name
+	path, words, cluster uint64
+	one                  bool // object, by its name
 }
 
 // Words of a list or watch that distinguish the caches of a client. Name is that of the one
-// object it is about, or empty.
-type Words struct{ Path, Labels, Fields, As, Agent, Name string }
+// object it is about, or empty. Cluster is in the path, too.
+type Words struct{ Cluster, Path, Labels, Fields, As, Agent, Name string }
 
 var seed = maphash.MakeSeed()
 
 // View returns the view of a request.
 func (w Words) View() View {
-	return View{maphash.String(seed, w.Path), maphash.Comparable(seed, w), w.Name != ""}
+	return View{maphash.String(seed, w.Path), maphash.Comparable(seed, w), maphash.String(seed, w.Cluster), w.Name != ""}
 }
 
 // watch is an open watch. end ends it cleanly.
@@ -266,17 +273,18 @@ func (l *Ledger) sweep() {
 
 // Enter returns the ticket of a list, or of a watch, which end ends. It is nil if the
 // policy under which the request was planned is not in force any more.
-func (l *Ledger) Enter(under Policy, res schema.GroupResource, v View, end context.CancelCauseFunc) *Ticket {
+func (l *Ledger) Enter(under Policy, res Resource, v View, end context.CancelCauseFunc) *Ticket {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.policy != under {
 		return nil
 	}
-	if _, known := l.resources[res]; !known && (len(l.resources) >= l.Bounds.Resources || !match.Storable(res.Group, res.Resource)) {
+	if _, known := l.resources[res]; !known && (len(l.resources) >= l.Bounds.Resources || !match.Storable(res.Cluster, res.Group, res.Resource)) {
 		res = overflow
 	}
 	state := l.resources[res]
 	if state == nil {
+		res.Cluster = strings.Clone(res.Cluster) // and not the path that it is a part of
 		state = &resource{open: map[*watch]struct{}{}, caches: map[View]*caches{}}
 		if res == overflow || l.before == nil || l.before.Affects(under, res) {
 			state.changed = l.changed

@@ -11,7 +11,7 @@ import (
 func TestFullLedgerForgetsOldGaps(t *testing.T) {
 	l := NewLedger()
 	enter := func(v uint64) *Ticket {
-		ticket := l.Enter(nil, schema.GroupResource{Resource: "configmaps"}, View{path: v}, nil)
+		ticket := l.Enter(nil, Resource{GroupResource: schema.GroupResource{Resource: "configmaps"}}, View{path: v}, nil)
 		require.NotNil(t, ticket)
 		return ticket
 	}

@@ -53,11 +53,12 @@ var builtIn = sets.New(
 // sees our end of a connection only once it has ended its own. sent means that some of the
 // write was sent, awaited that it was awaited for as long as it may go on.
 func Complete(k match.Kind, sent, awaited bool, resp *upstream.Response, err error) Completion {
+	direct := !k.Connects() && !k.Member // else there are other servers behind the apiserver
 	if err == nil {
 		switch {
 		case resp.Status < http.StatusInternalServerError:
 			return Ended
-		case builtIn.Has(k.Group) && !k.Connects() && fromAPIServer(resp.Get("Content-Type")):
+		case builtIn.Has(k.Group) && direct && fromAPIServer(resp.Get("Content-Type")):
 			return Dropped
 		}
 		return NotSeen
@@ -66,7 +67,7 @@ func Complete(k match.Kind, sent, awaited bool, resp *upstream.Response, err err
 	switch {
 	case !sent:
 		return Ended
-	case cutShort && !k.Connects(): // the apiserver does nothing without the last byte
+	case cutShort && direct: // the apiserver does nothing without the last byte
 		return Dropped
 	case upstream.Ended(err), awaited:
 		return Dropped

@@ -71,4 +71,8 @@ const (
 	// ignored it would apply rules to other requests, so that a rule that allows them could
 	// take the place of one that limits them.
 	AbilityRequestScope = "request-scope"
+	// AbilityClusters is that of agents that know PodPolicy.cluster_paths, KEY_CLUSTER and
+	// ResourceMatch.clusters. An agent that ignored them would let every shard write in every
+	// member cluster.
+	AbilityClusters = "clusters"
 )

@@ -33,6 +33,9 @@ const (
 	Key_KEY_NAMESPACE Key = 0
 	// The object's uid, for both cluster-scoped and namespaced objects.
 	Key_KEY_OBJECT Key = 1
+	// The object's name, which is that of a cluster. A request into a member cluster belongs to
+	// the owner of the cluster's name, whatever it is for.
+	Key_KEY_CLUSTER Key = 2
 )
 
 // Enum value maps for Key.
@@ -40,10 +43,12 @@ var (
 	Key_name = map[int32]string{
 		0: "KEY_NAMESPACE",
 		1: "KEY_OBJECT",
+		2: "KEY_CLUSTER",
 	}
 	Key_value = map[string]int32{
 		"KEY_NAMESPACE": 0,
 		"KEY_OBJECT":    1,
+		"KEY_CLUSTER":   2,
 	}
 )
 
@@ -1967,8 +1972,13 @@ type PodPolicy struct {
 	// pod when that was deleted, and a refusal may have ended the pod's membership. The
 	// version does not include this field.
 	RequiredSerial uint64 `protobuf:"varint,13,opt,name=required_serial,json=requiredSerial,proto3" json:"required_serial,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Paths at which the apiserver passes requests on to other clusters, its members. One segment
+	// of each is "*", which stands for the name of the cluster:
+	// "/apis/cluster.karmada.io/v1alpha1/clusters/*/proxy". What follows is the path in the member.
+	// Only to agents with AbilityClusters.
+	ClusterPaths  []string `protobuf:"bytes,14,rep,name=cluster_paths,json=clusterPaths,proto3" json:"cluster_paths,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PodPolicy) Reset() {
@@ -2090,6 +2100,13 @@ func (x *PodPolicy) GetRequiredSerial() uint64 {
 		return x.RequiredSerial
 	}
 	return 0
+}
+
+func (x *PodPolicy) GetClusterPaths() []string {
+	if x != nil {
+		return x.ClusterPaths
+	}
+	return nil
 }
 
 // Sharding is the shard of a pod.
@@ -2992,7 +3009,7 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\x14additional_addresses\x18\t \x03(\tR\x13additionalAddressesJ\x04\b\a\x10\b\"\x1a\n" +
 	"\x06Remove\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\"\b\n" +
-	"\x06Synced\"\xa7\x03\n" +
+	"\x06Synced\"\xcc\x03\n" +
 	"\tPodPolicy\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
@@ -3007,7 +3024,8 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	" \x01(\bR\vpassthrough\x12\x16\n" +
 	"\x06serial\x18\v \x01(\x04R\x06serial\x123\n" +
 	"\atraffic\x18\f \x01(\v2\x19.ctrlmesh.mesh.v1.TrafficR\atraffic\x12'\n" +
-	"\x0frequired_serial\x18\r \x01(\x04R\x0erequiredSerial\"\xf0\x06\n" +
+	"\x0frequired_serial\x18\r \x01(\x04R\x0erequiredSerial\x12#\n" +
+	"\rcluster_paths\x18\x0e \x03(\tR\fclusterPaths\"\xf0\x06\n" +
 	"\bSharding\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\tR\x05shard\x12/\n" +
 	"\x06limits\x18\x02 \x03(\v2\x17.ctrlmesh.mesh.v1.LimitR\x06limits\x12'\n" +
@@ -3065,11 +3083,12 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\x04Lock\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12#\n" +
-	"\rupstream_name\x18\x03 \x01(\tR\fupstreamName*(\n" +
+	"\rupstream_name\x18\x03 \x01(\tR\fupstreamName*9\n" +
 	"\x03Key\x12\x11\n" +
 	"\rKEY_NAMESPACE\x10\x00\x12\x0e\n" +
 	"\n" +
-	"KEY_OBJECT\x10\x01*W\n" +
+	"KEY_OBJECT\x10\x01\x12\x0f\n" +
+	"\vKEY_CLUSTER\x10\x02*W\n" +
 	"\x06Method\x12\x0f\n" +
 	"\vMETHOD_AUTO\x10\x00\x12\x16\n" +
 	"\x12METHOD_SERVER_SIDE\x10\x01\x12\x11\n" +

@@ -396,7 +396,10 @@ type ResourceMatch struct {
 	Names   []string       `protobuf:"bytes,5,rep,name=names,proto3" json:"names,omitempty"`
 	Headers []*HeaderMatch `protobuf:"bytes,6,rep,name=headers,proto3" json:"headers,omitempty"`
 	// Only to agents with AbilityRequestScope.
-	Scope         RequestScope `protobuf:"varint,7,opt,name=scope,proto3,enum=ctrlmesh.mesh.v1.RequestScope" json:"scope,omitempty"`
+	Scope RequestScope `protobuf:"varint,7,opt,name=scope,proto3,enum=ctrlmesh.mesh.v1.RequestScope" json:"scope,omitempty"`
+	// Names of member clusters; "" is the cluster of the apiserver itself. Only to agents with
+	// AbilityClusters.
+	Clusters      []string `protobuf:"bytes,8,rep,name=clusters,proto3" json:"clusters,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -478,6 +481,13 @@ func (x *ResourceMatch) GetScope() RequestScope {
 		return x.Scope
 	}
 	return RequestScope_REQUEST_SCOPE_ALL
+}
+
+func (x *ResourceMatch) GetClusters() []string {
+	if x != nil {
+		return x.Clusters
+	}
+	return nil
 }
 
 // PathMatch matches requests to the apiserver that are not for resources.
@@ -2516,7 +2526,7 @@ const file_api_mesh_v1_traffic_proto_rawDesc = "" +
 	"\n" +
 	"intercepts\x18\x03 \x03(\v2\x1f.ctrlmesh.mesh.v1.InterceptRuleR\n" +
 	"intercepts\x12#\n" +
-	"\rrefuse_unseen\x18\x04 \x01(\bR\frefuseUnseen\"\x87\x02\n" +
+	"\rrefuse_unseen\x18\x04 \x01(\bR\frefuseUnseen\"\xa3\x02\n" +
 	"\rResourceMatch\x12\x1d\n" +
 	"\n" +
 	"api_groups\x18\x01 \x03(\tR\tapiGroups\x12\x1c\n" +
@@ -2527,7 +2537,8 @@ const file_api_mesh_v1_traffic_proto_rawDesc = "" +
 	"namespaces\x12\x14\n" +
 	"\x05names\x18\x05 \x03(\tR\x05names\x127\n" +
 	"\aheaders\x18\x06 \x03(\v2\x1d.ctrlmesh.mesh.v1.HeaderMatchR\aheaders\x124\n" +
-	"\x05scope\x18\a \x01(\x0e2\x1e.ctrlmesh.mesh.v1.RequestScopeR\x05scope\"7\n" +
+	"\x05scope\x18\a \x01(\x0e2\x1e.ctrlmesh.mesh.v1.RequestScopeR\x05scope\x12\x1a\n" +
+	"\bclusters\x18\b \x03(\tR\bclusters\"7\n" +
 	"\tPathMatch\x12\x14\n" +
 	"\x05paths\x18\x01 \x03(\tR\x05paths\x12\x14\n" +
 	"\x05verbs\x18\x02 \x03(\tR\x05verbs\"\xec\x01\n" +

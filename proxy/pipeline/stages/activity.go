@@ -30,7 +30,7 @@ func (a activityOf) Written(x *pipeline.State) {
 	if x.Lock != nil || strings.Contains(x.Out.Query, "dryRun=") || a.Everyones(namespace, name) {
 		return
 	}
-	a.counter.Write(a.Key(namespace, name), x.Would == observedForeign || a.Foreign(namespace))
+	a.counter.Write(a.Key(namespace, name), x.Would == observedForeign || a.Foreign(x.Req.Cluster, namespace, name))
 }
 
 // Watched implements pipeline.Activity.

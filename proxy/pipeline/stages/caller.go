@@ -48,10 +48,10 @@ func (s contradictionStage) Apply(*pipeline.State) *pipeline.Outcome {
 }
 
 // classifyStage refuses a request that cannot be classified.
-type classifyStage struct{}
+type classifyStage struct{ clusters pipeline.ClusterPaths }
 
-func (classifyStage) Apply(x *pipeline.State) *pipeline.Outcome {
-	if x.Req.Classify(); x.Req.Malformed != nil {
+func (s classifyStage) Apply(x *pipeline.State) *pipeline.Outcome {
+	if x.Req.Classify(s.clusters); x.Req.Malformed != nil {
 		return pipeline.RefusalFor(meshv1.RefusedMalformed, x.Req.Malformed)
 	}
 	return nil

@@ -64,8 +64,20 @@ func (s *fenceStage) Apply(x *pipeline.State) *pipeline.Outcome {
 		return s.object(x)
 	case s.InBody:
 		return s.create(x)
+	case s.ByName && x.Req.Info.Name == "": // deletecollection
+		return s.encounter(x, "not each of these objects", "")
+	case s.ByName:
+		return s.named(x, x.Req.Info.Name)
 	}
 	return s.in(x, x.Req.Info.Namespace)
+}
+
+// named decides on a request for an object by its own name.
+func (s *fenceStage) named(x *pipeline.State, name string) *pipeline.Outcome {
+	if s.Foreign(name) {
+		return s.encounter(x, "object "+pipeline.Bounded(name), name)
+	}
+	return nil
 }
 
 // in decides on a request for an object in a namespace, or for the namespace itself.
@@ -112,7 +124,7 @@ func (s *fenceStage) undecided(x *pipeline.State, refused *apierrors.StatusError
 	return pipeline.RefusalFor(meshv1.RefusedUnknown, refused)
 }
 
-// create decides on the creation of a Namespace by the name in the body.
+// create decides on the creation of an object by the name in the body.
 func (s *fenceStage) create(x *pipeline.State) *pipeline.Outcome {
 	if s.lenient() && x.Out.Header.Get("Content-Encoding") != "" {
 		return s.undecided(x, nil)
@@ -122,13 +134,15 @@ func (s *fenceStage) create(x *pipeline.State) *pipeline.Outcome {
 	case refused != nil:
 		return pipeline.Refusal(refused)
 	case errors.Is(err, filter.ErrType):
-		return s.undecided(x, status.UnsupportedMediaType("the name of a namespace must be read: %v", err))
+		return s.undecided(x, status.UnsupportedMediaType("the name of the object must be read: %v", err))
 	case err != nil:
-		return s.undecided(x, status.BadRequest("the name of a namespace must be read: %v", err))
+		return s.undecided(x, status.BadRequest("the name of the object must be read: %v", err))
 	case name == "" && s.Limit != nil: // the apiserver generates it
-		return s.outside(x, "a namespace whose name is to be generated")
+		return s.outside(x, "an object whose name is to be generated")
 	case name == "":
-		return s.encounter(x, "a namespace whose name is to be generated", "")
+		return s.encounter(x, "an object whose name is to be generated", "")
+	case s.ByName:
+		return s.named(x, name)
 	}
 	return s.in(x, name)
 }
@@ -164,11 +178,15 @@ func (s standbyStage) Apply(x *pipeline.State) *pipeline.Outcome {
 
 // inStandby refuses a write until the pod is given keys.
 func (p *Policy) inStandby() *pipeline.Outcome {
-	why := p.Message.GetSharding().GetStandbyReason()
-	if why == "" {
-		why = fmt.Sprintf("ShardingConfig %s/%s: its shard owns nothing yet", p.env.Info.Namespace, p.Shard)
+	return pipeline.RefusalFor(meshv1.RefusedStandby, status.Unavailable(standbyRetry, "pod %s is in standby and may not write yet: %s", p.env.ID, p.standbyReason()))
+}
+
+// standbyReason returns why the pod is in standby.
+func (p *Policy) standbyReason() string {
+	if why := p.Message.GetSharding().GetStandbyReason(); why != "" {
+		return why
 	}
-	return pipeline.RefusalFor(meshv1.RefusedStandby, status.Unavailable(standbyRetry, "pod %s is in standby and may not write yet: %s", p.env.ID, why))
+	return fmt.Sprintf("ShardingConfig %s/%s: its shard owns nothing yet", p.env.Info.Namespace, p.Shard)
 }
 
 // forbidden refuses a request for an object that another shard owns, and says why.

@@ -43,7 +43,7 @@ func (p *Policy) gate() pipeline.Stages {
 	if p.Refuse != "" {
 		out.Add(contradictionStage{p.Refuse})
 	}
-	out.Add(classifyStage{})
+	out.Add(classifyStage{p.clusters})
 	out.Add(newTokenStage(p))
 	return out
 }
@@ -58,14 +58,19 @@ func (p *Policy) make(key match.Kind, isResource bool) *pipeline.Plan {
 	var locks *lockStage
 	var stale *staleness
 	if isResource {
-		locks, stale = newLockStage(p, key), newStaleness(p, key)
 		out.Activity = newActivity(p, key)
+	}
+	if isResource && !key.Member { // in member clusters there are no locks of the operator, and other versions
+		locks, stale = newLockStage(p, key), newStaleness(p, key)
 	}
 	if locks != nil {
 		out.Urgent = locks.urgent
 	}
 	out.Stages.Add(upgradeStage{pipeline.Upgrades(key)}, admissionStage{out.Route, out.Urgent}, forwardedHeaderStage{})
-	if isResource {
+	switch {
+	case key.Member:
+		out.Stages.Add(p.memberStages(key, isResource)...)
+	case isResource:
 		out.Stages.Add(p.shardingStages(key, locks)...)
 	}
 	out.Stages.Add(auditStage{})
@@ -81,6 +86,19 @@ func (p *Policy) make(key match.Kind, isResource bool) *pipeline.Plan {
 	}
 	if key.Connects() {
 		out.Stages.Add(connectStage{p, p.env.Enter})
+	}
+	return out
+}
+
+// memberStages returns the stages that restrict requests into member clusters.
+func (p *Policy) memberStages(key match.Kind, isResource bool) (out pipeline.Stages) {
+	out.Add(newMemberStage(p, key))
+	if !isResource {
+		return out
+	}
+	out.Add(newRootCAStage(p, key), newCatchUpStage(p, key))
+	if key.Verb == "list" || key.Verb == "watch" {
+		out.Add(newRelistStage(p, key))
 	}
 	return out
 }
@@ -125,7 +143,7 @@ func (p *Policy) shardingStages(key match.Kind, locks *lockStage) (out pipeline.
 		} else if p.Selector(key.GroupResource()) != nil {
 			p.env.Methods.Note(key.GroupResource(), isolation.ByLabels)
 		}
-		out.Add(&relistStage{policy: p, resource: key.GroupResource(), watch: watch})
+		out.Add(newRelistStage(p, key))
 	}
 	return out
 }

@@ -15,6 +15,7 @@
 //	narrowing.go  lists and watches of the shard alone, by selectors and filters
 //	fence.go      requests for objects of other shards; standby
 //	cluster.go    writes of objects in no namespace
+//	member.go     requests into member clusters
 //	relisting.go  watches whose clients must list first, and their writes meanwhile; lists
 //	              that a fault makes stale
 //	supplement.go what a watch begins with that resumes
@@ -28,12 +29,12 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/activity"
@@ -146,7 +147,8 @@ type Policy struct {
 	Passthrough     bool
 	RequestTimeout  time.Duration // the apiserver's; 0: not known
 	*isolation.Division
-	Locks lock.Set
+	Locks    lock.Set
+	clusters pipeline.ClusterPaths
 	traffic
 	Would *Policy // not nil: the policy without the dry run; only its division is set
 	tally
@@ -180,6 +182,10 @@ func Compile(e *Env, m *meshv1.PodPolicy) (*Policy, error) {
 	out.Writes.Raise()
 	out.Writes.Raise()
 	if err := out.divide(m.GetSharding()); err != nil {
+		return nil, err
+	}
+	var err error
+	if out.clusters, err = pipeline.NewClusterPaths(m.GetClusterPaths()); err != nil {
 		return nil, err
 	}
 	out.traffic = trafficOf(e, m) // never fails: isolation must not wait for valid rules
@@ -220,16 +226,22 @@ func (p *Policy) Evaluate(x *pipeline.State) *pipeline.Outcome {
 
 // Affects implements relist.Policy: it reports whether clients get other objects of a
 // resource under next than under p, or must drop under next what they could keep under p.
-func (p *Policy) Affects(next relist.Policy, res schema.GroupResource) bool {
+func (p *Policy) Affects(next relist.Policy, res relist.Resource) bool {
 	n := next.(*Policy)
-	return p.Refuse != n.Refuse || p.Division.Affects(n.Division, res) ||
+	if !slices.Equal(p.clusters, n.clusters) {
+		return true // a path may lead elsewhere
+	}
+	if c := res.Cluster; c != "" {
+		return p.Refuse != n.Refuse || p.Member().Refuses(c) != n.Member().Refuses(c)
+	}
+	return p.Refuse != n.Refuse || p.Division.Affects(n.Division, res.GroupResource) ||
 		lock.Kind(res.Group, res.Resource) && !p.Locks.Equal(n.Locks)
 }
 
 // Redivides implements relist.Policy. It is true of all that Affects is true of.
 func (p *Policy) Redivides(next relist.Policy) bool {
 	n := next.(*Policy)
-	return p.Refuse != n.Refuse || p.Division.Redivides(n.Division) || !p.Locks.Equal(n.Locks)
+	return p.Refuse != n.Refuse || p.Division.Redivides(n.Division) || !p.Locks.Equal(n.Locks) || !slices.Equal(p.clusters, n.clusters)
 }
 
 // KeepsCaches implements relist.Policy.
@@ -239,8 +251,8 @@ func (p *Policy) KeepsCaches() bool { return p.KeepCaches }
 func (p *Policy) Tunnels() bool { return p.Passthrough }
 
 // DropsEvents implements relist.Policy.
-func (p *Policy) DropsEvents(res schema.GroupResource) bool {
-	return p.faults.Drops(match.Kind{Verb: "watch", Group: res.Group, Resource: res.Resource})
+func (p *Policy) DropsEvents(res relist.Resource) bool {
+	return p.faults.Drops(match.Kind{Verb: "watch", Group: res.Group, Resource: res.Resource, Member: res.Cluster != ""})
 }
 
 // Acquire acquires the series that the policy counts in, before it is in force. The caller

@@ -30,13 +30,17 @@ type relistStage struct {
 	watch    bool
 }
 
+func newRelistStage(p *Policy, key match.Kind) *relistStage {
+	return &relistStage{policy: p, resource: key.GroupResource(), watch: key.Verb == "watch"}
+}
+
 func (s *relistStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	q := pipeline.Parameters(x.Req.Query) // the client's own: stages have edited what is sent
 	var end context.CancelCauseFunc
 	if s.watch {
 		x.Ctx, end = context.WithCancelCause(x.Ctx)
 	}
-	if x.Ticket = s.policy.env.Ledger.Enter(s.policy, s.resource, viewOf(x, q), end); x.Ticket == nil {
+	if x.Ticket = s.policy.env.Ledger.Enter(s.policy, relist.Resource{Cluster: x.Req.Cluster, GroupResource: s.resource}, viewOf(x, q), end); x.Ticket == nil {
 		return pipeline.Restart
 	}
 	initial := s.watch && pipeline.IsTrue(q["sendInitialEvents"])
@@ -57,12 +61,13 @@ func (s *relistStage) Apply(x *pipeline.State) *pipeline.Outcome {
 
 func viewOf(x *pipeline.State, q url.Values) relist.View {
 	return relist.Words{
-		Path:   strings.TrimRight(x.Req.Path, "/"),
-		Labels: q.Get("labelSelector"),
-		Fields: q.Get("fieldSelector"),
-		As:     transform(x.Out.Header.Get("Accept")),
-		Agent:  x.Out.Header.Get("User-Agent"),
-		Name:   x.Req.Info.Name,
+		Cluster: x.Req.Cluster,
+		Path:    strings.TrimRight(x.Req.Path, "/"),
+		Labels:  q.Get("labelSelector"),
+		Fields:  q.Get("fieldSelector"),
+		As:      transform(x.Out.Header.Get("Accept")),
+		Agent:   x.Out.Header.Get("User-Agent"),
+		Name:    x.Req.Info.Name,
 	}.View()
 }
 
@@ -124,6 +129,9 @@ func (s catchUpStage) Apply(x *pipeline.State) *pipeline.Outcome {
 		return nil
 	}
 	return s.policy.catchingUp(x, func(before *isolation.Division) bool {
+		if s.key.Member {
+			return s.policy.GainsCluster(before, x.Req.Cluster)
+		}
 		return s.policy.Gains(before, s.key, x.Req.Info.Namespace, x.Req.Info.Name)
 	})
 }
@@ -131,7 +139,7 @@ func (s catchUpStage) Apply(x *pipeline.State) *pipeline.Outcome {
 // catchingUp refuses a write if some cache of the pod was filled under a division before
 // which gained is true of.
 func (p *Policy) catchingUp(x *pipeline.State, gained func(before *isolation.Division) bool) *pipeline.Outcome {
-	behind := p.env.Ledger.CatchingUp(func(before relist.Policy) bool {
+	behind := p.env.Ledger.CatchingUp(x.Req.Cluster, func(before relist.Policy) bool {
 		if before == nil {
 			return gained(p.InStandby())
 		}

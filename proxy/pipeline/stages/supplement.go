@@ -27,6 +27,8 @@ func (p *Policy) difference(before []relist.Policy, x *pipeline.State) *isolatio
 	info, q := x.Req.Info, pipeline.Parameters(x.Req.Query)
 	denied := newDeniedStage(p, x.Plan.Key)
 	switch {
+	case x.Req.Cluster != "": // all of it, or nothing
+		return nil
 	case x.Lock != nil, denied != nil && denied.agents.Match(x.Req.Header.Get("User-Agent")):
 		return nil
 	case transform(x.Out.Header.Get("Accept")) == "Table": // the rows of a list have no event

@@ -1,0 +1,35 @@
+package isolation
+
+import meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+
+// Member decides on requests into member clusters. All of them belong to the owner of the name of
+// the cluster.
+type Member struct {
+	Border
+	// Observe: requests into clusters of other shards are counted, not refused.
+	Observe bool
+	// Standby: the shard owns no cluster yet.
+	Standby bool
+}
+
+// Member returns nil if every shard may send requests into all clusters.
+func (d *Division) Member() *Member {
+	owned, divided := d.owned()
+	isolation := d.message.GetIsolation()
+	if !d.byCluster || !divided || owned.Everything() || !d.Standby && isolation == meshv1.Isolation_ISOLATION_OFF {
+		return nil
+	}
+	return &Member{
+		Border: Border{owned: owned}, Standby: d.Standby,
+		Observe: !d.Standby && isolation == meshv1.Isolation_ISOLATION_OBSERVE,
+	}
+}
+
+// Refuses reports whether requests into a cluster are refused.
+func (m *Member) Refuses(cluster string) bool { return m != nil && !m.Observe && m.Foreign(cluster) }
+
+// GainsCluster reports whether the shard did not own a cluster under the division before.
+func (d *Division) GainsCluster(before *Division, cluster string) bool {
+	had, divided := before.owned()
+	return divided && before.byCluster && !had.Owns(cluster)
+}
