@@ -30,7 +30,7 @@ func Of(spec *v1alpha1.ShardingConfigSpec) *v1alpha1.ActingSpec {
 	spec = spec.DeepCopy()
 	return &v1alpha1.ActingSpec{
 		Controller: spec.Controller, DryRun: spec.DryRun, Limits: spec.Limits,
-		ResourceSelector: spec.Root.ResourceSelector, Key: spec.Root.Key, Method: spec.Root.Method, ClusterScoped: spec.Root.ClusterScoped,
+		ResourceSelector: spec.Root.ResourceSelector, Key: spec.Root.Key, Clusters: spec.Clusters, Method: spec.Root.Method, ClusterScoped: spec.Root.ClusterScoped,
 		TargetStatefulSet: spec.Root.TargetStatefulSet, TargetRef: spec.Root.TargetRef, TargetSelector: spec.Root.TargetSelector,
 	}
 }
@@ -71,7 +71,7 @@ func Enact(configs []*v1alpha1.ShardingConfig, known func(*v1alpha1.ShardingConf
 // replaced returns a configuration with another acting spec.
 func replaced(c *v1alpha1.ShardingConfig, by *v1alpha1.ActingSpec) *v1alpha1.ShardingConfig {
 	c, by = c.DeepCopy(), by.DeepCopy()
-	c.Spec.Controller, c.Spec.DryRun, c.Spec.Limits = by.Controller, by.DryRun, by.Limits
+	c.Spec.Controller, c.Spec.DryRun, c.Spec.Limits, c.Spec.Clusters = by.Controller, by.DryRun, by.Limits, by.Clusters
 	r := c.Spec.Root
 	r.ResourceSelector, r.Key, r.Method, r.ClusterScoped = by.ResourceSelector, by.Key, by.Method, by.ClusterScoped
 	r.TargetStatefulSet, r.TargetRef, r.TargetSelector = by.TargetStatefulSet, by.TargetRef, by.TargetSelector
@@ -92,6 +92,7 @@ func differ(a, b *v1alpha1.ShardingConfig, locks []v1alpha1.LockStatus) (fields 
 		{"spec.dryRun", a.Spec.DryRun == b.Spec.DryRun},
 		{"spec.root.resourceSelector", slices.Equal(resources(a), resources(b))},
 		{KeyField, cmp.Or(ra.Key, v1alpha1.KeyNamespace) == cmp.Or(rb.Key, v1alpha1.KeyNamespace)},
+		{"spec.clusters", slices.Equal(a.Spec.Clusters, b.Spec.Clusters)},
 		{"spec.root.method", cmp.Or(ra.Method, v1alpha1.MethodAuto) == cmp.Or(rb.Method, v1alpha1.MethodAuto)},
 		{"spec.root.clusterScoped", cmp.Or(ra.ClusterScoped, v1alpha1.ClusterScopedEveryone) == cmp.Or(rb.ClusterScoped, v1alpha1.ClusterScopedEveryone)},
 		{"spec.root.targetRef", layout.Target(ra) == layout.Target(rb)},

@@ -20,6 +20,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 )
 
@@ -305,6 +306,7 @@ func policy(pod *corev1.Pod, sources []source) (p *meshv1.PodPolicy, by *v1alpha
 		p.Refuse = fmt.Sprintf("%s: %s", origin.Of(selecting[0].Config), selecting[0].Problem.Message)
 	default:
 		s := selecting[0]
+		p.ClusterPaths = collect.Map(s.Config.Spec.Clusters, func(c v1alpha1.ClusterPath) string { return c.PathPrefix })
 		if s.judge(pod, p); p.Refuse == "" {
 			p.AnyToken = s.Config.Spec.TokenBinding == v1alpha1.TokenBindingOff
 			// Without its agent, a pod in standby would act on all objects.

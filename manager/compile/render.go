@@ -22,7 +22,8 @@ var (
 		v1alpha1.IsolationOff:     meshv1.Isolation_ISOLATION_OFF,
 	}
 	keys = map[v1alpha1.Key]meshv1.Key{
-		v1alpha1.KeyObject: meshv1.Key_KEY_OBJECT,
+		v1alpha1.KeyObject:  meshv1.Key_KEY_OBJECT,
+		v1alpha1.KeyCluster: meshv1.Key_KEY_CLUSTER,
 	}
 	methods = map[v1alpha1.Method]meshv1.Method{
 		v1alpha1.MethodServerSide: meshv1.Method_METHOD_SERVER_SIDE,

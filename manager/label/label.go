@@ -156,7 +156,16 @@ func canonical(names []string) []string {
 // ones that can be listed and patched, in their preferred versions. missing are those listed by
 // full name that are not served so.
 func Resolve(groups []v1alpha1.ResourceGroup, served []*metav1.APIResourceList) (found []schema.GroupVersionResource, missing []string) {
-	available := labelled(served)
+	return resolve(groups, labelled(served))
+}
+
+// Listable is Resolve for resources whose objects are not labelled: of objects in no namespace, too.
+func Listable(groups []v1alpha1.ResourceGroup, served []*metav1.APIResourceList) []schema.GroupVersionResource {
+	found, _ := resolve(groups, known(served, func(r metav1.APIResource) bool { return slices.Contains(r.Verbs, "list") }))
+	return found
+}
+
+func resolve(groups []v1alpha1.ResourceGroup, available map[schema.GroupResource]schema.GroupVersionResource) (found []schema.GroupVersionResource, missing []string) {
 	wanted := map[schema.GroupVersionResource]bool{}
 	for _, g := range groups {
 		for gr, gvr := range available {
@@ -187,6 +196,13 @@ func names(list []string, one string) bool {
 
 // labelled returns the served resources whose objects can be labelled.
 func labelled(served []*metav1.APIResourceList) map[schema.GroupResource]schema.GroupVersionResource {
+	return known(served, func(r metav1.APIResource) bool {
+		return r.Namespaced && slices.Contains(r.Verbs, "list") && slices.Contains(r.Verbs, "patch")
+	})
+}
+
+// known returns the resources of which is is true, each in the version that comes first.
+func known(served []*metav1.APIResourceList, is func(metav1.APIResource) bool) map[schema.GroupResource]schema.GroupVersionResource {
 	out := map[schema.GroupResource]schema.GroupVersionResource{}
 	for _, list := range served {
 		gv, err := schema.ParseGroupVersion(list.GroupVersion)
@@ -194,7 +210,7 @@ func labelled(served []*metav1.APIResourceList) map[schema.GroupResource]schema.
 			continue
 		}
 		for _, r := range list.APIResources {
-			if !r.Namespaced || !slices.Contains(r.Verbs, "list") || !slices.Contains(r.Verbs, "patch") {
+			if !is(r) {
 				continue
 			}
 			gvr := schema.GroupVersionResource{Group: cmp.Or(r.Group, gv.Group), Version: cmp.Or(r.Version, gv.Version), Resource: r.Name}

@@ -11,7 +11,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
-// Weights are the numbers of objects by key: by namespace, or empty for key Object.
+// Weights are the numbers of objects by key: by namespace, 1 for each cluster, or empty for key
+// Object.
 type Weights map[string]int64
 
 const (

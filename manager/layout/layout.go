@@ -68,6 +68,11 @@ func ByLabels(root *v1alpha1.RootConfig) bool {
 	return len(root.Subsets) > 0 || root.TargetSelector != nil
 }
 
+// ByNamespace reports whether objects are assigned by their namespace.
+func ByNamespace(root *v1alpha1.RootConfig) bool {
+	return root.Key == "" || root.Key == v1alpha1.KeyNamespace
+}
+
 func canaryName(root *v1alpha1.RootConfig) string { return root.Prefix + "-0-canary" }
 
 func subsetName(root *v1alpha1.RootConfig, subset string) string { return root.Prefix + "-" + subset }
@@ -159,7 +164,7 @@ func pinned(root *v1alpha1.RootConfig) (scopes map[string]sharding.Scope, taken 
 		taken = sharding.Union(taken, own)
 	}
 	if c := root.Canary; c != nil {
-		pin(canaryName(root), sharding.Union(sharding.Keys(c.InNamespaces...), bucketsOf(c)))
+		pin(canaryName(root), sharding.Union(sharding.Keys(c.InNamespaces...), sharding.Keys(c.InClusters...), bucketsOf(c)))
 	}
 	for _, s := range root.Subsets {
 		pin(subsetName(root, s.Name), sharding.Keys(Named(s.Namespaces)...))

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 )
 
@@ -232,6 +233,45 @@ func TestValidate(t *testing.T) {
 	require.Equal(t, "<nil>", check(func(r *v1alpha1.RootConfig) {
 		r.Canary.InShardHash, r.Method = nil, v1alpha1.MethodServerSide
 	}))
+}
+
+func TestClustersAreDividedByName(t *testing.T) {
+	root := auto(2)
+	root.Key = v1alpha1.KeyCluster
+	weights := Weights{"m1": 1, "m2": 1, "m3": 1, "m4": 1}
+	owned := func(scopes map[string]sharding.Scope) map[string]int {
+		out := map[string]int{}
+		for shard, scope := range scopes {
+			for name := range weights {
+				if scope.Owns(name) {
+					out[shard]++
+				}
+			}
+		}
+		return out
+	}
+	require.Empty(t, Validate(root, field.NewPath("spec", "root")))
+	require.Equal(t, map[string]int{"op-1-normal": 2, "op-2-normal": 2}, owned(First(root, weights)))
+
+	root.Canary = &v1alpha1.CanaryConfig{Replicas: new(int32(1)), InClusters: []string{"m2"}}
+	require.Empty(t, Validate(root, field.NewPath("spec", "root")))
+	scopes := First(root, weights)
+	require.True(t, scopes["op-0-canary"].Owns("m2"))
+	require.Equal(t, 1, owned(scopes)["op-0-canary"])
+
+	for says, change := range map[string]func(*v1alpha1.RootConfig){
+		"spec.root.subsets: Forbidden: clusters are assigned by their names": func(r *v1alpha1.RootConfig) {
+			r.TargetSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}
+		},
+		"spec.root.canary: Forbidden: clusters are assigned by their names": func(r *v1alpha1.RootConfig) { r.Canary.InNamespaces = []string{"a"} },
+		"spec.root.canary.inClusters: Forbidden: it requires key: Cluster":  func(r *v1alpha1.RootConfig) { r.Key = v1alpha1.KeyNamespace },
+		"spec.root.canary.inClusters[0]: Invalid":                           func(r *v1alpha1.RootConfig) { r.Canary.InClusters = []string{"A"} },
+		"spec.root.method: Unsupported value: \"ServerSide\"":               func(r *v1alpha1.RootConfig) { r.Method = v1alpha1.MethodServerSide },
+	} {
+		wrong := root.DeepCopy()
+		change(wrong)
+		require.ErrorContains(t, Validate(wrong, field.NewPath("spec", "root")).ToAggregate(), says)
+	}
 }
 
 func everyBucket() (out []int) {

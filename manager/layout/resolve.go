@@ -104,7 +104,7 @@ func Named(matches []v1alpha1.NamespaceMatch) (names []string) {
 
 // pins returns the namespaces, sorted, whose labels name a shard of a root, by the shard's name.
 func (r *Resolver) pins(root *v1alpha1.RootConfig) (map[string][]string, error) {
-	if root.Key == v1alpha1.KeyObject || len(r.pinned) == 0 {
+	if !ByNamespace(root) || len(r.pinned) == 0 {
 		return nil, nil
 	}
 	var out map[string][]string

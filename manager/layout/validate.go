@@ -49,17 +49,8 @@ func Validate(root *v1alpha1.RootConfig, path *field.Path) field.ErrorList {
 	case root.Canary == nil && root.Auto == nil:
 		errs = append(errs, field.Required(path.Child("auto"), "set auto, canary, both, or subsets"))
 	}
-	if auto, path := root.Auto, path.Child("auto"); auto != nil {
-		if auto.ShardingSize < 1 || auto.ShardingSize > MaxShards {
-			errs = append(errs, field.Invalid(path.Child("shardingSize"), auto.ShardingSize, validation.InclusiveRangeError(1, MaxShards)))
-		}
-		if auto.EveryShardReplicas < 1 {
-			errs = append(errs, field.Invalid(path.Child("everyShardReplicas"), auto.EveryShardReplicas, validation.InclusiveRangeError(1, math.MaxInt32)))
-		}
-	}
-	if root.Key == v1alpha1.KeyObject {
-		errs = append(errs, validateByObject(root, path)...)
-	}
+	errs = append(errs, validateAuto(root.Auto, path.Child("auto"))...)
+	errs = append(errs, validateKey(root, path)...)
 	if len(root.DefaultOnlyUserAgents) > 0 && !ByLabels(root) {
 		errs = append(errs, field.Forbidden(path.Child("defaultOnlyUserAgents"), "it requires subsets or targetSelector: without them there is no default subset"))
 	}
@@ -75,6 +66,33 @@ func Validate(root *v1alpha1.RootConfig, path *field.Path) field.ErrorList {
 	return append(errs, validateRest(root, path)...)
 }
 
+func validateAuto(auto *v1alpha1.AutoConfig, path *field.Path) (errs field.ErrorList) {
+	if auto == nil {
+		return nil
+	}
+	if auto.ShardingSize < 1 || auto.ShardingSize > MaxShards {
+		errs = append(errs, field.Invalid(path.Child("shardingSize"), auto.ShardingSize, validation.InclusiveRangeError(1, MaxShards)))
+	}
+	if auto.EveryShardReplicas < 1 {
+		errs = append(errs, field.Invalid(path.Child("everyShardReplicas"), auto.EveryShardReplicas, validation.InclusiveRangeError(1, math.MaxInt32)))
+	}
+	return errs
+}
+
+// validateKey returns the errors of settings that the key does not allow.
+func validateKey(root *v1alpha1.RootConfig, path *field.Path) (errs field.ErrorList) {
+	switch root.Key {
+	case v1alpha1.KeyObject:
+		errs = validateByObject(root, path)
+	case v1alpha1.KeyCluster:
+		return validateByCluster(root, path)
+	}
+	if c := root.Canary; c != nil && len(c.InClusters) > 0 {
+		errs = append(errs, field.Forbidden(path.Child("canary", "inClusters"), "it requires key: Cluster"))
+	}
+	return errs
+}
+
 // validateByObject returns the errors of settings that key: Object does not allow.
 func validateByObject(root *v1alpha1.RootConfig, path *field.Path) (errs field.ErrorList) {
 	if len(root.Subsets) > 0 {
@@ -88,6 +106,20 @@ func validateByObject(root *v1alpha1.RootConfig, path *field.Path) (errs field.E
 	}
 	if root.Method == v1alpha1.MethodLabels {
 		errs = append(errs, field.NotSupported(path.Child("method"), root.Method, []v1alpha1.Method{v1alpha1.MethodAuto, v1alpha1.MethodServerSide, v1alpha1.MethodFilter}))
+	}
+	return errs
+}
+
+// validateByCluster returns the errors of settings that key: Cluster does not allow.
+func validateByCluster(root *v1alpha1.RootConfig, path *field.Path) (errs field.ErrorList) {
+	if ByLabels(root) {
+		errs = append(errs, field.Forbidden(path.Child("subsets"), "clusters are assigned by their names (key: Cluster), which leaves no namespaces to give to subsets: remove subsets and targetSelector"))
+	}
+	if c := root.Canary; c != nil && (len(c.InNamespaces) > 0 || c.InNamespaceSelector != nil) {
+		errs = append(errs, field.Forbidden(path.Child("canary"), "clusters are assigned by their names (key: Cluster), which leaves no namespaces to give to a canary: name clusters in inClusters"))
+	}
+	if root.Method != "" && root.Method != v1alpha1.MethodAuto && root.Method != v1alpha1.MethodFilter {
+		errs = append(errs, field.NotSupported(path.Child("method"), root.Method, []v1alpha1.Method{v1alpha1.MethodAuto, v1alpha1.MethodFilter}))
 	}
 	return errs
 }
@@ -119,10 +151,11 @@ func validateCanary(c *v1alpha1.CanaryConfig, path *field.Path) field.ErrorList 
 	if c.Replicas == nil || *c.Replicas < 1 {
 		errs = append(errs, field.Required(path.Child("replicas"), "say how many pods the canary has, at least 1"))
 	}
-	if len(c.InNamespaces)+len(c.InShardHash) == 0 && c.InNamespaceSelector == nil {
-		errs = append(errs, field.Required(path.Child("inNamespaces"), "list inNamespaces, inNamespaceSelector, inShardHash, or several of them: the canary would own nothing"))
+	if len(c.InNamespaces)+len(c.InClusters)+len(c.InShardHash) == 0 && c.InNamespaceSelector == nil {
+		errs = append(errs, field.Required(path.Child("inNamespaces"), "list inNamespaces, inNamespaceSelector, inClusters, inShardHash, or several of them: the canary would own nothing"))
 	}
-	errs = append(errs, validateNames(c.InNamespaces, path.Child("inNamespaces"))...)
+	errs = append(errs, validateNames(c.InNamespaces, path.Child("inNamespaces"), validation.IsDNS1123Label)...)
+	errs = append(errs, validateNames(c.InClusters, path.Child("inClusters"), validation.IsDNS1123Subdomain)...)
 	errs = append(errs, validateSelector(c.InNamespaceSelector, path.Child("inNamespaceSelector"))...)
 	seen := map[string]bool{}
 	for i, text := range c.InShardHash {
@@ -200,7 +233,7 @@ func ValidateMatches(matches []v1alpha1.NamespaceMatch, path *field.Path) (errs 
 	errs = validatePatterns(matches, path)
 	for i, m := range matches {
 		path := path.Index(i)
-		errs = append(errs, validateNames(m.Names, path.Child("names"))...)
+		errs = append(errs, validateNames(m.Names, path.Child("names"), validation.IsDNS1123Label)...)
 		errs = append(errs, validateSelector(m.Selector, path.Child("selector"))...)
 	}
 	return errs
@@ -230,8 +263,8 @@ func validateSelector(s *metav1.LabelSelector, path *field.Path) field.ErrorList
 	return metav1validation.ValidateLabelSelector(s, metav1validation.LabelSelectorValidationOptions{}, path)
 }
 
-// validateNames returns the errors in a list of namespaces.
-func validateNames(names []string, path *field.Path) (errs field.ErrorList) {
+// validateNames returns the errors in a list of names.
+func validateNames(names []string, path *field.Path, check func(string) []string) (errs field.ErrorList) {
 	seen := map[string]bool{}
 	for i, name := range names {
 		path := path.Index(i)
@@ -239,7 +272,7 @@ func validateNames(names []string, path *field.Path) (errs field.ErrorList) {
 			errs = append(errs, field.Duplicate(path, name))
 		}
 		seen[name] = true
-		for _, problem := range validation.IsDNS1123Label(name) {
+		for _, problem := range check(name) {
 			errs = append(errs, field.Invalid(path, name, problem))
 		}
 	}

@@ -135,7 +135,7 @@ func (s *Server) Observe(nodeName, uid string) Observation {
 	var out Observation
 	noTraffic := false
 	for _, st := range streams {
-		noTraffic = noTraffic || !st.can.traffic
+		noTraffic = noTraffic || !st.can.has(meshv1.AbilityTraffic)
 		if o, ok := st.seen[uid]; ok && (o.Capture != "" || out.Capture == "") {
 			out = o
 		}

@@ -893,6 +893,24 @@ func TestRulesWithScopeAreWithheldFromOlderAgents(t *testing.T) {
 	require.Len(t, sent, 3)
 }
 
+func TestClustersAreWithheldFromOlderAgents(t *testing.T) {
+	w := start(t)
+	p := policies("plain@n1=1", "paths@n1=1", "rule@n1=1")
+	p["paths"].ClusterPaths = []string{"/clusters/*"}
+	p["rule"].Traffic = &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Rules: []*meshv1.LimitRule{{Resources: []*meshv1.ResourceMatch{{Clusters: []string{"m1"}}}}}}}}
+	w.Set(cluster1, p)
+	older := w.hello(&meshv1.Hello{Node: "n1", Abilities: []string{meshv1.AbilityTraffic}})
+	_, sent := older.world()
+	require.Equal(t, map[string]string{"plain": "1"}, sent)
+	for _, uid := range []string{"paths", "rule"} {
+		require.Contains(t, w.Observe("n1", uid).Nack, "clusters: upgrade the agent of node n1", uid)
+	}
+	older.cancel()
+
+	_, sent = w.hello(&meshv1.Hello{Node: "n1", Abilities: []string{meshv1.AbilityTraffic, meshv1.AbilityClusters}}).world()
+	require.Len(t, sent, 3)
+}
+
 func TestWebhooksFollowThePolicies(t *testing.T) {
 	w := start(t)
 	w.Set(cluster1, policies("a@n1=1"))

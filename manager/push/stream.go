@@ -49,27 +49,23 @@ type stream struct {
 type abilities struct {
 	capture     string // the best capture mode
 	hostNetwork bool
-	reason      string // why not
-	traffic     bool   // rules of policies' traffic
-	large       bool   // policies above MaxSmallPolicyBytes
-	standby     bool   // locks, standby and dry runs of policies' sharding
-	cluster     bool   // owners of objects in no namespace
-	userAgents  bool   // User-Agents of policies' sharding
-	scope       bool   // scopes of rules
+	reason      string   // why not
+	known       []string // constants Ability...
 }
 
 func can(h *meshv1.Hello) abilities {
 	a := abilities{
 		hostNetwork: h.HostNetwork, reason: cmp.Or(clip(h.HostNetworkReason), "its agent is too old to report it"),
-		traffic: slices.Contains(h.Abilities, meshv1.AbilityTraffic), large: slices.Contains(h.Abilities, meshv1.AbilityLargePolicies),
-		standby: slices.Contains(h.Abilities, meshv1.AbilityStandby), scope: slices.Contains(h.Abilities, meshv1.AbilityRequestScope),
-		cluster: slices.Contains(h.Abilities, meshv1.AbilityClusterScoped), userAgents: slices.Contains(h.Abilities, meshv1.AbilityUserAgents),
+		known: h.Abilities,
 	}
 	if len(h.Captures) > 0 && slices.Contains(captures, h.Captures[0]) {
 		a.capture = h.Captures[0]
 	}
 	return a
 }
+
+// has reports whether an agent has an ability.
+func (a abilities) has(ability string) bool { return slices.Contains(a.known, ability) }
 
 var captures = []string{v1alpha1.CaptureEBPF, v1alpha1.CaptureIPTables, v1alpha1.CaptureAddress}
 
@@ -138,28 +134,42 @@ func (s *Server) nextWebhooks(name string, st *stream) *meshv1.ManagerMessage {
 	return &meshv1.ManagerMessage{Kind: &meshv1.ManagerMessage_Webhooks{Webhooks: w}}
 }
 
+// needs are the abilities without which an agent must not get some policies.
+var needs = []struct {
+	ability, without string
+	of               func(*meshv1.PodPolicy) bool
+}{
+	{meshv1.AbilityLargePolicies, "it is larger than its agent receives", func(p *meshv1.PodPolicy) bool { return proto.Size(p) > meshv1.MaxSmallPolicyBytes }},
+	{meshv1.AbilityStandby, "its agent knows neither standby nor the operator's locks", func(p *meshv1.PodPolicy) bool {
+		s := p.GetSharding()
+		return s.GetStandby() || s.GetDryRun() || len(s.GetLocks()) > 0
+	}},
+	{meshv1.AbilityClusterScoped, "its agent does not know clusterScoped of roots", func(p *meshv1.PodPolicy) bool { return p.GetSharding().GetClusterScopedOwner() != "" }},
+	{meshv1.AbilityUserAgents, "its agent does not know User-Agents of configurations", func(p *meshv1.PodPolicy) bool {
+		s := p.GetSharding()
+		return s.GetUserAgent() != "" || s.GetUserAgentPrefix() != "" || len(s.GetDeniedUserAgents()) > 0
+	}},
+	{meshv1.AbilityRequestScope, "its agent does not know scope of rules", func(p *meshv1.PodPolicy) bool {
+		return matched(p.GetTraffic(), func(m *meshv1.ResourceMatch) bool { return m.GetScope() != meshv1.RequestScope_REQUEST_SCOPE_ALL })
+	}},
+	{meshv1.AbilityClusters, "its agent does not know clusters", func(p *meshv1.PodPolicy) bool {
+		return len(p.GetClusterPaths()) > 0 || matched(p.GetTraffic(), func(m *meshv1.ResourceMatch) bool { return len(m.GetClusters()) > 0 })
+	}},
+}
+
 // lacks returns why a policy must not be sent to an agent; empty if it may. A policy that
 // is too large would end the stream, and affect all other pods of the node.
 func (st *stream) lacks(p *meshv1.PodPolicy) string {
-	s := p.GetSharding()
-	switch {
-	case !st.can.large && proto.Size(p) > meshv1.MaxSmallPolicyBytes:
-		return "it is larger than its agent receives"
-	case !st.can.standby && (s.GetStandby() || s.GetDryRun() || len(s.GetLocks()) > 0):
-		return "its agent knows neither standby nor the operator's locks"
-	case !st.can.cluster && s.GetClusterScopedOwner() != "":
-		return "its agent does not know clusterScoped of roots"
-	case !st.can.userAgents && (s.GetUserAgent() != "" || s.GetUserAgentPrefix() != "" || len(s.GetDeniedUserAgents()) > 0):
-		return "its agent does not know User-Agents of configurations"
-	case !st.can.scope && scoped(p.GetTraffic()):
-		return "its agent does not know scope of rules"
+	for _, n := range needs {
+		if !st.can.has(n.ability) && n.of(p) {
+			return n.without
+		}
 	}
 	return ""
 }
 
-// scoped reports whether a rule matches only requests with, or without, a namespace.
-func scoped(t *meshv1.Traffic) bool {
-	set := func(m *meshv1.ResourceMatch) bool { return m.GetScope() != meshv1.RequestScope_REQUEST_SCOPE_ALL }
+// matched reports whether a rule matches requests in a way for which set is true.
+func matched(t *meshv1.Traffic, set func(*meshv1.ResourceMatch) bool) bool {
 	return slices.ContainsFunc(t.GetBreakers(), func(b *meshv1.Breaker) bool {
 		return slices.ContainsFunc(b.GetRules(), func(r *meshv1.LimitRule) bool { return slices.ContainsFunc(r.GetResources(), set) })
 	}) || slices.ContainsFunc(t.GetInjections(), func(i *meshv1.Injection) bool {

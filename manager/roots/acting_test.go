@@ -81,6 +81,12 @@ func TestSpecChangesWhileNoShardOwnsAnything(t *testing.T) {
 			func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Method = v1alpha1.MethodFilter }, "spec.root.method",
 			func(m *mesh) bool { return m.policies["uid-0-1"].GetSharding().GetMethod().String() == "METHOD_FILTER" },
 		},
+		"clusters": {
+			func(c *v1alpha1.ShardingConfig) {
+				c.Spec.Clusters = []v1alpha1.ClusterPath{{PathPrefix: "/clusters/*"}}
+			}, "spec.clusters",
+			func(m *mesh) bool { return len(m.policies["uid-0-1"].GetClusterPaths()) == 1 },
+		},
 		"key": { // admission refuses it
 			func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Key = v1alpha1.KeyObject }, "spec.root.key",
 			func(m *mesh) bool { return m.policies["uid-0-1"].GetSharding().GetKey().String() == "KEY_OBJECT" },

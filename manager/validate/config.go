@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
@@ -45,9 +46,39 @@ func Config(c *v1alpha1.ShardingConfig) field.ErrorList {
 		errs = append(errs, root(c, spec.Child("root"))...)
 	}
 	errs = append(errs, limits(c, c.Spec.Limits, spec.Child("limits"))...)
+	errs = append(errs, clusters(c, spec)...)
 	errs = append(errs, excludedLocks(c)...)
 	if c.Spec.Root == nil {
 		errs = append(errs, lockNames(c, c.Name)...)
+	}
+	return errs
+}
+
+// clusters returns the errors of paths that lead to member clusters.
+func clusters(c *v1alpha1.ShardingConfig, spec *field.Path) (errs field.ErrorList) {
+	byCluster := c.Spec.Root != nil && c.Spec.Root.Key == v1alpha1.KeyCluster
+	switch path := spec.Child("clusters"); {
+	case byCluster && len(c.Spec.Clusters) == 0:
+		errs = append(errs, field.Required(path, "list the paths at which the apiserver passes requests on to member clusters (spec.root.key: Cluster)"))
+	case !byCluster && len(c.Spec.Clusters) > 0:
+		errs = append(errs, field.Forbidden(path, "it requires spec.root.key: Cluster: otherwise every shard would act in every member cluster"))
+	}
+	if byCluster && c.Spec.Webhook != nil {
+		errs = append(errs, field.Forbidden(spec.Child("webhook"), "reviews are routed by namespace or uid: remove it, or choose another spec.root.key"))
+	}
+	if byCluster && c.Spec.Fence == v1alpha1.FenceNamespace {
+		errs = append(errs, field.Forbidden(spec.Child("fence"), "spec.root.key: Cluster leaves no namespaces to fence: choose Resources"))
+	}
+	seen := map[string]bool{}
+	for i, p := range c.Spec.Clusters {
+		at := spec.Child("clusters").Index(i).Child("pathPrefix")
+		if seen[p.PathPrefix] {
+			errs = append(errs, field.Duplicate(at, p.PathPrefix))
+		}
+		seen[p.PathPrefix] = true
+		if problem := meshv1.ClusterPathProblem(p.PathPrefix); problem != "" {
+			errs = append(errs, field.Invalid(at, p.PathPrefix, problem))
+		}
 	}
 	return errs
 }
@@ -150,8 +181,8 @@ func limits(c *v1alpha1.ShardingConfig, in []v1alpha1.ObjectLimiter, path *field
 		if len(l.Namespaces) > 0 && c.Spec.Root == nil {
 			errs = append(errs, field.Forbidden(path.Child("namespaces"), "only shards of a root can be limited by namespace: name the namespaces in selector by label "+v1alpha1.NamespaceLabel))
 		}
-		if len(l.Namespaces) > 0 && c.Spec.Root != nil && c.Spec.Root.Key == v1alpha1.KeyObject {
-			errs = append(errs, field.Forbidden(path.Child("namespaces"), "objects are assigned by uid (key: Object): choose key: Namespace"))
+		if len(l.Namespaces) > 0 && c.Spec.Root != nil && !layout.ByNamespace(c.Spec.Root) {
+			errs = append(errs, field.Forbidden(path.Child("namespaces"), fmt.Sprintf("objects are not assigned by namespace (key: %s): choose key: Namespace", c.Spec.Root.Key)))
 		}
 		if len(l.RelateResources) == 0 {
 			errs = append(errs, field.Required(path.Child("relateResources"), "name the resources"))

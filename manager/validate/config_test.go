@@ -1,6 +1,7 @@
 package validate
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -32,6 +33,37 @@ func TestSharedObjects(t *testing.T) {
 		`{apiGroups: [""], resources: [pods], names: [a, "*"]}`:     "spec.root.shared[0].names[1]: Invalid",
 	} {
 		require.ErrorContains(t, Config(config(t, "r", with(entry))).ToAggregate(), says, entry)
+	}
+}
+
+func TestMemberClusters(t *testing.T) {
+	schema := newCRD(t, "shardingconfigs")
+	const path = "clusters: [{pathPrefix: /apis/cluster.karmada.io/v1alpha1/clusters/*/proxy}]\n"
+	byCluster := strings.Replace(rooting, "inNamespaces: [a], ", "", 1) + "\n  key: Cluster\n"
+	for name, c := range map[string]struct{ spec, says string }{
+		"valid":           {byCluster + path, ""},
+		"canary":          {strings.Replace(byCluster, `inShardHash: ["3"]`, "inClusters: [m1]", 1) + path, ""},
+		"no paths":        {byCluster, "spec.root.key: Cluster"},
+		"other key":       {rooting + "\n" + path, "requires spec.root.key: Cluster"},
+		"no name":         {byCluster + "clusters: [{pathPrefix: /clusters/proxy}]\n", "spec.clusters[0].pathPrefix"},
+		"two names":       {byCluster + "clusters: [{pathPrefix: /clusters/*/*}]\n", "spec.clusters[0].pathPrefix"},
+		"fence":           {byCluster + path + "fence: Namespace\n", "no namespaces to fence"},
+		"webhook":         {byCluster + path + "webhook: {port: 1, certDir: /a}\n", "reviews"},
+		"same path twice": {byCluster + "clusters: [{pathPrefix: /clusters/*}, {pathPrefix: /clusters/*}]\n", "Duplicate"},
+		"namespaces":      {rooting + "\n  key: Cluster\n" + path, "no namespaces to give to a canary"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, errs := range []field.ErrorList{Config(config(t, "r", c.spec)), schema.admit(object(t, "ShardingConfig", c.spec))} {
+				if c.says == "" {
+					require.Empty(t, errs)
+				} else {
+					require.ErrorContains(t, errs.ToAggregate(), c.says)
+				}
+			}
+		})
+	}
+	for _, path := range []string{"/apis/g/v1/clusters/*", "/*/proxy", "/clusters/../*/proxy", "/clusters/*/pro*xy"} { // no schema says so
+		require.ErrorContains(t, Config(config(t, "r", byCluster+"clusters: [{pathPrefix: "+path+"}]\n")).ToAggregate(), "spec.clusters[0].pathPrefix: Invalid", path)
 	}
 }
 

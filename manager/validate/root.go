@@ -1,6 +1,7 @@
 package validate
 
 import (
+	"cmp"
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
@@ -60,7 +61,7 @@ func updateRoot(old, c *v1alpha1.RootConfig, message string) field.ErrorList {
 	if layout.Target(old) != layout.Target(c) || !equality.Semantic.DeepEqual(old.TargetSelector, c.TargetSelector) {
 		errs = append(errs, field.Forbidden(path.Child("targetRef"), message))
 	}
-	if (old.Key == v1alpha1.KeyObject) != (c.Key == v1alpha1.KeyObject) {
+	if cmp.Or(old.Key, v1alpha1.KeyNamespace) != cmp.Or(c.Key, v1alpha1.KeyNamespace) {
 		errs = append(errs, field.Forbidden(path.Child("key"), message))
 	}
 	return errs

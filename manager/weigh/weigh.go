@@ -89,7 +89,7 @@ func (w *Weigher) Set(roots []*v1alpha1.ShardingConfig, namespaces []string) {
 			time.AfterFunc(w.firstWithin(), w.Changed)
 		}
 		one.again = layout.Rebalance(c.Spec.Root) != v1alpha1.RebalanceOff
-		one.objects = c.Spec.Root.Key == v1alpha1.KeyObject
+		one.objects, one.names = c.Spec.Root.Key == v1alpha1.KeyObject, c.Spec.Root.Key == v1alpha1.KeyCluster
 		fresh = one.of(counted(c), now) || fresh
 		fresh = one.in(namespaces, now) || fresh
 		next[c.UID] = one
@@ -169,7 +169,10 @@ func (w *Weigher) Problem(root types.UID) string {
 	if len(forbidden) > 0 {
 		slices.Sort(forbidden)
 		effect := "some objects do not count: "
-		if w.blind(one) {
+		switch {
+		case one.names:
+			effect = "hashes of names divide the clusters: "
+		case w.blind(one):
 			effect = "namespaces weigh equally: "
 		}
 		out = append(out, effect+label.Allow("list", slices.Compact(forbidden)))
@@ -178,8 +181,11 @@ func (w *Weigher) Problem(root types.UID) string {
 }
 
 func (w *Weigher) weights(one *weighing) layout.Weights {
-	if one == nil || one.objects {
+	switch {
+	case one == nil || one.objects:
 		return nil
+	case one.names:
+		return one.equally()
 	}
 	out := make(layout.Weights, len(one.counts))
 	equal := w.blind(one)
@@ -206,7 +212,7 @@ func (w *Weigher) weights(one *weighing) layout.Weights {
 // blind reports whether the manager may list none of the resources, so that
 // namespaces weigh equally.
 func (w *Weigher) blind(one *weighing) bool {
-	resources, _ := label.Resolve(one.groups, w.served)
+	resources := one.resources(w.served)
 	permitted := func(gvr schema.GroupVersionResource) bool { return !one.forbidden[gvr] && !one.retried[gvr] }
 	return len(resources) > 0 && !slices.ContainsFunc(resources, permitted)
 }
@@ -302,8 +308,7 @@ func (w *Weigher) discover(now time.Time) error {
 	w.discovered, w.failing, w.news = now, nil, true
 	if len(served) > 0 {
 		for _, one := range w.weighings {
-			before, _ := label.Resolve(one.groups, w.served)
-			after, _ := label.Resolve(one.groups, served)
+			before, after := one.resources(w.served), one.resources(served)
 			isNew := func(gvr schema.GroupVersionResource) bool { return !slices.Contains(before, gvr) }
 			if len(w.served) > 0 && slices.ContainsFunc(after, isNew) {
 				one.dueNow(now)
@@ -325,13 +330,12 @@ func (w *Weigher) begin(one *weighing, namespace string) []schema.GroupVersionRe
 	if c := one.counts[namespace]; c != nil {
 		c.busy = true
 	}
-	resources, _ := label.Resolve(one.groups, w.served)
-	return slices.DeleteFunc(resources, func(gvr schema.GroupVersionResource) bool { return one.forbidden[gvr] })
+	return slices.DeleteFunc(one.resources(w.served), func(gvr schema.GroupVersionResource) bool { return one.forbidden[gvr] })
 }
 
 // weigh counts the objects of a namespace. If that fails, it has what it had.
 func (w *Weigher) weigh(ctx context.Context, one *weighing, resources []schema.GroupVersionResource, namespace string) {
-	objects, err := w.count(ctx, one, resources, namespace)
+	objects, names, err := w.count(ctx, one, resources, namespace)
 	if ctx.Err() != nil {
 		return
 	}
@@ -345,7 +349,7 @@ func (w *Weigher) weigh(ctx context.Context, one *weighing, resources []schema.G
 	report := err != nil && c.err == nil
 	c.busy, c.err, c.awaited = false, err, time.Time{}
 	if err == nil {
-		c.objects, c.known = objects, true
+		c.objects, c.names, c.known = objects, names, true
 	}
 	c.schedule(now)
 	w.news = true
@@ -356,22 +360,49 @@ func (w *Weigher) weigh(ctx context.Context, one *weighing, resources []schema.G
 	}
 }
 
-// count is the number of objects of some resources in a namespace. Resources that
-// the manager may not list do not count.
-func (w *Weigher) count(ctx context.Context, one *weighing, resources []schema.GroupVersionResource, namespace string) (int64, error) {
-	sum := int64(0)
+// count is the number of objects of some resources in a namespace, or their names if these are
+// keys. Resources that the manager may not list do not count.
+func (w *Weigher) count(ctx context.Context, one *weighing, resources []schema.GroupVersionResource, namespace string) (sum int64, names []string, err error) {
 	for _, gvr := range resources {
 		if err := w.Limiter.Wait(ctx); err != nil {
-			return 0, err
+			return 0, nil, err
 		}
-		n, err := w.list(ctx, gvr, namespace)
+		n := int64(0)
+		if one.names {
+			names, err = w.listNames(ctx, gvr, names)
+		} else {
+			n, err = w.list(ctx, gvr, namespace)
+		}
 		if err != nil && !apierrors.IsForbidden(err) {
-			return 0, fmt.Errorf("counting %s in namespace %s: %w", gvr.GroupResource(), namespace, err)
+			return 0, nil, fmt.Errorf("counting %s in namespace %s: %w", gvr.GroupResource(), namespace, err)
 		}
 		w.permitted(one, gvr, err == nil)
 		sum += n
 	}
-	return sum, nil
+	return sum, names, nil
+}
+
+// maxNames bounds the names that are known of a root's objects.
+const maxNames = 10_000
+
+// listNames adds the names of the objects of a resource.
+func (w *Weigher) listNames(ctx context.Context, gvr schema.GroupVersionResource, names []string) ([]string, error) {
+	page := metav1.ListOptions{Limit: 500}
+	for {
+		list, err := w.Metadata.Resource(gvr).List(ctx, page)
+		if apierrors.IsNotFound(err) {
+			return names, nil
+		}
+		if err != nil {
+			return names, err
+		}
+		for i := range list.Items {
+			names = append(names, list.Items[i].Name)
+		}
+		if page.Continue = list.Continue; page.Continue == "" || len(names) >= maxNames {
+			return names, nil
+		}
+	}
 }
 
 // permitted notes whether the manager may list a resource. One that it may list by

@@ -101,6 +101,29 @@ func TestPermissionIsNoticed(t *testing.T) {
 	})
 }
 
+func TestClustersWeighEquallyByName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := weightest.New(map[string]int64{"m1": 1, "m2": 1})
+		w := weigherOf(a)
+		root := dividing("clusters")
+		root.Spec.Root.Key = v1alpha1.KeyCluster
+		set := func() { w.Set([]*v1alpha1.ShardingConfig{root}, []string{"default"}) }
+		set()
+		_, known := w.First("root")
+		require.False(t, known)
+		go func() { _ = w.Run(t.Context()) }()
+		time.Sleep(time.Second)
+		first, known := w.First("root")
+		require.True(t, known)
+		require.Equal(t, layout.Weights{"m1": 1, "m2": 1}, first)
+		a.Add("m3", 1)
+		time.Sleep(time.Minute)
+		set()
+		require.Equal(t, layout.Weights{"m1": 1, "m2": 1, "m3": 1}, w.Weights("root"))
+		require.True(t, w.Current("root"))
+	})
+}
+
 // One request that failed says nothing of what else there is.
 func TestAFailedCountLeavesTheLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

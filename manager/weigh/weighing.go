@@ -7,20 +7,26 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
+	"github.com/ctrlmesh/ctrlmesh/manager/label"
+	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 )
 
 // weighing is of one root.
 type weighing struct {
 	groups  []v1alpha1.ResourceGroup
-	again   bool      // count more than once
-	objects bool      // keys are objects, so that namespaces weigh nothing
-	since   time.Time // when it was asked for
-	turn    time.Time // when a count began last
-	counts  map[string]*count
+	again   bool // count more than once
+	objects bool // keys are objects, so that namespaces weigh nothing
+	// names: keys are the names of the objects themselves. They are counted as if in one
+	// namespace, which is all.
+	names  bool
+	since  time.Time // when it was asked for
+	turn   time.Time // when a count began last
+	counts map[string]*count
 	// forbidden are the resources that the manager may not list, as far as is known,
 	// and retried those of them that it tries again.
 	forbidden, retried map[schema.GroupVersionResource]bool
@@ -30,6 +36,7 @@ type weighing struct {
 // count is of one namespace.
 type count struct {
 	objects  int64
+	names    []string // of the objects, if these are keys
 	known    bool
 	err      error     // of the last attempt
 	seen     time.Time // when the namespace was first seen
@@ -50,8 +57,20 @@ func (o *weighing) of(groups []v1alpha1.ResourceGroup, now time.Time) (changed b
 	return true
 }
 
+// resources returns what to count, of what the apiserver serves.
+func (o *weighing) resources(served []*metav1.APIResourceList) []schema.GroupVersionResource {
+	if o.names {
+		return label.Listable(o.groups, served)
+	}
+	found, _ := label.Resolve(o.groups, served)
+	return found
+}
+
 // in sets the namespaces that exist. New ones are due.
 func (o *weighing) in(namespaces []string, now time.Time) (changed bool) {
+	if o.names {
+		namespaces = []string{metav1.NamespaceAll}
+	}
 	counts := make(map[string]*count, len(namespaces))
 	for _, ns := range namespaces {
 		c := o.counts[ns]
@@ -63,6 +82,17 @@ func (o *weighing) in(namespaces []string, now time.Time) (changed bool) {
 	}
 	o.counts = counts
 	return changed
+}
+
+// equally returns equal weights of the objects whose names are keys.
+func (o *weighing) equally() layout.Weights {
+	out := layout.Weights{}
+	for _, c := range o.counts {
+		for _, name := range c.names {
+			out[name] = 1
+		}
+	}
+	return out
 }
 
 func (o *weighing) dueNow(now time.Time) {

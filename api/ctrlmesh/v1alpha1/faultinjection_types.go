@@ -173,6 +173,12 @@ type FaultResourceMatch struct {
 	// +kubebuilder:validation:MaxItems=256
 	// +kubebuilder:validation:items:MaxLength=253
 	Namespaces []string `json:"namespaces,omitempty"`
+	// Clusters restricts it to requests into member clusters of these names, see spec.clusters of
+	// ShardingConfigs; "" is the cluster of the apiserver itself. If it is empty, all match.
+	// +optional
+	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MaxLength=253
+	Clusters []string `json:"clusters,omitempty"`
 	// Scope restricts the entry to requests with or without a namespace in their path. A list
 	// of all namespaces has none. A request for a Namespace has its name. The default is All.
 	// +optional

@@ -41,6 +41,10 @@ type ShardingConfig struct {
 // +kubebuilder:validation:XValidation:rule="has(self.root) || (has(self.limits) && size(self.limits) > 0) || (has(self.clientCertificates) && self.clientCertificates == 'Passthrough')",message="spec.limits is required: list at least one limit, the resources this shard divides and the selector of its part"
 // +kubebuilder:validation:XValidation:rule="!has(self.root) || (has(self.root.resourceSelector) && size(self.root.resourceSelector) > 0) || (has(self.limits) && size(self.limits) > 0)",message="spec.root.resourceSelector is required: list the resources that the shards divide"
 // +kubebuilder:validation:XValidation:rule="!has(self.clientCertificates) || self.clientCertificates != 'Passthrough' || !(has(self.root) || has(self.controller) || (has(self.limits) && size(self.limits) > 0))",message="spec.clientCertificates: Passthrough leaves requests unread, so nothing can be divided: remove spec.limits, spec.controller and spec.root, or choose Refuse"
+// +kubebuilder:validation:XValidation:rule="!has(self.root) || !has(self.root.key) || self.root.key != 'Cluster' || (has(self.clusters) && size(self.clusters) > 0)",message="spec.root.key: Cluster requires spec.clusters: list the paths at which the apiserver passes requests on to member clusters"
+// +kubebuilder:validation:XValidation:rule="!has(self.clusters) || size(self.clusters) == 0 || (has(self.root) && has(self.root.key) && self.root.key == 'Cluster')",message="spec.clusters requires spec.root.key: Cluster: otherwise every shard would act in every member cluster"
+// +kubebuilder:validation:XValidation:rule="!has(self.root) || !has(self.root.key) || self.root.key != 'Cluster' || !has(self.webhook)",message="spec.webhook routes reviews by namespace or uid: remove it, or choose another spec.root.key"
+// +kubebuilder:validation:XValidation:rule="!has(self.root) || !has(self.root.key) || self.root.key != 'Cluster' || !has(self.fence) || self.fence != 'Namespace'",message="spec.root.key: Cluster leaves no namespaces to fence: choose spec.fence Resources"
 // +kubebuilder:validation:XValidation:rule="has(self.root) == has(oldSelf.root)",message="whether spec.root is set is immutable: delete this ShardingConfig and create another"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.selector) || (has(self.selector) && self.selector == oldSelf.selector)",message="spec.selector is immutable: delete this ShardingConfig and create another"
 type ShardingConfigSpec struct {
@@ -63,6 +67,15 @@ type ShardingConfigSpec struct {
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	Limits []ObjectLimiter `json:"limits,omitempty"`
+
+	// Clusters are the paths at which the apiserver passes requests on to other clusters, such
+	// as those of Karmada. Requests there are understood as requests in that cluster, by rules of
+	// CircuitBreakers and FaultInjections, too. It requires spec.root.key: Cluster.
+	// +optional
+	// +kubebuilder:validation:MaxItems=16
+	// +listType=map
+	// +listMapKey=pathPrefix
+	Clusters []ClusterPath `json:"clusters,omitempty"`
 
 	// FailurePolicy is what happens to the members' requests while no agent serves their
 	// node. Closed: they fail, so that no member ever runs unsharded. Open: they go directly
@@ -126,6 +139,16 @@ type ShardingConfigSpec struct {
 	// selects no pods itself.
 	// +optional
 	Root *RootConfig `json:"root,omitempty"`
+}
+
+// ClusterPath is a path at which the apiserver passes requests on to other clusters.
+type ClusterPath struct {
+	// PathPrefix is the path before that of the request in the other cluster. One of its
+	// segments is "*", which stands for the name of the cluster:
+	// "/apis/cluster.karmada.io/v1alpha1/clusters/*/proxy".
+	// +kubebuilder:validation:MaxLength=512
+	// +kubebuilder:validation:Pattern=`^(/[A-Za-z0-9._~-]+)+/\*(/[A-Za-z0-9._~-]+)*$`
+	PathPrefix string `json:"pathPrefix"`
 }
 
 // UserAgent is a change of the User-Agent of requests.
@@ -322,6 +345,10 @@ type ResourceGroup struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.key) || self.key != 'Object' || !has(self.subsets)",message="spec.root.key: Object leaves no namespaces to give to subsets: remove spec.root.subsets"
 // +kubebuilder:validation:XValidation:rule="!has(self.key) || self.key != 'Object' || !has(self.canary)",message="spec.root.key: Object leaves no namespaces to give to a canary: remove spec.root.canary"
 // +kubebuilder:validation:XValidation:rule="!has(self.key) || self.key != 'Object' || !has(self.method) || self.method != 'Labels'",message="spec.root.key: Object cannot be imposed by labels: choose another spec.root.method"
+// +kubebuilder:validation:XValidation:rule="!has(self.key) || self.key != 'Cluster' || !(has(self.subsets) || has(self.targetSelector))",message="spec.root.key: Cluster leaves no namespaces to give to subsets: remove spec.root.subsets and targetSelector"
+// +kubebuilder:validation:XValidation:rule="!has(self.key) || self.key != 'Cluster' || !has(self.canary) || !(has(self.canary.inNamespaces) || has(self.canary.inNamespaceSelector))",message="spec.root.key: Cluster leaves no namespaces to give to a canary: name clusters in spec.root.canary.inClusters"
+// +kubebuilder:validation:XValidation:rule="!has(self.canary) || !has(self.canary.inClusters) || (has(self.key) && self.key == 'Cluster')",message="spec.root.canary.inClusters requires spec.root.key: Cluster"
+// +kubebuilder:validation:XValidation:rule="!has(self.key) || self.key != 'Cluster' || !has(self.method) || self.method in ['Auto', 'Filter']",message="spec.root.key: Cluster is imposed by the proxy: choose spec.root.method Auto or Filter"
 // +kubebuilder:validation:XValidation:rule="!has(self.defaultOnlyUserAgents) || size(self.defaultOnlyUserAgents) == 0 || has(self.subsets) || has(self.targetSelector)",message="spec.root.defaultOnlyUserAgents requires spec.root.subsets or spec.root.targetSelector"
 // +kubebuilder:validation:XValidation:rule="!has(self.clusterScoped) || self.clusterScoped != 'DefaultOnly' || has(self.subsets) || has(self.targetSelector)",message="spec.root.clusterScoped: DefaultOnly requires spec.root.subsets or spec.root.targetSelector"
 // +kubebuilder:validation:XValidation:rule="!has(self.rollout) || has(self.targetStatefulSet) || (has(self.targetRef) && self.targetRef.kind == 'StatefulSet')",message="spec.root.rollout replaces the pods of a StatefulSet: name one by spec.root.targetRef"
@@ -411,7 +438,9 @@ type RootConfig struct {
 	PinnedNamespaces map[string][]string `json:"-"`
 
 	// Key is how objects are assigned to shards. Namespace: by their namespace; every shard
-	// sees cluster-scoped objects. Object: by their uid.
+	// sees cluster-scoped objects. Object: by their uid. Cluster: by the name of the cluster that
+	// a request goes to, see spec.clusters; the objects of resourceSelector, in the apiserver's
+	// own cluster, are assigned by their own names, which are those of clusters.
 	// +optional
 	// +kubebuilder:default=Namespace
 	Key Key `json:"key,omitempty"`
@@ -498,13 +527,14 @@ type TargetRef struct {
 
 // Key is how objects are assigned to shards.
 //
-// +kubebuilder:validation:Enum=Namespace;Object
+// +kubebuilder:validation:Enum=Namespace;Object;Cluster
 type Key string
 
 // Values of Key.
 const (
 	KeyNamespace Key = "Namespace"
 	KeyObject    Key = "Object"
+	KeyCluster   Key = "Cluster"
 )
 
 // Method is how lists and watches are narrowed.
@@ -545,7 +575,7 @@ const (
 
 // CanaryConfig is a shard on which a new version is tested.
 //
-// +kubebuilder:validation:XValidation:rule="(has(self.inNamespaces) && size(self.inNamespaces) > 0) || has(self.inNamespaceSelector) || (has(self.inShardHash) && size(self.inShardHash) > 0)",message="list inNamespaces, inNamespaceSelector, inShardHash, or several of them"
+// +kubebuilder:validation:XValidation:rule="(has(self.inNamespaces) && size(self.inNamespaces) > 0) || has(self.inNamespaceSelector) || (has(self.inClusters) && size(self.inClusters) > 0) || (has(self.inShardHash) && size(self.inShardHash) > 0)",message="list inNamespaces, inNamespaceSelector, inClusters, inShardHash, or several of them"
 type CanaryConfig struct {
 	// Replicas is the number of pods, from ordinal 0, of the canary shard.
 	// +kubebuilder:validation:Minimum=1
@@ -560,6 +590,11 @@ type CanaryConfig struct {
 	// may be selected in all.
 	// +optional
 	InNamespaceSelector *metav1.LabelSelector `json:"inNamespaceSelector,omitempty"`
+	// InClusters are the clusters that the canary owns. It requires spec.root.key: Cluster.
+	// +optional
+	// +kubebuilder:validation:MaxItems=1024
+	// +kubebuilder:validation:items:MaxLength=253
+	InClusters []string `json:"inClusters,omitempty"`
 	// InShardHash are the buckets, 0 to 31, that the canary owns.
 	// +optional
 	// +kubebuilder:validation:MaxItems=32
@@ -1004,6 +1039,12 @@ type ActingSpec struct {
 	// Key is how objects are assigned to shards.
 	// +optional
 	Key Key `json:"key,omitempty"`
+	// Clusters are the paths that lead to member clusters.
+	// +optional
+	// +kubebuilder:validation:MaxItems=16
+	// +listType=map
+	// +listMapKey=pathPrefix
+	Clusters []ClusterPath `json:"clusters,omitempty"`
 	// Method is how lists and watches are narrowed.
 	// +optional
 	Method Method `json:"method,omitempty"`

@@ -56,6 +56,7 @@ func (r *Renderer) Fault(in *v1alpha1.HTTPFaultInjection, path *field.Path) *mes
 func (r *Renderer) matches(out *meshv1.FaultRule, m *v1alpha1.FaultMatch, path *field.Path) {
 	for i, m := range m.Resources {
 		out.Resources = append(out.Resources, &meshv1.ResourceMatch{
+			Clusters:  m.Clusters,
 			ApiGroups: m.APIGroups, Resources: m.Resources, Verbs: m.Verbs, Namespaces: m.Namespaces, Names: m.Names, Scope: r.scope(m.Scope, m.Namespaces, path.Child("resources").Index(i)),
 			Headers: headersOf(m.Headers),
 		})

@@ -85,6 +85,7 @@ func (r *Renderer) limited(out *meshv1.LimitRule, in *v1alpha1.Limiting, path *f
 	}
 	for i, m := range in.ResourceRules {
 		out.Resources = append(out.Resources, &meshv1.ResourceMatch{
+			Clusters:  m.Clusters,
 			ApiGroups: m.APIGroups, Resources: m.Resources, Verbs: m.Verbs, Namespaces: m.Namespaces, Names: m.Names, Scope: r.scope(m.Scope, m.Namespaces, path.Child("resourceRules").Index(i)),
 		})
 	}

@@ -68,6 +68,7 @@ func (a *APIServer) Metadata() metadata.Interface {
 func (a *APIServer) Served() ([]*metav1.APIResourceList, error) {
 	return []*metav1.APIResourceList{{GroupVersion: "v1", APIResources: []metav1.APIResource{
 		{Name: "configmaps", Kind: "ConfigMap", Namespaced: true, Verbs: []string{"list", "patch"}},
+		{Name: "clusters", Kind: "Cluster", Verbs: []string{"list"}},
 	}}}, nil
 }
 
@@ -80,6 +81,13 @@ func (a *APIServer) list(action clienttesting.Action) (bool, runtime.Object, err
 		if err := a.fail(ns); err != nil {
 			return true, nil, err
 		}
+	}
+	if ns == metav1.NamespaceAll { // one object for each key, with its name
+		all := &metav1.List{}
+		for _, name := range slices.Sorted(maps.Keys(a.objects)) {
+			all.Items = append(all.Items, runtime.RawExtension{Object: &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name}}})
+		}
+		return true, all, nil
 	}
 	n := a.objects[ns]
 	if n == 0 {
