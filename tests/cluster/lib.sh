@@ -15,11 +15,13 @@ export KUBECACHEDIR=$RUN/kube-cache
 # Addresses inside the cluster. They exist only in its own network namespaces, so they are fixed:
 # clusters of other checkouts on the same machine use the same ones and never meet.
 MAX_NODES=9
-address() { # address 4|6 WHAT [NODE]: one address or network
-  local n=${3-}; n=${n#node}
+MAX_MEMBERS=4
+address() { # address 4|6 WHAT [NODE|MEMBER]: one address or network
+  local n=${3-}; n=${n#node}; n=${n#member}
   case $1-$2 in
   4-control-plane) echo 10.99.0.1 ;;               6-control-plane) echo fd10:99::1 ;;
   4-second-apiserver) echo 10.99.0.2 ;;            6-second-apiserver) echo fd10:99::2 ;;
+  4-member) echo "10.99.0.$((100 + n))" ;;         6-member) echo "fd10:99::$((100 + n))" ;;
   4-node) echo "10.99.0.$((10 + n))" ;;            6-node) echo "fd10:99::$((10 + n))" ;;
   4-node-pods) echo "10.244.$n.0/24" ;;            6-node-pods) echo "fd10:244:0:$n::/64" ;;
   4-pods) echo 10.244.0.0/16 ;;                    6-pods) echo fd10:244::/48 ;;
@@ -49,7 +51,8 @@ GROUP=ctrlmesh-$(printf %s "${RUN%/.run}" | sha256sum | cut -c1-8)
 if [ -f /sys/fs/cgroup/cgroup.controllers ]; then V2=/sys/fs/cgroup; else V2=/sys/fs/cgroup/unified; fi
 UNITS=$V2/$GROUP
 COMPONENTS="etcd kube-apiserver kube-controller-manager kube-scheduler"   # the programs
-CONTROL_PLANE="$COMPONENTS kube-apiserver2"
+MEMBERS=$(seq -f member%g $MAX_MEMBERS | tr '\n' ' ')                        # apiservers of other clusters
+CONTROL_PLANE="$COMPONENTS kube-apiserver2 $MEMBERS"
 
 die() { echo "$(basename "$0"): $*" >&2; exit 1; }
 need_root() { [ "$(id -u)" = 0 ] || die "needs root"; }
@@ -116,7 +119,9 @@ start_netns() { # the namespace with the bridge, and 127.0.0.1:PORT outside lead
   { echo "link set lo up"
     echo "link add k8s type bridge"
     for v in $IPS; do
-      for who in control-plane second-apiserver; do echo "addr add $(address "$v" $who)/$(address "$v" length) dev k8s $(nodad "$v")"; done
+      for who in control-plane second-apiserver $(seq -f "member:%g" $MAX_MEMBERS); do
+        echo "addr add $(address "$v" "${who%:*}" "${who#*:}")/$(address "$v" length) dev k8s $(nodad "$v")"
+      done
     done
     echo "link set k8s up"
     # The apiserver calls webhooks and aggregated APIs at pod addresses: a route for every node there may be.
@@ -129,14 +134,18 @@ routes_to() { local v; for v in $IPS; do echo "route add $(address "$v" node-pod
 has_gate() { "$RUN/bin/kube-apiserver" --help 2>&1 | grep "$1=" >/dev/null; }
 
 start_component() {
-  local P=$RUN/pki flags self
+  local P=$RUN/pki flags self audit=$RUN/audit.log program=${1%2}
   local as="--kubeconfig=$P/$1.kubeconfig --authentication-kubeconfig=$P/$1.kubeconfig --authorization-kubeconfig=$P/$1.kubeconfig"
   case $1 in
   etcd) flags="--name e --data-dir $RUN/etcd --log-level warn --unsafe-no-fsync
       --listen-client-urls http://127.0.0.1:2379 --advertise-client-urls http://127.0.0.1:2379
       --listen-peer-urls http://127.0.0.1:2380 --initial-advertise-peer-urls http://127.0.0.1:2380 --initial-cluster e=http://127.0.0.1:2380" ;;
-  kube-apiserver | kube-apiserver2)
-      self=$(primary control-plane); [ "$1" = kube-apiserver ] || self=$(primary second-apiserver)
+  kube-apiserver | kube-apiserver2 | member[1-9])
+      case $1 in
+      kube-apiserver) self=$(primary control-plane) ;;
+      kube-apiserver2) self=$(primary second-apiserver) ;;
+      *) self=$(primary member "$1") audit=$RUN/audit-$1.log program=kube-apiserver ;;
+      esac
       flags="--etcd-servers=http://127.0.0.1:2379
       --bind-address=$self --advertise-address=$self --secure-port=6443 --service-cluster-ip-range=$(addresses services | comma)
       --client-ca-file=$P/ca.crt --tls-cert-file=$P/apiserver.crt --tls-private-key-file=$P/apiserver.key
@@ -150,9 +159,11 @@ start_component() {
       --proxy-client-cert-file=$P/front-proxy-client.crt --proxy-client-key-file=$P/front-proxy-client.key
       --enable-aggregator-routing=true --shutdown-delay-duration=0s --v=1"   # aggregator routing: no kube-proxy here, so go to endpoints
       [ "${SHARDED:-on}" = off ] || ! has_gate ShardedListAndWatch || flags+=" --feature-gates=ShardedListAndWatch=true"
-      [ "${AUDIT:-on}" = off ] || flags+=" --audit-policy-file=$HERE/manifests/audit-policy.yaml --audit-log-path=$RUN/audit.log
+      [ "${AUDIT:-on}" = off ] || flags+=" --audit-policy-file=$HERE/manifests/audit-policy.yaml --audit-log-path=$audit
         --audit-log-format=json --audit-log-maxsize=0"   # 0: never rotated, nothing lost
-      flags+=" ${APISERVER_ARGS:-}" ;;
+      flags+=" ${APISERVER_ARGS:-}"
+      # A cluster of its own, without nodes and controllers. Nobody writes its endpoints.
+      case $1 in member*) flags+=" --etcd-prefix=/$1 --endpoint-reconciler-type=none" ;; esac ;;
   kube-controller-manager) flags="$as --bind-address=127.0.0.1 --leader-elect=false --cluster-name=local --allocate-node-cidrs=false
       --use-service-account-credentials=true --service-account-private-key-file=$P/sa.key --root-ca-file=$P/ca.crt
       --cluster-signing-cert-file=$P/ca.crt --cluster-signing-key-file=$P/ca.key
@@ -163,7 +174,7 @@ start_component() {
   *) die "no such component: $1" ;;
   esac
   # shellcheck disable=SC2086
-  launch "$1" nsenter -t "$(main_pid netns)" -n "${1%2}" $flags
+  launch "$1" nsenter -t "$(main_pid netns)" -n "$program" $flags
 }
 
 # Nodes ----------------------------------------------------------------------------------------

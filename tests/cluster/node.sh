@@ -9,10 +9,11 @@
 # node.sh snapshot etcd FILE save all that etcd has, as a backup does
 # node.sh restore etcd FILE  go back to a backup: the control plane is started anew with what it has
 # node.sh list               what runs
-# A UNIT is node1..node9, etcd, kube-apiserver, kube-apiserver2, kube-controller-manager or kube-scheduler.
+# A UNIT is node1..node9, etcd, kube-apiserver, kube-apiserver2, kube-controller-manager, kube-scheduler
+# or member1..member4.
 # shellcheck source=lib.sh
 . "$(dirname "$(readlink -f "$0")")/lib.sh"
-usage() { sed -n '2,/^# A UNIT/s/^# //p' "$0" >&2; exit 2; }
+usage() { sed -n '2,/^# or member1/s/^# //p' "$0" >&2; exit 2; }
 [ $# -gt 1 ] || [ "${1-}" = list ] || usage
 need_root
 do=$1 unit=${2-}; shift $(($# > 1 ? 2 : 1))
@@ -27,7 +28,10 @@ start)
   *)
     start_component "$unit"
     ready=(kubectl get --raw=/readyz --request-timeout=2s)
-    [ "$unit" != kube-apiserver2 ] || ready=(in_netns "${ready[@]}" --server="https://$(endpoint "$(primary second-apiserver)" 6443)")
+    case $unit in
+    kube-apiserver2) ready=(in_netns "${ready[@]}" --server="https://$(endpoint "$(primary second-apiserver)" 6443)") ;;
+    member*) ready=(in_netns "${ready[@]}" --server="https://$(endpoint "$(primary member "$unit")" 6443)") ;;
+    esac
     [ "$unit" = etcd ] || waitfor 180 "${ready[@]}" || die "the apiserver is not ready" ;;
   esac ;;
 shutdown)

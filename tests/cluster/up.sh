@@ -12,7 +12,7 @@ exec 9>"$RUN/lock"
 flock -n 9 || die "another up.sh or down.sh of this checkout is running"
 ! alive || die "the cluster of this checkout is up, or half up: down.sh ends it"
 stop_all   # what a reboot may have left
-rm -rf "$RUN"/{logs,node*} "$RUN"/audit.log
+rm -rf "$RUN"/{logs,node*} "$RUN"/audit*.log
 trap '[ $? = 0 ] || echo "up.sh: failed; logs are in $RUN/logs; down.sh clears up" >&2' EXIT
 trap 'exit 130' INT TERM
 # From here on this script is a unit too, so that down.sh ends it with everything that it started.
@@ -33,7 +33,7 @@ start_netns
 for i in $(seq $MAX_NODES); do certs="${certs-} node$i=$(addresses node "$i" | comma)"; done
 # shellcheck disable=SC2086
 pki "$RUN/pki" "$API" "https://127.0.0.1:$(<"$RUN/port")" \
-  "$({ addresses control-plane; addresses second-apiserver; addresses first-service; } | comma)" $certs
+  "$({ addresses control-plane; addresses second-apiserver; addresses first-service; for m in $MEMBERS; do addresses member "$m"; done; } | comma)" $certs
 install -m 600 "$RUN/pki/admin.kubeconfig" "$RUN/kubeconfig"
 start_component etcd
 start_component kube-apiserver

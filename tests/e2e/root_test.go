@@ -35,6 +35,7 @@ func TestRoots(t *testing.T) {
 		{"Resize", testResize},
 		{"Disable", testDisable},
 		{"Subsets", testSubsets},
+		{"Clusters", testClusters},
 		{"SeedsOfVirtualApps", testSeedsOfVirtualApps},
 		{"Rollout", testRollout},
 		{"CatchUp", testCatchUp},

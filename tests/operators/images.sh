@@ -11,6 +11,8 @@ image sloppy
 image keeper
 image reviewer
 image candidate
+image fleet
+image gateway
 applets=()
 for a in $(busybox --list); do [ "$a" = busybox ] || applets+=("bin/$a@busybox"); done
 shell=("$(command -v busybox)=/bin/busybox" "${applets[@]}")
