@@ -1,8 +1,11 @@
 package pipeline
 
 import (
+	"cmp"
 	"net/http"
 	"net/url"
+	"path"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -43,5 +46,42 @@ func FuzzClassify(f *testing.F) {
 		if want.Name != "" {
 			require.Equal(t, want.Name, got.Name)
 		}
+	})
+}
+
+// A request into a member cluster must be what it is in that cluster, whatever a server in between
+// makes of the path.
+func FuzzMember(f *testing.F) {
+	for _, s := range []string{
+		"/api/v1/pods?watch=1", "/apis/apps/v1/namespaces/a/deployments/x/status", "/version", "/", "", "//api", "/api/v1/../../other/proxy/api/v1/pods",
+		"/%2e%2e/other/proxy/api", "/api/v1/namespaces/a/pods/x/proxy/%252e%252e/y", "/clusters/other/proxy/api/v1/pods", "/api/v1/nodes/n/proxy/./x",
+	} {
+		f.Add("GET", s)
+		f.Add("DELETE", s)
+	}
+	paths, err := NewClusterPaths([]string{"/clusters/*/proxy"})
+	require.NoError(f, err)
+	ask := func(method, target string) (*Request, bool) {
+		u, err := url.ParseRequestURI(target)
+		if err != nil || u.Opaque != "" || u.Host != "" {
+			return nil, false
+		}
+		return &Request{Method: method, Query: u.RawQuery, Host: "x", Path: u.Path, Escaped: u.EscapedPath()}, true
+	}
+	f.Fuzz(func(t *testing.T, method, inner string) {
+		r, ok := ask(method, "/clusters/own/proxy"+inner)
+		if !ok {
+			return
+		}
+		if r.Classify(paths); r.Malformed != nil || r.Cluster == "" {
+			return
+		}
+		require.Equal(t, "own", r.Cluster)
+		require.Equal(t, strings.TrimSuffix(r.Path, "/"), path.Clean(r.Path), "a server that cleans the path finds another one")
+		direct, ok := ask(method, cmp.Or(strings.TrimPrefix(r.Escaped, "/clusters/own/proxy"), "/")+"?"+r.Query)
+		require.True(t, ok)
+		direct.Classify(nil)
+		require.Nil(t, direct.Malformed)
+		require.Equal(t, direct.Info, r.Info)
 	})
 }
