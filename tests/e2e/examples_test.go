@@ -16,7 +16,9 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/audit"
@@ -41,6 +43,25 @@ func example[T any, P interface {
 	require.NoError(t, cluster.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: name}, obj))
 	inForce(t, obj, pods)
 	return obj
+}
+
+// A user applies the examples as they are.
+func TestExamplesAreAdmitted(t *testing.T) {
+	t.Parallel()
+	ns := namespace(t, "e2e-examples")
+	files, err := filepath.Glob(filepath.Join(cluster.Root, "deploy", "examples", "*.yaml"))
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		for doc := range strings.SplitSeq(string(text), "\n---\n") {
+			obj := &unstructured.Unstructured{}
+			require.NoError(t, yaml.Unmarshal([]byte(doc), &obj.Object))
+			obj.SetNamespace(ns)
+			require.NoError(t, cluster.Create(t.Context(), obj, client.DryRunAll), "%s: %s %s", filepath.Base(file), obj.GetKind(), obj.GetName())
+		}
+	}
 }
 
 // examplePods creates pods of the operator that the examples select.
