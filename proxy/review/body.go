@@ -64,15 +64,14 @@ func (r *rest) Read(b []byte) (int, error) {
 	return r.Reader.Read(b)
 }
 
-// complete reads the rest of the body if that is within limit bytes in all.
-func (b *body) complete(from io.Reader, limit int64) error {
-	more, err := io.ReadAll(io.LimitReader(from, limit-int64(len(b.head))))
-	b.head = append(b.head, more...)
-	if int64(len(b.head)) < limit {
-		return err
+// begin reads the beginning of a body: limit bytes, or all of it.
+func begin(from io.Reader, limit int64) (*body, error) {
+	head, err := io.ReadAll(io.LimitReader(from, limit))
+	b := &body{head: head}
+	if int64(len(head)) == limit {
+		b.rest = &rest{Reader: from}
 	}
-	b.rest = &rest{Reader: from}
-	return err
+	return b, err
 }
 
 // set makes r send the body. It reports false if it cannot be sent any more.

@@ -45,11 +45,11 @@ func (s router) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.Body != nil {
 		from = r.Body
 	}
-	head, read, failed := webhook.Read(from, maxRead)
-	b := &body{head: read}
-	if err := b.complete(from, maxRead); err != nil {
+	b, err := begin(from, maxRead)
+	if err != nil {
 		return nil, fmt.Errorf("reading the review: %w", err)
 	}
+	head, failed := webhook.Read(b.head)
 	routes := s.routes.Load()
 	if failed != nil || routes == nil || r.Method != http.MethodPost { // the application decides what it is
 		return s.toApplication(r, x, b)

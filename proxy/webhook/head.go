@@ -9,7 +9,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
@@ -37,42 +36,30 @@ type Head struct {
 	Operation   string
 }
 
-var (
-	// ErrForm means that a body is no review that the package knows.
-	ErrForm = errors.New("not a review of admission.k8s.io or apiextensions.k8s.io")
-	// ErrTooLarge means that a body has no head within the limit.
-	ErrTooLarge = errors.New("the review is too large to find its namespace")
-)
+// ErrForm means that a body is no review that the package knows, or has no head in its beginning.
+var ErrForm = errors.New("not a review of admission.k8s.io or apiextensions.k8s.io")
 
-// Read reads the head of a review: at most limit bytes, and no more than needed. It skips
-// the object without decoding it. Whatever the error, read is what was read of the body:
-// the review is read, then the rest of body.
+// Read reads the head of a review from its beginning, or all of it. It skips the object without
+// decoding it.
 //
-// Members may be in any order. A member of the head that occurs twice in what is read is an [ErrForm],
-// because readers disagree about its meaning. Read does not look at what follows the head:
-// only the apiserver's reviews have an effect, and it sends each member once.
-func Read(body io.Reader, limit int64) (h Head, read []byte, err error) {
-	var buffer bytes.Buffer
-	limited := &io.LimitedReader{R: body, N: limit}
-	s := &scan{Decoder: json.NewDecoder(io.TeeReader(limited, &buffer)), seen: map[string]bool{}}
-	err = s.review()
-	var syntax *json.SyntaxError
-	var mismatch *json.UnmarshalTypeError
-	switch {
-	case err == nil || errors.Is(err, errComplete):
+// Members may be in any order. A member of the head that occurs twice in what is read is an
+// [ErrForm], because readers disagree about its meaning. Read does not look at what follows the
+// head: only the apiserver's reviews have an effect, and it sends each member once.
+//
+// The decoder looks at the same spaces anew after each part that arrives. So it gets all at once.
+func Read(beginning []byte) (Head, error) {
+	s := &scan{Decoder: json.NewDecoder(bytes.NewReader(beginning)), seen: map[string]bool{}}
+	err := s.review()
+	if err == nil || errors.Is(err, errComplete) {
 		err = s.head.check()
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		err = fmt.Errorf("%w: %w", ErrForm, io.ErrUnexpectedEOF)
-		if limited.N <= 0 {
-			err = ErrTooLarge
-		}
-	case errors.As(err, &syntax), errors.As(err, &mismatch):
+	}
+	switch {
+	case err == nil:
+		return s.head, nil
+	case !errors.Is(err, ErrForm):
 		err = fmt.Errorf("%w: %w", ErrForm, err)
 	}
-	if err != nil {
-		return Head{}, buffer.Bytes(), fmt.Errorf("reading the head of a review: %w", err)
-	}
-	return s.head, buffer.Bytes(), nil
+	return Head{}, fmt.Errorf("reading the head of a review: %w", err)
 }
 
 // check requires what every review of a known version has.
