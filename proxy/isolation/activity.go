@@ -38,7 +38,7 @@ func (d *Division) Activity(k match.Kind) *Activity {
 		return nil
 	}
 	if k.Member {
-		if !d.byCluster {
+		if d.by != ByName {
 			return nil
 		}
 		owned, _ := d.owned()
@@ -46,13 +46,13 @@ func (d *Division) Activity(k match.Kind) *Activity {
 	}
 	owned, divided := d.Scope(res)
 	a := &Activity{
-		Divided: divided || d.Selector(res) != nil, byObject: !d.byNamespace(),
-		key: func(_, namespace, name string) string { return d.keyOf(namespace, name) },
+		Divided: divided || d.Selector(res) != nil, byObject: d.by != ByNamespace,
+		key: func(_, namespace, name string) string { return d.by.key(namespace, name) },
 	}
 	switch {
 	case !a.Divided:
 		a.everyones = d.shared(res, true)
-	case divided && !d.byUID && k.Verb != "deletecollection": // that deletes nothing of other shards
+	case divided && d.by != ByUID && k.Verb != "deletecollection": // that deletes nothing of other shards
 		a.border = &Border{owned: owned}
 	}
 	return a

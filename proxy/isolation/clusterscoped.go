@@ -30,7 +30,7 @@ func (d *Division) ClusterScoped(k match.Kind) *ClusterScoped {
 	}
 	c := &ClusterScoped{Owner: owner, Observe: !d.Standby && d.message.GetIsolation() == meshv1.Isolation_ISOLATION_OBSERVE}
 	if k.GroupResource() == namespaces {
-		if _, divided := d.Scope(namespaces); divided && !d.byUID {
+		if _, divided := d.Scope(namespaces); divided && d.by != ByUID {
 			return nil
 		}
 		c.all = d.widened == nil

@@ -72,7 +72,7 @@ func (d *Division) Difference(before []*Division, k match.Kind, namespace, name 
 	}
 	switch {
 	case out.every:
-	case namespace != "" && out.field == byNamespace.field():
+	case namespace != "" && out.field == ByNamespace.field():
 		out.moved, out.field = out.moved.Intersect(sharding.Keys(namespace)), ""
 	case d.method == meshv1.Method_METHOD_FILTER:
 		out.field = ""
@@ -91,7 +91,7 @@ func (d *Difference) cover(was, is shown) {
 		return
 	}
 	moved := sharding.Union(a.owned.Minus(b.owned), b.owned.Minus(a.owned))
-	if was.nothing != is.nothing && a.by == byNamespace {
+	if was.nothing != is.nothing && a.by == ByNamespace {
 		moved = sharding.Union(moved, sharding.Keys("")) // of objects in no namespace
 	}
 	d.moved, d.field = sharding.Union(d.moved, moved), a.by.field()

@@ -19,12 +19,12 @@ type Division struct {
 
 	message   *meshv1.Sharding
 	namespace string // of the pod
-	byUID     bool   // keys are uids
-	byCluster bool   // keys are names of objects, which are those of clusters
+	by        Assignment
 	method    meshv1.Method
 	// widened, if not nil: writes to any resource are foreign in namespaces that it does
 	// not own.
 	widened *sharding.Scope
+	member  *Member
 	owners  owners
 }
 
@@ -36,26 +36,16 @@ func Compile(s *meshv1.Sharding, namespace string) (*Division, error) {
 	}
 	d := &Division{
 		Limits: limits, Standby: s.GetStandby(), KeepCaches: s.GetKeepCaches(),
-		message: s, namespace: namespace, byUID: s.GetKey() == meshv1.Key_KEY_OBJECT, byCluster: s.GetKey() == meshv1.Key_KEY_CLUSTER, method: s.GetMethod(),
+		message: s, namespace: namespace, by: assignmentOf(s.GetKey()), method: s.GetMethod(),
 	}
 	if d.Standby {
 		d.Limits = limits.emptied()
 	}
-	if owned, divided := d.owned(); divided && s.GetFenceNamespaces() && d.byNamespace() {
+	if owned, divided := d.owned(); divided && s.GetFenceNamespaces() && d.by == ByNamespace {
 		d.widened = &owned
 	}
+	d.member = d.compileMember()
 	return d, nil
-}
-
-// byNamespace reports whether keys are namespaces.
-func (d *Division) byNamespace() bool { return !d.byUID && !d.byCluster }
-
-// keyOf returns the key of the object that a path names; empty if the path does not show it.
-func (d *Division) keyOf(namespace, name string) string {
-	if d.byCluster {
-		return name
-	}
-	return namespace
 }
 
 // SelectsShared reports whether selectors also apply to lists of shared objects: they do
@@ -126,7 +116,7 @@ func (d *Division) border(k match.Kind) (b Border, ok bool) {
 // other shards; false if all its objects are the shard's.
 func (d *Division) Sweep(k match.Kind) (Border, bool) {
 	b, ok := d.border(k)
-	return b, ok && d.byNamespace()
+	return b, ok && d.by == ByNamespace
 }
 
 // Fence decides on requests for single objects of other shards, or of none.
@@ -138,10 +128,8 @@ type Fence struct {
 	Observe bool
 	// Limit, if not nil: no shard reads or writes what is foreign to it.
 	Limit *Border
-	// ByUID: the object's uid decides, and not its namespace.
-	ByUID bool
-	// ByName: the object's own name decides.
-	ByName bool
+	// By is what decides.
+	By Assignment
 	// InBody: the name in the body decides.
 	InBody bool
 }
@@ -159,13 +147,13 @@ func (d *Division) Fence(k match.Kind) *Fence {
 	b, ok := d.border(k)
 	f := &Fence{
 		Border: b, Passes: !ok || !d.fences(k), Limit: d.limit(k),
-		ByUID: d.byUID, ByName: d.byCluster, Observe: d.message.GetIsolation() == meshv1.Isolation_ISOLATION_OBSERVE,
+		By: d.by, Observe: d.message.GetIsolation() == meshv1.Isolation_ISOLATION_OBSERVE,
 	}
 	if f.Passes && f.Limit == nil {
 		return nil
 	}
-	if _, divided := d.Scope(k.GroupResource()); divided && !d.byUID {
-		f.InBody = (d.byCluster || k.GroupResource() == namespaces) && creates(k)
+	if _, divided := d.Scope(k.GroupResource()); divided && d.by != ByUID {
+		f.InBody = (d.by == ByName || k.GroupResource() == namespaces) && creates(k)
 	}
 	return f
 }
@@ -173,7 +161,7 @@ func (d *Division) Fence(k match.Kind) *Fence {
 // limit returns the border beyond which no shard reads or writes single objects; nil: there is
 // none. What is narrowed needs none.
 func (d *Division) limit(k match.Kind) *Border {
-	if within, confined := d.Within(k.GroupResource()); confined && d.byNamespace() && k.Verb != "deletecollection" && (k.Verb == "get" || k.Writes() || k.Connects()) {
+	if within, confined := d.Within(k.GroupResource()); confined && d.by == ByNamespace && k.Verb != "deletecollection" && (k.Verb == "get" || k.Writes() || k.Connects()) {
 		return &Border{owned: within}
 	}
 	return nil
@@ -190,11 +178,11 @@ func (d *Division) fences(k match.Kind) bool {
 	case k.Connects():
 		return true
 	case k.Verb == "deletecollection":
-		return !d.byNamespace()
+		return d.by != ByNamespace
 	case k.Verb == "get":
 		return !d.message.GetReadAll()
 	case creates(k) && k.GroupResource() != bindings:
-		return !d.byUID
+		return d.by != ByUID
 	}
 	return k.Writes()
 }
@@ -233,15 +221,16 @@ func (d *Division) Refuses(k match.Kind, namespace, name string) bool {
 		return w.Refuses(namespace)
 	}
 	f := d.Fence(k)
-	return f != nil && (f.Outside(namespace) || !f.Passes && !f.Observe && (f.ByUID || f.Foreign(d.keyOf(namespace, name))))
+	return f != nil && (f.Outside(namespace) || !f.Passes && !f.Observe && (f.By == ByUID || f.Foreign(d.by.key(namespace, name))))
 }
 
 // InStandby returns the division before the shard was given keys.
 func (d *Division) InStandby() *Division {
-	out := &Division{Limits: d.emptied(), Standby: true, message: d.message, namespace: d.namespace, byUID: d.byUID, byCluster: d.byCluster, method: d.method}
+	out := &Division{Limits: d.emptied(), Standby: true, message: d.message, namespace: d.namespace, by: d.by, method: d.method}
 	if d.widened != nil {
 		out.widened = &sharding.Scope{}
 	}
+	out.member = out.compileMember()
 	return out
 }
 
@@ -259,8 +248,8 @@ func (d *Division) Gains(before *Division, k match.Kind, namespace, name string)
 	switch {
 	case !divided:
 		return false
-	case !d.byUID:
-		return had.Foreign(d.keyOf(namespace, name))
+	case d.by != ByUID:
+		return had.Foreign(d.by.key(namespace, name))
 	case !creates(k):
 		return false
 	}
@@ -272,5 +261,5 @@ func (d *Division) Gains(before *Division, k match.Kind, namespace, name string)
 // before.
 func (d *Division) GainsKey(before *Division, k match.Kind, uid string) bool {
 	had, divided := before.border(k)
-	return divided && d.byUID && !had.Owns(uid)
+	return divided && d.by == ByUID && !had.Owns(uid)
 }

@@ -13,10 +13,12 @@ type Member struct {
 }
 
 // Member returns nil if every shard may send requests into all clusters.
-func (d *Division) Member() *Member {
+func (d *Division) Member() *Member { return d.member }
+
+func (d *Division) compileMember() *Member {
 	owned, divided := d.owned()
 	isolation := d.message.GetIsolation()
-	if !d.byCluster || !divided || owned.Everything() || !d.Standby && isolation == meshv1.Isolation_ISOLATION_OFF {
+	if d.by != ByName || !divided || owned.Everything() || !d.Standby && isolation == meshv1.Isolation_ISOLATION_OFF {
 		return nil
 	}
 	return &Member{
@@ -31,5 +33,5 @@ func (m *Member) Refuses(cluster string) bool { return m != nil && !m.Observe &&
 // GainsCluster reports whether the shard did not own a cluster under the division before.
 func (d *Division) GainsCluster(before *Division, cluster string) bool {
 	had, divided := before.owned()
-	return divided && before.byCluster && !had.Owns(cluster)
+	return divided && before.by == ByName && !had.Owns(cluster)
 }

@@ -12,27 +12,13 @@ import (
 type Narrowing struct {
 	owned  sharding.Scope
 	shared shared // objects that stay although another shard owns them
-	by     assignment
+	by     Assignment
 	// selector is sent as shardSelector; "": none describes the keys.
 	selector string
 }
 
 // NoObjects narrows lists and watches of any resource to nothing.
-var NoObjects = &Narrowing{by: byUID}
-
-// assignment is what assigns the objects of a resource to shards.
-type assignment int
-
-const (
-	byNamespace assignment = iota
-	byName                 // of namespaces and clusters: their own
-	byUID
-)
-
-// field returns the field of objects that a shardSelector selects by; "" is none.
-func (a assignment) field() string {
-	return [...]string{byNamespace: "object.metadata.namespace", byName: "", byUID: "object.metadata.uid"}[a]
-}
+var NoObjects = &Narrowing{by: ByUID}
 
 // Narrowing returns nil where scopes narrow nothing.
 func (d *Division) Narrowing(res schema.GroupResource) *Narrowing {
@@ -42,11 +28,11 @@ func (d *Division) Narrowing(res schema.GroupResource) *Narrowing {
 	}
 	n := &Narrowing{owned: owned, shared: d.shared(res, false)}
 	switch {
-	case d.byUID:
-		n.by = byUID
+	case d.by == ByUID:
+		n.by = ByUID
 		n.selector, _ = owned.ShardSelector(n.by.field())
-	case d.byCluster || res == namespaces:
-		n.by = byName // which no shardSelector reads
+	case d.by == ByName || res == namespaces:
+		n.by = ByName // which no shardSelector reads
 	default:
 		// Every shard gets the objects without a namespace. Their resources cannot be
 		// distinguished by path, so the namespace "" is always selected.
@@ -62,42 +48,42 @@ func (d *Division) Narrowing(res schema.GroupResource) *Narrowing {
 
 // Narrows reports whether a list or watch of a namespace is narrowed; "" is all.
 func (n *Narrowing) Narrows(namespace string) bool {
-	return n.by != byNamespace || namespace == "" || !n.owned.Owns(namespace)
+	return n.by != ByNamespace || namespace == "" || !n.owned.Owns(namespace)
 }
 
 // Selector returns the shardSelector for a list or watch of a namespace that is narrowed;
 // "" is none. nothing means that no object is passed on.
 func (n *Narrowing) Selector(namespace string) (selector string, nothing bool) {
 	switch {
-	case n.by == byNamespace && namespace != "":
+	case n.by == ByNamespace && namespace != "":
 		return "", !n.shared.some(namespace)
-	case n.by == byUID && (namespace == "" && len(n.shared) > 0 || n.shared.some(namespace)):
+	case n.by == ByUID && (namespace == "" && len(n.shared) > 0 || n.shared.some(namespace)):
 		selector = "" // it cannot select namespaces
 	default:
 		selector = n.selector
 	}
-	return selector, n.owned.Empty() && n.by != byNamespace && len(n.shared) == 0
+	return selector, n.owned.Empty() && n.by != ByNamespace && len(n.shared) == 0
 }
 
 // Shows reports whether a list or watch of a namespace can show how it was narrowed.
-func (n *Narrowing) Shows(namespace string) bool { return n.by != byNamespace || namespace == "" }
+func (n *Narrowing) Shows(namespace string) bool { return n.by != ByNamespace || namespace == "" }
 
 // Assigned reports whether an object belongs to one shard, and not to all.
-func (n *Narrowing) Assigned(k filter.Key) bool { return n.by != byNamespace || len(k.Namespace) > 0 }
+func (n *Narrowing) Assigned(k filter.Key) bool { return n.by != ByNamespace || len(k.Namespace) > 0 }
 
 // Owns reports whether an object is passed on.
 func (n *Narrowing) Owns(k filter.Key) bool {
 	namespace := k.Namespace
-	if n.by == byName {
+	if n.by == ByName {
 		namespace = k.Name
 	}
 	if has(n.shared, namespace, k.Name) {
 		return true
 	}
 	switch n.by {
-	case byUID:
+	case ByUID:
 		return n.owned.OwnsHash(sharding.Hash(k.UID))
-	case byName:
+	case ByName:
 		return n.owned.OwnsHash(sharding.Hash(k.Name))
 	}
 	return len(k.Namespace) == 0 || n.owned.OwnsHash(sharding.Hash(k.Namespace))

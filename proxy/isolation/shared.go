@@ -104,7 +104,7 @@ func (d *Division) Exemption(k match.Kind) *Exemption {
 	case writes:
 		e.shared, e.InBody = d.shared(res, true), creates(k)
 	case k.Verb == "list" || k.Verb == "watch":
-		e.shared, e.single, e.across = d.shared(res, false), readAll, !d.byNamespace()
+		e.shared, e.single, e.across = d.shared(res, false), readAll, d.by != ByNamespace
 	case k.Verb == "get" && (!readAll || confined):
 		e.shared = d.shared(res, false)
 	}

@@ -60,13 +60,13 @@ func (s *fenceStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	switch {
 	case x.Exempt:
 		return nil
-	case s.ByUID:
+	case s.By == isolation.ByUID:
 		return s.object(x)
 	case s.InBody:
 		return s.create(x)
-	case s.ByName && x.Req.Info.Name == "": // deletecollection
+	case s.By == isolation.ByName && x.Req.Info.Name == "": // deletecollection
 		return s.encounter(x, "not each of these objects", "")
-	case s.ByName:
+	case s.By == isolation.ByName:
 		return s.named(x, x.Req.Info.Name)
 	}
 	return s.in(x, x.Req.Info.Namespace)
@@ -141,7 +141,7 @@ func (s *fenceStage) create(x *pipeline.State) *pipeline.Outcome {
 		return s.outside(x, "an object whose name is to be generated")
 	case name == "":
 		return s.encounter(x, "an object whose name is to be generated", "")
-	case s.ByName:
+	case s.By == isolation.ByName:
 		return s.named(x, name)
 	}
 	return s.in(x, name)
