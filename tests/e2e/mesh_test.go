@@ -41,11 +41,20 @@ func withoutManager(t *testing.T) (restore func()) {
 		if err := scale(ctx, before); err != nil {
 			return err
 		}
-		return kube.Until(ctx, "the manager to be ready again", func(ctx context.Context) error { return cluster.RolledOut(ctx, manager()) })
+		if err := kube.Until(ctx, "the manager to be ready again", func(ctx context.Context) error { return cluster.RolledOut(ctx, manager()) }); err != nil {
+			return err
+		}
+		return kube.Until(ctx, "the apiserver to reach the manager's webhooks", reviewsConfigs)
 	})
 	require.NoError(t, scale(t.Context(), 0))
 	until(t, "the managers to exit", func(ctx context.Context) error { return noPods(ctx, kube.ManagerName, "") })
 	return restore
+}
+
+// reviewsConfigs returns an error unless a manager reviews ShardingConfigs. The apiserver learns a while
+// after a manager has become ready where it is.
+func reviewsConfigs(ctx context.Context) error {
+	return cluster.Create(ctx, shard(kube.SystemNamespace, "reviewed", []string{"nobody"}, []string{"nowhere"}, "configmaps"), client.DryRunAll)
 }
 
 // changedAgents changes the agents' pod template, waits for the rollout, and returns a
