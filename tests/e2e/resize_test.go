@@ -121,8 +121,13 @@ func (r root) scale(t *testing.T, size, members int32) {
 		return cluster.SubResource("scale").Update(t.Context(), config, client.WithSubResourceBody(scale))
 	}))
 	r.settles(t, members)
-	require.NoError(t, cluster.SubResource("scale").Get(t.Context(), config, scale))
-	require.Equal(t, members, scale.Status.Replicas)
+	until(t, "the scale to have the shards", func(ctx context.Context) error { // one that has given up its keys is removed a round later
+		err := cluster.SubResource("scale").Get(ctx, config, scale)
+		if err == nil && scale.Status.Replicas != members {
+			err = fmt.Errorf("it has %d", scale.Status.Replicas)
+		}
+		return err
+	})
 	selected, err := cluster.Clientset.CoreV1().Pods(r.home).List(t.Context(), metav1.ListOptions{LabelSelector: scale.Status.Selector})
 	require.NoError(t, err)
 	require.Len(t, selected.Items, int(members))
