@@ -82,6 +82,14 @@ func (p *Pod) Activity() []*meshv1.ResourceActivity { return p.env.Activity.Repo
 // Outcomes returns how the pod's requests have ended.
 func (p *Pod) Outcomes() *meshv1.Outcomes { return p.env.Outcomes.Report() }
 
+// Shadow returns how the writes of a shadow have ended; nil if the pod is none.
+func (p *Pod) Shadow() *meshv1.ShadowReport {
+	if pol := p.env.Policy.Load(); pol == nil || pol.Message.GetSharding().GetShadow() == nil {
+		return nil
+	}
+	return p.env.Shadow.Report()
+}
+
 // RuleStates returns the states of the limits in force.
 func (p *Pod) RuleStates() []*meshv1.RuleState { return p.env.Limits.States() }
 

@@ -98,9 +98,9 @@ const activityInterval = 10 * time.Second
 // addActivity adds what the pod did to objects, and how its requests ended, as of activityInterval ago at most.
 func (p *pod) addActivity(r *meshv1.PodReport, now time.Time) {
 	if last := p.reported; last.GetVersion() == r.GetVersion() && last.GetCapture() == r.GetCapture() && now.Sub(p.active) < activityInterval {
-		r.Activity, r.Outcomes = last.GetActivity(), last.GetOutcomes()
+		r.Activity, r.Outcomes, r.Shadow = last.GetActivity(), last.GetOutcomes(), last.GetShadow()
 		return
 	}
 	p.active = now
-	r.Activity, r.Outcomes = p.proxied.Activity(), p.proxied.Outcomes()
+	r.Activity, r.Outcomes, r.Shadow = p.proxied.Activity(), p.proxied.Outcomes(), p.proxied.Shadow()
 }

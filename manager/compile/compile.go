@@ -355,6 +355,9 @@ func (s *source) written(known Root, limits objectLimits, requestTimeout time.Du
 	s.judge = func(pod *corev1.Pod, p *meshv1.PodPolicy) {
 		p.Sharding = sharding
 		p.Passthrough = CanPassThrough(pod) && PassesThrough(c)
+		if Shadows(c) {
+			refuseUnmarked(pod, p)
+		}
 	}
 }
 

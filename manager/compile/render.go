@@ -49,10 +49,15 @@ func render(c *v1alpha1.ShardingConfig, known Root, read objectLimits) (*meshv1.
 	if read.problem != nil {
 		return nil, read.problem
 	}
+	shadow, problem := shadow(c)
+	if problem != nil {
+		return nil, problem
+	}
 	out := &meshv1.Sharding{
 		Shard:  c.Name,
 		Limits: read.render(),
 		Method: meshv1.Method_METHOD_LABELS,
+		Shadow: shadow,
 
 		ExcludedLocks: excludedLocks(c),
 	}
@@ -63,7 +68,7 @@ func render(c *v1alpha1.ShardingConfig, known Root, read objectLimits) (*meshv1.
 		return out, nil
 	}
 	locks := renamedLocks(c, known.Locks)
-	if c.Spec.DryRun { // members contend for all locks under the operator's own names
+	if c.Spec.DryRun || Shadows(c) { // the mesh holds none of the operator's locks for them
 		locks = OperatorLocks(c, known.Locks)
 	}
 	out.Locks = shardLocks(locks, c.Name)

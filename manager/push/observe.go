@@ -46,6 +46,9 @@ type Observation struct {
 	Activity []*meshv1.ResourceActivity
 	// Outcomes counts how the pod's requests have ended since its agent serves it.
 	Outcomes Outcomes
+	// Shadow counts how the writes of a shadow have ended; nil for other pods. The caller must
+	// not modify it.
+	Shadow *Shadow
 	LockReport
 	TrafficReport
 }

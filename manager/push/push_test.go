@@ -839,76 +839,55 @@ func TestShardIsNotGivenToAnOlderAgent(t *testing.T) {
 	require.Len(t, sent, 5)
 }
 
-func TestOwnerOfClusterScopedObjectsIsWithheldFromOlderAgents(t *testing.T) {
-	w := start(t)
-	p := policies("v2@n1=1")
-	p["v2"].Sharding = &meshv1.Sharding{Shard: "op-v2", ClusterScopedOwner: "op-default"}
-	w.Set(cluster1, p)
-	older := w.hello(&meshv1.Hello{Node: "n1", Abilities: []string{meshv1.AbilityStandby}})
-	_, sent := older.world()
-	require.Empty(t, sent)
-	require.Contains(t, w.Observe("n1", "v2").Nack, "clusterScoped of roots: upgrade the agent of node n1")
-	older.cancel()
-
-	_, sent = w.hello(&meshv1.Hello{Node: "n1", Abilities: []string{meshv1.AbilityStandby, meshv1.AbilityClusterScoped}}).world()
-	require.Len(t, sent, 1)
-}
-
-func TestUserAgentsAreWithheldFromOlderAgents(t *testing.T) {
-	w := start(t)
-	p := policies("value@n1=1", "prefix@n1=1", "denied@n1=1")
-	p["value"].Sharding = &meshv1.Sharding{Shard: "s", UserAgent: "a"}
-	p["prefix"].Sharding = &meshv1.Sharding{Shard: "s", UserAgentPrefix: "a/"}
-	p["denied"].Sharding = &meshv1.Sharding{Shard: "s", DeniedUserAgents: []string{"a"}}
-	w.Set(cluster1, p)
-	older := w.hello(&meshv1.Hello{Node: "n1", Abilities: []string{meshv1.AbilityStandby}})
-	_, sent := older.world()
-	require.Empty(t, sent)
-	for uid := range p {
-		require.Contains(t, w.Observe("n1", string(uid)).Nack, "User-Agents of configurations: upgrade the agent of node n1")
+func TestPoliciesAreWithheldFromOlderAgents(t *testing.T) {
+	limit := func(m ...*meshv1.ResourceMatch) *meshv1.PodPolicy {
+		return &meshv1.PodPolicy{Traffic: &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Rules: []*meshv1.LimitRule{{Resources: m}}}}}}
 	}
-	older.cancel()
-
-	_, sent = w.hello(&meshv1.Hello{Node: "n1", Abilities: []string{meshv1.AbilityStandby, meshv1.AbilityUserAgents}}).world()
-	require.Len(t, sent, len(p))
-}
-
-func TestRulesWithScopeAreWithheldFromOlderAgents(t *testing.T) {
-	w := start(t)
-	namespaced := []*meshv1.ResourceMatch{{}, {Scope: meshv1.RequestScope_REQUEST_SCOPE_NAMESPACED}}
-	p := policies("plain@n1=1", "limit@n1=1", "fault@n1=1")
-	p["plain"].Traffic = &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Rules: []*meshv1.LimitRule{{Resources: namespaced[:1]}}}}}
-	p["limit"].Traffic = &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Rules: []*meshv1.LimitRule{{Resources: namespaced}}}}}
-	p["fault"].Traffic = &meshv1.Traffic{Injections: []*meshv1.Injection{{Rules: []*meshv1.FaultRule{{Resources: namespaced}}}}}
-	w.Set(cluster1, p)
-	older := w.hello(&meshv1.Hello{Node: "n1", Abilities: []string{meshv1.AbilityTraffic, meshv1.AbilityStandby}})
-	_, sent := older.world()
-	require.Equal(t, map[string]string{"plain": "1"}, sent)
-	for _, uid := range []string{"limit", "fault"} {
-		require.Contains(t, w.Observe("n1", uid).Nack, "scope of rules: upgrade the agent of node n1", uid)
+	fault := func(m ...*meshv1.ResourceMatch) *meshv1.PodPolicy {
+		return &meshv1.PodPolicy{Traffic: &meshv1.Traffic{Injections: []*meshv1.Injection{{Rules: []*meshv1.FaultRule{{Resources: m}}}}}}
 	}
-	older.cancel()
+	shard := func(s *meshv1.Sharding) *meshv1.PodPolicy { return &meshv1.PodPolicy{Sharding: s} }
+	namespaced := &meshv1.ResourceMatch{Scope: meshv1.RequestScope_REQUEST_SCOPE_NAMESPACED}
+	for ability, c := range map[string]struct {
+		says     string
+		withheld []*meshv1.PodPolicy
+	}{
+		meshv1.AbilityClusterScoped: {"clusterScoped of roots", []*meshv1.PodPolicy{shard(&meshv1.Sharding{ClusterScopedOwner: "op-default"})}},
+		meshv1.AbilityUserAgents: {"User-Agents of configurations", []*meshv1.PodPolicy{
+			shard(&meshv1.Sharding{UserAgent: "a"}), shard(&meshv1.Sharding{UserAgentPrefix: "a/"}), shard(&meshv1.Sharding{DeniedUserAgents: []string{"a"}}),
+		}},
+		meshv1.AbilityRequestScope: {"scope of rules", []*meshv1.PodPolicy{limit(&meshv1.ResourceMatch{}, namespaced), fault(namespaced)}},
+		meshv1.AbilityClusters: {"clusters", []*meshv1.PodPolicy{
+			{ClusterPaths: []string{"/clusters/*"}}, limit(&meshv1.ResourceMatch{Clusters: []string{"m1"}}), fault(&meshv1.ResourceMatch{Clusters: []string{"m1"}}),
+		}},
+		meshv1.AbilityShadow: {"shadows", []*meshv1.PodPolicy{shard(&meshv1.Sharding{Shadow: &meshv1.Shadow{}})}},
+	} {
+		t.Run(ability, func(t *testing.T) {
+			w := start(t)
+			p := policies("plain@n1=1", "sharded@n1=1", "limited@n1=1")
+			p["sharded"].Sharding, p["limited"].Traffic = &meshv1.Sharding{Shard: "s"}, limit(&meshv1.ResourceMatch{}).Traffic
+			passed := map[string]string{"plain": "1", "sharded": "1", "limited": "1"}
+			for i, content := range c.withheld {
+				uid := types.UID(fmt.Sprint("withheld-", i))
+				p[uid] = policies(string(uid) + "@n1=1")[uid]
+				p[uid].Sharding, p[uid].Traffic, p[uid].ClusterPaths = content.Sharding, content.Traffic, content.ClusterPaths
+			}
+			w.Set(cluster1, p)
+			others := slices.DeleteFunc([]string{
+				meshv1.AbilityTraffic, meshv1.AbilityStandby, meshv1.AbilityClusterScoped, meshv1.AbilityUserAgents, meshv1.AbilityRequestScope, meshv1.AbilityClusters, meshv1.AbilityShadow,
+			}, func(a string) bool { return a == ability })
+			older := w.hello(&meshv1.Hello{Node: "n1", Abilities: others})
+			_, sent := older.world()
+			require.Equal(t, passed, sent)
+			for i := range c.withheld {
+				require.Contains(t, w.Observe("n1", fmt.Sprint("withheld-", i)).Nack, c.says+": upgrade the agent of node n1")
+			}
+			older.cancel()
 
-	_, sent = w.hello(&meshv1.Hello{Node: "n1", Abilities: []string{meshv1.AbilityTraffic, meshv1.AbilityRequestScope}}).world()
-	require.Len(t, sent, 3)
-}
-
-func TestClustersAreWithheldFromOlderAgents(t *testing.T) {
-	w := start(t)
-	p := policies("plain@n1=1", "paths@n1=1", "rule@n1=1")
-	p["paths"].ClusterPaths = []string{"/clusters/*"}
-	p["rule"].Traffic = &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Rules: []*meshv1.LimitRule{{Resources: []*meshv1.ResourceMatch{{Clusters: []string{"m1"}}}}}}}}
-	w.Set(cluster1, p)
-	older := w.hello(&meshv1.Hello{Node: "n1", Abilities: []string{meshv1.AbilityTraffic}})
-	_, sent := older.world()
-	require.Equal(t, map[string]string{"plain": "1"}, sent)
-	for _, uid := range []string{"paths", "rule"} {
-		require.Contains(t, w.Observe("n1", uid).Nack, "clusters: upgrade the agent of node n1", uid)
+			_, sent = w.hello(&meshv1.Hello{Node: "n1", Abilities: append(others, ability)}).world()
+			require.Len(t, sent, len(p))
+		})
 	}
-	older.cancel()
-
-	_, sent = w.hello(&meshv1.Hello{Node: "n1", Abilities: []string{meshv1.AbilityTraffic, meshv1.AbilityClusters}}).world()
-	require.Len(t, sent, 3)
 }
 
 func TestWebhooksFollowThePolicies(t *testing.T) {

@@ -152,6 +152,7 @@ var needs = []struct {
 	{meshv1.AbilityRequestScope, "its agent does not know scope of rules", func(p *meshv1.PodPolicy) bool {
 		return matched(p.GetTraffic(), func(m *meshv1.ResourceMatch) bool { return m.GetScope() != meshv1.RequestScope_REQUEST_SCOPE_ALL })
 	}},
+	{meshv1.AbilityShadow, "its agent does not know shadows", func(p *meshv1.PodPolicy) bool { return p.GetSharding().GetShadow() != nil }},
 	{meshv1.AbilityClusters, "its agent does not know clusters", func(p *meshv1.PodPolicy) bool {
 		return len(p.GetClusterPaths()) > 0 || matched(p.GetTraffic(), func(m *meshv1.ResourceMatch) bool { return len(m.GetClusters()) > 0 })
 	}},
@@ -276,7 +277,7 @@ func (s *Server) reportPod(name string, st *stream, p *meshv1.PodReport) (news b
 	o.Known, o.Capture, o.Message, o.Version, o.Methods = true, clip(p.Capture), clip(p.Message), clip(p.Version), clipMethods(p.Methods)
 	o.LockReport = LockReport{p.LockHolder, heldLocks(p.HeldLocks), observedLocks(p.ObservedLocks), lockRefusals(policy, p.LockRefusals), deadHolders(p.DeadHolders)}
 	o.TrafficReport = TrafficReport{Rules: rules, Faults: faults, EgressMessage: clip(p.EgressMessage), TrafficMessage: clip(p.TrafficMessage)}
-	o.WebhookMessage, o.Distrusted, o.Activity, o.Outcomes = clip(p.WebhookMessage), p.Distrusted, active, outcomes(p.Outcomes)
+	o.WebhookMessage, o.Distrusted, o.Activity, o.Outcomes, o.Shadow = clip(p.WebhookMessage), p.Distrusted, active, outcomes(p.Outcomes), shadow(p.Shadow)
 	if o.Version == o.Nacked && !o.Withheld { // saved by a later try, which no ack follows
 		o.Nacked, o.Nack = "", ""
 	}

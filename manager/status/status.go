@@ -107,12 +107,13 @@ func Of(in Input) v1alpha1.ShardingConfigStatus {
 
 	out.Pods = show(verdicts)
 	out.Method = in.method()
+	out.Shadow = in.shadow()
 	return out
 }
 
 // standby reports whether members wait for a lock that the configuration names.
 func (in Input) standby() bool {
-	return slices.ContainsFunc(in.Locks, func(l v1alpha1.LockStatus) bool { return !l.Discovered && !l.HeldByMesh })
+	return !compile.Shadows(in.Shard.Config) && slices.ContainsFunc(in.Locks, func(l v1alpha1.LockStatus) bool { return !l.Discovered && !l.HeldByMesh })
 }
 
 // show returns as many members as a status has room for. It prefers those that are not ready.

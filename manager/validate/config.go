@@ -47,9 +47,28 @@ func Config(c *v1alpha1.ShardingConfig) field.ErrorList {
 	}
 	errs = append(errs, limits(c, c.Spec.Limits, spec.Child("limits"))...)
 	errs = append(errs, clusters(c, spec)...)
+	errs = append(errs, shadow(c, passes, spec)...)
 	errs = append(errs, excludedLocks(c)...)
 	if c.Spec.Root == nil {
 		errs = append(errs, lockNames(c, c.Name)...)
+	}
+	return errs
+}
+
+// shadow returns the errors of a shadow.
+func shadow(c *v1alpha1.ShardingConfig, passes bool, spec *field.Path) (errs field.ErrorList) {
+	if !compile.Shadows(c) {
+		return nil
+	}
+	path := spec.Child("shadow")
+	if c.Spec.Root != nil || c.Spec.Webhook != nil || c.Spec.DryRun {
+		errs = append(errs, field.Forbidden(path, "it excludes spec.root, spec.webhook and spec.dryRun: remove them"))
+	}
+	if passes || c.Spec.FailurePolicy == v1alpha1.FailOpen {
+		errs = append(errs, field.Forbidden(path, "it requires that all requests are seen: set failurePolicy to Closed and clientCertificates to Refuse"))
+	}
+	if _, problem := compile.Window(c.Spec.Shadow); problem != "" {
+		errs = append(errs, field.Invalid(path.Child("window"), string(c.Spec.Shadow.Window), problem))
 	}
 	return errs
 }
@@ -110,7 +129,7 @@ func handWritten(c *v1alpha1.ShardingConfig, passes bool, spec *field.Path) fiel
 	if empty(c.Spec.Selector) {
 		errs = append(errs, field.Required(spec.Child("selector"), "name the pods of this shard: an empty selector would take every pod of the namespace"))
 	}
-	if len(c.Spec.Limits) == 0 && !passes {
+	if len(c.Spec.Limits) == 0 && !passes && !compile.Shadows(c) {
 		errs = append(errs, field.Required(spec.Child("limits"), "list at least one limit: the resources that this shard divides and the selector of its part"))
 	}
 	for i, l := range c.Spec.Limits {
@@ -135,6 +154,9 @@ func Update(old, c *v1alpha1.ShardingConfig) field.ErrorList {
 	}
 	if was, is := old.Spec.Selector, c.Spec.Selector; was != nil && (is == nil || metav1.FormatLabelSelector(was) != metav1.FormatLabelSelector(is)) {
 		errs = append(errs, field.Forbidden(field.NewPath("spec", "selector"), message))
+	}
+	if (old.Spec.Shadow == nil) != (c.Spec.Shadow == nil) { // its writes would take effect from then on
+		errs = append(errs, field.Forbidden(field.NewPath("spec", "shadow"), "whether it is set "+message))
 	}
 	// A root selects nothing: members would lose their shard.
 	if (old.Spec.Root == nil) != (c.Spec.Root == nil) {

@@ -67,6 +67,36 @@ func TestMemberClusters(t *testing.T) {
 	}
 }
 
+func TestShadow(t *testing.T) {
+	schema := newCRD(t, "shardingconfigs")
+	const alone, shadow = "selector: {matchLabels: {a: b}}\n", "shadow: {window: 30s}\n"
+	for name, c := range map[string]struct{ spec, says string }{
+		"valid":           {alone + shadow + "controller: {leaderElectionName: op}\n", ""},
+		"root":            {rooting + "\n" + shadow, "excludes spec.root"},
+		"webhook":         {alone + shadow + "webhook: {port: 1, certDir: /a}\n", "excludes spec.root, spec.webhook"},
+		"dry run":         {alone + shadow + "dryRun: true\n", "spec.dryRun"},
+		"fails open":      {alone + shadow + "failurePolicy: Open\n", "set failurePolicy to Closed"},
+		"certificates":    {alone + shadow + "clientCertificates: Passthrough\n", "clientCertificates to Refuse"},
+		"no limit at all": {alone, "spec.limits"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, errs := range []field.ErrorList{Config(config(t, "r", c.spec)), schema.admit(object(t, "ShardingConfig", c.spec))} {
+				if c.says == "" {
+					require.Empty(t, errs)
+				} else {
+					require.ErrorContains(t, errs.ToAggregate(), c.says)
+				}
+			}
+		})
+	}
+	for _, window := range []string{"999ms", "5m1s", "300h"} { // no schema says so
+		require.ErrorContains(t, Config(config(t, "r", alone+"shadow: {window: "+window+"}\n")).ToAggregate(), "spec.shadow.window: Invalid", window)
+	}
+	before, after := config(t, "r", alone+shadow), config(t, "r", alone)
+	require.ErrorContains(t, Update(before, after).ToAggregate(), "spec.shadow: Forbidden: whether it is set is immutable")
+	require.Empty(t, Update(before, config(t, "r", alone+"shadow: {window: 1m}\n")))
+}
+
 func TestUserAgentIsReplacedOrPrefixed(t *testing.T) {
 	schema := newCRD(t, "shardingconfigs")
 	for text, says := range map[string]string{

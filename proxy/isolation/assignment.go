@@ -5,6 +5,7 @@ import meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 // Assignment is what assigns the objects of a resource to shards.
 type Assignment int
 
+// Values of Assignment.
 const (
 	ByNamespace Assignment = iota
 	ByName                 // of namespaces and clusters: their own

@@ -25,7 +25,7 @@ type ClusterScoped struct {
 // are divided or fenced, and is an object in no namespace if not.
 func (d *Division) ClusterScoped(k match.Kind) *ClusterScoped {
 	owner := d.message.GetClusterScopedOwner()
-	if owner == "" || !k.Writes() && !k.Connects() || reviews(k) || !d.Standby && d.message.GetIsolation() == meshv1.Isolation_ISOLATION_OFF {
+	if owner == "" || !k.Writes() && !k.Connects() || Reviews(k) || !d.Standby && d.message.GetIsolation() == meshv1.Isolation_ISOLATION_OFF {
 		return nil
 	}
 	c := &ClusterScoped{Owner: owner, Observe: !d.Standby && d.message.GetIsolation() == meshv1.Isolation_ISOLATION_OBSERVE}
@@ -44,8 +44,8 @@ func (d *Division) ClusterScoped(k match.Kind) *ClusterScoped {
 // Refuses reports whether requests with a namespace in their path are refused; "" is none.
 func (c *ClusterScoped) Refuses(namespace string) bool { return c.all || namespace == "" }
 
-// reviews reports whether a request only asks the apiserver who may do what. Nothing is
+// Reviews reports whether a request only asks the apiserver who may do what. Nothing is
 // stored.
-func reviews(k match.Kind) bool {
+func Reviews(k match.Kind) bool {
 	return creates(k) && slices.Contains([]string{"authentication.k8s.io", "authorization.k8s.io"}, k.Group)
 }

@@ -196,7 +196,7 @@ type Waiting struct {
 
 // Waiting returns nil if the division is no standby, or requests are not fenced.
 func (d *Division) Waiting(k match.Kind) *Waiting {
-	if !d.Standby || !k.Writes() && !k.Connects() || d.message.GetClusterScopedOwner() != "" && reviews(k) {
+	if !d.Standby || !k.Writes() && !k.Connects() || d.message.GetClusterScopedOwner() != "" && Reviews(k) {
 		return nil
 	}
 	b, ok := d.border(k)

@@ -38,13 +38,16 @@ type ShardingConfig struct {
 // ShardingConfigSpec is the desired state of a shard, or of the shards of a root.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.root) || has(self.selector)",message="spec.selector is required: name the pods of this shard, or set spec.root"
-// +kubebuilder:validation:XValidation:rule="has(self.root) || (has(self.limits) && size(self.limits) > 0) || (has(self.clientCertificates) && self.clientCertificates == 'Passthrough')",message="spec.limits is required: list at least one limit, the resources this shard divides and the selector of its part"
+// +kubebuilder:validation:XValidation:rule="has(self.root) || has(self.shadow) || (has(self.limits) && size(self.limits) > 0) || (has(self.clientCertificates) && self.clientCertificates == 'Passthrough')",message="spec.limits is required: list at least one limit, the resources this shard divides and the selector of its part"
 // +kubebuilder:validation:XValidation:rule="!has(self.root) || (has(self.root.resourceSelector) && size(self.root.resourceSelector) > 0) || (has(self.limits) && size(self.limits) > 0)",message="spec.root.resourceSelector is required: list the resources that the shards divide"
 // +kubebuilder:validation:XValidation:rule="!has(self.clientCertificates) || self.clientCertificates != 'Passthrough' || !(has(self.root) || has(self.controller) || (has(self.limits) && size(self.limits) > 0))",message="spec.clientCertificates: Passthrough leaves requests unread, so nothing can be divided: remove spec.limits, spec.controller and spec.root, or choose Refuse"
 // +kubebuilder:validation:XValidation:rule="!has(self.root) || !has(self.root.key) || self.root.key != 'Cluster' || (has(self.clusters) && size(self.clusters) > 0)",message="spec.root.key: Cluster requires spec.clusters: list the paths at which the apiserver passes requests on to member clusters"
 // +kubebuilder:validation:XValidation:rule="!has(self.clusters) || size(self.clusters) == 0 || (has(self.root) && has(self.root.key) && self.root.key == 'Cluster')",message="spec.clusters requires spec.root.key: Cluster: otherwise every shard would act in every member cluster"
 // +kubebuilder:validation:XValidation:rule="!has(self.root) || !has(self.root.key) || self.root.key != 'Cluster' || !has(self.webhook)",message="spec.webhook routes reviews by namespace or uid: remove it, or choose another spec.root.key"
 // +kubebuilder:validation:XValidation:rule="!has(self.root) || !has(self.root.key) || self.root.key != 'Cluster' || !has(self.fence) || self.fence != 'Namespace'",message="spec.root.key: Cluster leaves no namespaces to fence: choose spec.fence Resources"
+// +kubebuilder:validation:XValidation:rule="!has(self.shadow) || !(has(self.root) || has(self.webhook) || (has(self.dryRun) && self.dryRun))",message="spec.shadow excludes spec.root, spec.webhook and spec.dryRun: remove them"
+// +kubebuilder:validation:XValidation:rule="!has(self.shadow) || ((!has(self.failurePolicy) || self.failurePolicy == 'Closed') && (!has(self.clientCertificates) || self.clientCertificates == 'Refuse'))",message="spec.shadow requires that all requests are seen: set failurePolicy to Closed and clientCertificates to Refuse"
+// +kubebuilder:validation:XValidation:rule="has(self.shadow) == has(oldSelf.shadow)",message="whether spec.shadow is set is immutable: delete this ShardingConfig and create another"
 // +kubebuilder:validation:XValidation:rule="has(self.root) == has(oldSelf.root)",message="whether spec.root is set is immutable: delete this ShardingConfig and create another"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.selector) || (has(self.selector) && self.selector == oldSelf.selector)",message="spec.selector is immutable: delete this ShardingConfig and create another"
 type ShardingConfigSpec struct {
@@ -123,6 +126,13 @@ type ShardingConfigSpec struct {
 	// +optional
 	DryRun bool `json:"dryRun,omitempty"`
 
+	// Shadow makes the selected pods a shadow: a new version of the operator that reads like any
+	// shard and leads under a lock of its own, but whose writes are dry runs, of which the
+	// apiserver stores nothing. The status says which of them others have made, too. Whether
+	// it is set is immutable.
+	// +optional
+	Shadow *Shadow `json:"shadow,omitempty"`
+
 	// Fence is which writes isolation applies to. Resources: writes to the divided resources.
 	// Namespace: writes to any resource in namespaces of other shards, except the operator's
 	// own namespace.
@@ -139,6 +149,22 @@ type ShardingConfigSpec struct {
 	// selects no pods itself.
 	// +optional
 	Root *RootConfig `json:"root,omitempty"`
+}
+
+// Shadow is how the writes of a shadow are compared with what others write.
+type Shadow struct {
+	// Window is how long others have for the same change, before the write of the shadow counts
+	// as a difference: from 1s to 5m.
+	// +optional
+	// +kubebuilder:default="30s"
+	Window Duration `json:"window,omitempty"`
+	// IgnoredFields are the paths of fields that are not compared, with all fields below them.
+	// "[]" stands for each item of a list: "status.conditions[].message".
+	// +optional
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=253
+	IgnoredFields []string `json:"ignoredFields,omitempty"`
 }
 
 // ClusterPath is a path at which the apiserver passes requests on to other clusters.
@@ -773,9 +799,55 @@ type ShardingConfigStatus struct {
 	// +listMapKey=name
 	// +kubebuilder:validation:MaxItems=64
 	Locks []LockStatus `json:"locks,omitempty"`
+	// Shadow compares the writes of a shadow with those of others.
+	// +optional
+	Shadow *ShadowStatus `json:"shadow,omitempty"`
 	// Root describes the derived shards.
 	// +optional
 	Root *RootStatus `json:"root,omitempty"`
+}
+
+// ShadowStatus counts the writes of a shadow since the agents serve its pods, by how they ended.
+type ShadowStatus struct {
+	// Agreed is the number of writes that changed nothing, or what others changed equally within
+	// the window.
+	// +optional
+	Agreed int64 `json:"agreed"`
+	// Differed is the number of writes whose changes nobody made within the window.
+	// +optional
+	Differed int64 `json:"differed"`
+	// Refused is the number of writes that the apiserver refused, except for conflicts: the
+	// operator may lack permissions, or a webhook does not support dry runs.
+	// +optional
+	Refused int64 `json:"refused"`
+	// Uncompared is the number of other writes: the object changed meanwhile, its name is
+	// generated, or it is not read as JSON.
+	// +optional
+	Uncompared int64 `json:"uncompared"`
+	// Differences are the fields that differed, by resource and verb.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	Differences []ShadowDifference `json:"differences,omitempty"`
+}
+
+// ShadowDifference is what writes of a shadow would have changed, and nobody did.
+type ShadowDifference struct {
+	// Group of the resource; empty for the core group.
+	// +optional
+	Group string `json:"group,omitempty"`
+	// Resource is such as "deployments", or "deployments/status".
+	Resource string `json:"resource"`
+	// Verb of the writes.
+	Verb string `json:"verb"`
+	// Writes is their number.
+	Writes int64 `json:"writes"`
+	// Fields are the paths of fields with other values, at most 8. It is empty if the object was
+	// to be deleted, or was not created by others.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=8
+	Fields []string `json:"fields,omitempty"`
 }
 
 // LockStatus describes one lock of the operator.

@@ -52,6 +52,13 @@ const (
 	MaxMatchedPath = 2048
 )
 
+// Bounds of a ShadowReport.
+const (
+	MaxShadowDifferences = 16
+	MaxShadowFields      = 8
+	MaxFieldPath         = 253 // bytes
+)
+
 // Abilities of agents, in their Hello.
 const (
 	// AbilityTraffic is that of agents that know PodPolicy.traffic.
@@ -75,4 +82,7 @@ const (
 	// ResourceMatch.clusters. An agent that ignored them would let every shard write in every
 	// member cluster.
 	AbilityClusters = "clusters"
+	// AbilityShadow is that of agents that know Sharding.shadow. An agent that ignored it would
+	// pass the writes of a shadow on.
+	AbilityShadow = "shadow"
 )

@@ -730,7 +730,9 @@ type PodReport struct {
 	// apiserver.
 	Distrusted bool `protobuf:"varint,18,opt,name=distrusted,proto3" json:"distrusted,omitempty"`
 	// How the requests of the pod ended. Nil from earlier agents.
-	Outcomes      *Outcomes `protobuf:"bytes,19,opt,name=outcomes,proto3" json:"outcomes,omitempty"`
+	Outcomes *Outcomes `protobuf:"bytes,19,opt,name=outcomes,proto3" json:"outcomes,omitempty"`
+	// How the writes of a shadow ended. Nil for other pods.
+	Shadow        *ShadowReport `protobuf:"bytes,20,opt,name=shadow,proto3" json:"shadow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -891,6 +893,174 @@ func (x *PodReport) GetOutcomes() *Outcomes {
 	return nil
 }
 
+func (x *PodReport) GetShadow() *ShadowReport {
+	if x != nil {
+		return x.Shadow
+	}
+	return nil
+}
+
+// ShadowReport counts the writes of a shadow since the agent serves the pod.
+type ShadowReport struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// They changed nothing, or what others changed equally within the window.
+	Agreed uint64 `protobuf:"varint,1,opt,name=agreed,proto3" json:"agreed,omitempty"`
+	// Nobody made their changes within the window.
+	Differed uint64 `protobuf:"varint,2,opt,name=differed,proto3" json:"differed,omitempty"`
+	// The apiserver refused them, except for conflicts.
+	Refused uint64 `protobuf:"varint,3,opt,name=refused,proto3" json:"refused,omitempty"`
+	// They could not be compared.
+	Uncompared uint64 `protobuf:"varint,4,opt,name=uncompared,proto3" json:"uncompared,omitempty"`
+	// Of those that differed. At most 16, sorted.
+	Differences   []*ShadowDifference `protobuf:"bytes,5,rep,name=differences,proto3" json:"differences,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShadowReport) Reset() {
+	*x = ShadowReport{}
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShadowReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShadowReport) ProtoMessage() {}
+
+func (x *ShadowReport) ProtoReflect() protoreflect.Message {
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShadowReport.ProtoReflect.Descriptor instead.
+func (*ShadowReport) Descriptor() ([]byte, []int) {
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *ShadowReport) GetAgreed() uint64 {
+	if x != nil {
+		return x.Agreed
+	}
+	return 0
+}
+
+func (x *ShadowReport) GetDiffered() uint64 {
+	if x != nil {
+		return x.Differed
+	}
+	return 0
+}
+
+func (x *ShadowReport) GetRefused() uint64 {
+	if x != nil {
+		return x.Refused
+	}
+	return 0
+}
+
+func (x *ShadowReport) GetUncompared() uint64 {
+	if x != nil {
+		return x.Uncompared
+	}
+	return 0
+}
+
+func (x *ShadowReport) GetDifferences() []*ShadowDifference {
+	if x != nil {
+		return x.Differences
+	}
+	return nil
+}
+
+// ShadowDifference is what writes of a shadow would have changed, and nobody did.
+type ShadowDifference struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Group string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	// With the subresource, such as "deployments/status".
+	Resource string `protobuf:"bytes,2,opt,name=resource,proto3" json:"resource,omitempty"`
+	Verb     string `protobuf:"bytes,3,opt,name=verb,proto3" json:"verb,omitempty"`
+	// Paths of fields, never their values. At most 8, sorted, each of at most 253 bytes.
+	Fields        []string `protobuf:"bytes,4,rep,name=fields,proto3" json:"fields,omitempty"`
+	Writes        uint64   `protobuf:"varint,5,opt,name=writes,proto3" json:"writes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShadowDifference) Reset() {
+	*x = ShadowDifference{}
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShadowDifference) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShadowDifference) ProtoMessage() {}
+
+func (x *ShadowDifference) ProtoReflect() protoreflect.Message {
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShadowDifference.ProtoReflect.Descriptor instead.
+func (*ShadowDifference) Descriptor() ([]byte, []int) {
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ShadowDifference) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *ShadowDifference) GetResource() string {
+	if x != nil {
+		return x.Resource
+	}
+	return ""
+}
+
+func (x *ShadowDifference) GetVerb() string {
+	if x != nil {
+		return x.Verb
+	}
+	return ""
+}
+
+func (x *ShadowDifference) GetFields() []string {
+	if x != nil {
+		return x.Fields
+	}
+	return nil
+}
+
+func (x *ShadowDifference) GetWrites() uint64 {
+	if x != nil {
+		return x.Writes
+	}
+	return 0
+}
+
 // Outcomes counts requests to the apiserver since the agent serves the pod, those that the agent
 // answered included. A watch counts once, when it begins.
 type Outcomes struct {
@@ -906,7 +1076,7 @@ type Outcomes struct {
 
 func (x *Outcomes) Reset() {
 	*x = Outcomes{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[8]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -918,7 +1088,7 @@ func (x *Outcomes) String() string {
 func (*Outcomes) ProtoMessage() {}
 
 func (x *Outcomes) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[8]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -931,7 +1101,7 @@ func (x *Outcomes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcomes.ProtoReflect.Descriptor instead.
 func (*Outcomes) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{8}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Outcomes) GetRequests() uint64 {
@@ -976,7 +1146,7 @@ type LockRefusal struct {
 
 func (x *LockRefusal) Reset() {
 	*x = LockRefusal{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[9]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -988,7 +1158,7 @@ func (x *LockRefusal) String() string {
 func (*LockRefusal) ProtoMessage() {}
 
 func (x *LockRefusal) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[9]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1001,7 +1171,7 @@ func (x *LockRefusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockRefusal.ProtoReflect.Descriptor instead.
 func (*LockRefusal) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{9}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *LockRefusal) GetNamespace() string {
@@ -1069,7 +1239,7 @@ type ResourceActivity struct {
 
 func (x *ResourceActivity) Reset() {
 	*x = ResourceActivity{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[10]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1081,7 +1251,7 @@ func (x *ResourceActivity) String() string {
 func (*ResourceActivity) ProtoMessage() {}
 
 func (x *ResourceActivity) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[10]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1094,7 +1264,7 @@ func (x *ResourceActivity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceActivity.ProtoReflect.Descriptor instead.
 func (*ResourceActivity) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{10}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ResourceActivity) GetGroup() string {
@@ -1163,7 +1333,7 @@ type ObservedLock struct {
 
 func (x *ObservedLock) Reset() {
 	*x = ObservedLock{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[11]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1175,7 +1345,7 @@ func (x *ObservedLock) String() string {
 func (*ObservedLock) ProtoMessage() {}
 
 func (x *ObservedLock) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[11]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1188,7 +1358,7 @@ func (x *ObservedLock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedLock.ProtoReflect.Descriptor instead.
 func (*ObservedLock) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{11}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ObservedLock) GetNamespace() string {
@@ -1244,7 +1414,7 @@ type DeadHolder struct {
 
 func (x *DeadHolder) Reset() {
 	*x = DeadHolder{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[12]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1256,7 +1426,7 @@ func (x *DeadHolder) String() string {
 func (*DeadHolder) ProtoMessage() {}
 
 func (x *DeadHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[12]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1269,7 +1439,7 @@ func (x *DeadHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadHolder.ProtoReflect.Descriptor instead.
 func (*DeadHolder) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{12}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DeadHolder) GetIdentity() string {
@@ -1323,7 +1493,7 @@ type ManagerMessage struct {
 
 func (x *ManagerMessage) Reset() {
 	*x = ManagerMessage{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[13]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1335,7 +1505,7 @@ func (x *ManagerMessage) String() string {
 func (*ManagerMessage) ProtoMessage() {}
 
 func (x *ManagerMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[13]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1348,7 +1518,7 @@ func (x *ManagerMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerMessage.ProtoReflect.Descriptor instead.
 func (*ManagerMessage) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{13}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ManagerMessage) GetKind() isManagerMessage_Kind {
@@ -1454,7 +1624,7 @@ type Webhooks struct {
 
 func (x *Webhooks) Reset() {
 	*x = Webhooks{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1466,7 +1636,7 @@ func (x *Webhooks) String() string {
 func (*Webhooks) ProtoMessage() {}
 
 func (x *Webhooks) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1479,7 +1649,7 @@ func (x *Webhooks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Webhooks.ProtoReflect.Descriptor instead.
 func (*Webhooks) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{14}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Webhooks) GetVersion() string {
@@ -1527,7 +1697,7 @@ type Webhook struct {
 
 func (x *Webhook) Reset() {
 	*x = Webhook{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1539,7 +1709,7 @@ func (x *Webhook) String() string {
 func (*Webhook) ProtoMessage() {}
 
 func (x *Webhook) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1552,7 +1722,7 @@ func (x *Webhook) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Webhook.ProtoReflect.Descriptor instead.
 func (*Webhook) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{15}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Webhook) GetPods() map[string]string {
@@ -1644,7 +1814,7 @@ type ReadyPods struct {
 
 func (x *ReadyPods) Reset() {
 	*x = ReadyPods{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[16]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1656,7 +1826,7 @@ func (x *ReadyPods) String() string {
 func (*ReadyPods) ProtoMessage() {}
 
 func (x *ReadyPods) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[16]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1669,7 +1839,7 @@ func (x *ReadyPods) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadyPods.ProtoReflect.Descriptor instead.
 func (*ReadyPods) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{16}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ReadyPods) GetShard() string {
@@ -1699,7 +1869,7 @@ type ServerAuthority struct {
 
 func (x *ServerAuthority) Reset() {
 	*x = ServerAuthority{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[17]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1711,7 +1881,7 @@ func (x *ServerAuthority) String() string {
 func (*ServerAuthority) ProtoMessage() {}
 
 func (x *ServerAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[17]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1724,7 +1894,7 @@ func (x *ServerAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerAuthority.ProtoReflect.Descriptor instead.
 func (*ServerAuthority) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{17}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ServerAuthority) GetServerName() string {
@@ -1769,7 +1939,7 @@ type Cluster struct {
 
 func (x *Cluster) Reset() {
 	*x = Cluster{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[18]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1781,7 +1951,7 @@ func (x *Cluster) String() string {
 func (*Cluster) ProtoMessage() {}
 
 func (x *Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[18]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1794,7 +1964,7 @@ func (x *Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cluster.ProtoReflect.Descriptor instead.
 func (*Cluster) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{18}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Cluster) GetVersion() string {
@@ -1862,7 +2032,7 @@ type Remove struct {
 
 func (x *Remove) Reset() {
 	*x = Remove{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[19]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1874,7 +2044,7 @@ func (x *Remove) String() string {
 func (*Remove) ProtoMessage() {}
 
 func (x *Remove) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[19]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1887,7 +2057,7 @@ func (x *Remove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Remove.ProtoReflect.Descriptor instead.
 func (*Remove) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{19}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Remove) GetUid() string {
@@ -1905,7 +2075,7 @@ type Synced struct {
 
 func (x *Synced) Reset() {
 	*x = Synced{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[20]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1917,7 +2087,7 @@ func (x *Synced) String() string {
 func (*Synced) ProtoMessage() {}
 
 func (x *Synced) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[20]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1930,7 +2100,7 @@ func (x *Synced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Synced.ProtoReflect.Descriptor instead.
 func (*Synced) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{20}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{22}
 }
 
 // PodPolicy is everything that applies to one pod.
@@ -1983,7 +2153,7 @@ type PodPolicy struct {
 
 func (x *PodPolicy) Reset() {
 	*x = PodPolicy{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[21]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1995,7 +2165,7 @@ func (x *PodPolicy) String() string {
 func (*PodPolicy) ProtoMessage() {}
 
 func (x *PodPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[21]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2008,7 +2178,7 @@ func (x *PodPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodPolicy.ProtoReflect.Descriptor instead.
 func (*PodPolicy) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{21}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PodPolicy) GetUid() string {
@@ -2171,13 +2341,16 @@ type Sharding struct {
 	// Objects with leader-election records that are not locks of the operator: requests for them
 	// pass unchanged. Agents without this field refuse to write them.
 	ExcludedLocks []*ExcludedLock `protobuf:"bytes,21,rep,name=excluded_locks,json=excludedLocks,proto3" json:"excluded_locks,omitempty"`
+	// Set: no write of the pod takes effect, except those of its locks. Invalid with dry_run.
+	// Only to agents with AbilityShadow.
+	Shadow        *Shadow `protobuf:"bytes,22,opt,name=shadow,proto3" json:"shadow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Sharding) Reset() {
 	*x = Sharding{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[22]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2189,7 +2362,7 @@ func (x *Sharding) String() string {
 func (*Sharding) ProtoMessage() {}
 
 func (x *Sharding) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[22]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2202,7 +2375,7 @@ func (x *Sharding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sharding.ProtoReflect.Descriptor instead.
 func (*Sharding) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{22}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Sharding) GetShard() string {
@@ -2345,6 +2518,68 @@ func (x *Sharding) GetExcludedLocks() []*ExcludedLock {
 	return nil
 }
 
+func (x *Sharding) GetShadow() *Shadow {
+	if x != nil {
+		return x.Shadow
+	}
+	return nil
+}
+
+// Shadow is how the writes of a pod, which are dry runs, are compared with those of others.
+type Shadow struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How long others have for the same change, in nanoseconds.
+	WindowNs int64 `protobuf:"varint,1,opt,name=window_ns,json=windowNs,proto3" json:"window_ns,omitempty"`
+	// Paths of fields that are not compared, with all below: "status.conditions[].message".
+	IgnoredFields []string `protobuf:"bytes,2,rep,name=ignored_fields,json=ignoredFields,proto3" json:"ignored_fields,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Shadow) Reset() {
+	*x = Shadow{}
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Shadow) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Shadow) ProtoMessage() {}
+
+func (x *Shadow) ProtoReflect() protoreflect.Message {
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Shadow.ProtoReflect.Descriptor instead.
+func (*Shadow) Descriptor() ([]byte, []int) {
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *Shadow) GetWindowNs() int64 {
+	if x != nil {
+		return x.WindowNs
+	}
+	return 0
+}
+
+func (x *Shadow) GetIgnoredFields() []string {
+	if x != nil {
+		return x.IgnoredFields
+	}
+	return nil
+}
+
 // ExcludedLock names Leases, ConfigMaps and Endpoints.
 type ExcludedLock struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -2357,7 +2592,7 @@ type ExcludedLock struct {
 
 func (x *ExcludedLock) Reset() {
 	*x = ExcludedLock{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[23]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2369,7 +2604,7 @@ func (x *ExcludedLock) String() string {
 func (*ExcludedLock) ProtoMessage() {}
 
 func (x *ExcludedLock) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[23]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2382,7 +2617,7 @@ func (x *ExcludedLock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExcludedLock.ProtoReflect.Descriptor instead.
 func (*ExcludedLock) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{23}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ExcludedLock) GetNamespace() string {
@@ -2410,7 +2645,7 @@ type Owner struct {
 
 func (x *Owner) Reset() {
 	*x = Owner{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[24]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2422,7 +2657,7 @@ func (x *Owner) String() string {
 func (*Owner) ProtoMessage() {}
 
 func (x *Owner) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[24]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2435,7 +2670,7 @@ func (x *Owner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Owner.ProtoReflect.Descriptor instead.
 func (*Owner) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{24}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Owner) GetShard() string {
@@ -2467,7 +2702,7 @@ type SharedObjects struct {
 
 func (x *SharedObjects) Reset() {
 	*x = SharedObjects{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[25]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2479,7 +2714,7 @@ func (x *SharedObjects) String() string {
 func (*SharedObjects) ProtoMessage() {}
 
 func (x *SharedObjects) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[25]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2492,7 +2727,7 @@ func (x *SharedObjects) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SharedObjects.ProtoReflect.Descriptor instead.
 func (*SharedObjects) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{25}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SharedObjects) GetResources() []*ResourceGroup {
@@ -2540,7 +2775,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[26]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2552,7 +2787,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[26]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2565,7 +2800,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{26}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Limit) GetResources() []*ResourceGroup {
@@ -2606,7 +2841,7 @@ type Scope struct {
 
 func (x *Scope) Reset() {
 	*x = Scope{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[27]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2618,7 +2853,7 @@ func (x *Scope) String() string {
 func (*Scope) ProtoMessage() {}
 
 func (x *Scope) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[27]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2631,7 +2866,7 @@ func (x *Scope) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scope.ProtoReflect.Descriptor instead.
 func (*Scope) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{27}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Scope) GetParts() []*ScopePart {
@@ -2652,7 +2887,7 @@ type ScopePart struct {
 
 func (x *ScopePart) Reset() {
 	*x = ScopePart{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[28]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2664,7 +2899,7 @@ func (x *ScopePart) String() string {
 func (*ScopePart) ProtoMessage() {}
 
 func (x *ScopePart) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[28]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2677,7 +2912,7 @@ func (x *ScopePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScopePart.ProtoReflect.Descriptor instead.
 func (*ScopePart) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{28}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ScopePart) GetBuckets() uint32 {
@@ -2705,7 +2940,7 @@ type KeyRange struct {
 
 func (x *KeyRange) Reset() {
 	*x = KeyRange{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[29]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2717,7 +2952,7 @@ func (x *KeyRange) String() string {
 func (*KeyRange) ProtoMessage() {}
 
 func (x *KeyRange) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[29]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2730,7 +2965,7 @@ func (x *KeyRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyRange.ProtoReflect.Descriptor instead.
 func (*KeyRange) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{29}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *KeyRange) GetFirst() uint64 {
@@ -2758,7 +2993,7 @@ type ResourceGroup struct {
 
 func (x *ResourceGroup) Reset() {
 	*x = ResourceGroup{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[30]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2770,7 +3005,7 @@ func (x *ResourceGroup) String() string {
 func (*ResourceGroup) ProtoMessage() {}
 
 func (x *ResourceGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[30]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2783,7 +3018,7 @@ func (x *ResourceGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceGroup.ProtoReflect.Descriptor instead.
 func (*ResourceGroup) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{30}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ResourceGroup) GetApiGroups() []string {
@@ -2814,7 +3049,7 @@ type Lock struct {
 
 func (x *Lock) Reset() {
 	*x = Lock{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[31]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2826,7 +3061,7 @@ func (x *Lock) String() string {
 func (*Lock) ProtoMessage() {}
 
 func (x *Lock) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[31]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2839,7 +3074,7 @@ func (x *Lock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lock.ProtoReflect.Descriptor instead.
 func (*Lock) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{31}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Lock) GetNamespace() string {
@@ -2905,7 +3140,7 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\x06serial\x18\x05 \x01(\x04R\x06serial\x12\x16\n" +
 	"\x06barred\x18\x06 \x01(\bR\x06barred\"9\n" +
 	"\x06Report\x12/\n" +
-	"\x04pods\x18\x01 \x03(\v2\x1b.ctrlmesh.mesh.v1.PodReportR\x04pods\"\xf7\x06\n" +
+	"\x04pods\x18\x01 \x03(\v2\x1b.ctrlmesh.mesh.v1.PodReportR\x04pods\"\xaf\a\n" +
 	"\tPodReport\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x18\n" +
 	"\acapture\x18\x02 \x01(\tR\acapture\x12\x18\n" +
@@ -2929,10 +3164,25 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\n" +
 	"distrusted\x18\x12 \x01(\bR\n" +
 	"distrusted\x126\n" +
-	"\boutcomes\x18\x13 \x01(\v2\x1a.ctrlmesh.mesh.v1.OutcomesR\boutcomes\x1a:\n" +
+	"\boutcomes\x18\x13 \x01(\v2\x1a.ctrlmesh.mesh.v1.OutcomesR\boutcomes\x126\n" +
+	"\x06shadow\x18\x14 \x01(\v2\x1e.ctrlmesh.mesh.v1.ShadowReportR\x06shadow\x1a:\n" +
 	"\fMethodsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\x06\x10\a\"\\\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\x06\x10\a\"\xc2\x01\n" +
+	"\fShadowReport\x12\x16\n" +
+	"\x06agreed\x18\x01 \x01(\x04R\x06agreed\x12\x1a\n" +
+	"\bdiffered\x18\x02 \x01(\x04R\bdiffered\x12\x18\n" +
+	"\arefused\x18\x03 \x01(\x04R\arefused\x12\x1e\n" +
+	"\n" +
+	"uncompared\x18\x04 \x01(\x04R\n" +
+	"uncompared\x12D\n" +
+	"\vdifferences\x18\x05 \x03(\v2\".ctrlmesh.mesh.v1.ShadowDifferenceR\vdifferences\"\x88\x01\n" +
+	"\x10ShadowDifference\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1a\n" +
+	"\bresource\x18\x02 \x01(\tR\bresource\x12\x12\n" +
+	"\x04verb\x18\x03 \x01(\tR\x04verb\x12\x16\n" +
+	"\x06fields\x18\x04 \x03(\tR\x06fields\x12\x16\n" +
+	"\x06writes\x18\x05 \x01(\x04R\x06writes\"\\\n" +
 	"\bOutcomes\x12\x1a\n" +
 	"\brequests\x18\x01 \x01(\x04R\brequests\x12\x16\n" +
 	"\x06errors\x18\x02 \x01(\x04R\x06errors\x12\x1c\n" +
@@ -3025,7 +3275,7 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\x06serial\x18\v \x01(\x04R\x06serial\x123\n" +
 	"\atraffic\x18\f \x01(\v2\x19.ctrlmesh.mesh.v1.TrafficR\atraffic\x12'\n" +
 	"\x0frequired_serial\x18\r \x01(\x04R\x0erequiredSerial\x12#\n" +
-	"\rcluster_paths\x18\x0e \x03(\tR\fclusterPaths\"\xf0\x06\n" +
+	"\rcluster_paths\x18\x0e \x03(\tR\fclusterPaths\"\xa2\a\n" +
 	"\bSharding\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\tR\x05shard\x12/\n" +
 	"\x06limits\x18\x02 \x03(\v2\x17.ctrlmesh.mesh.v1.LimitR\x06limits\x12'\n" +
@@ -3049,7 +3299,11 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"user_agent\x18\x12 \x01(\tR\tuserAgent\x12*\n" +
 	"\x11user_agent_prefix\x18\x13 \x01(\tR\x0fuserAgentPrefix\x12,\n" +
 	"\x12denied_user_agents\x18\x14 \x03(\tR\x10deniedUserAgents\x12E\n" +
-	"\x0eexcluded_locks\x18\x15 \x03(\v2\x1e.ctrlmesh.mesh.v1.ExcludedLockR\rexcludedLocksJ\x04\b\x03\x10\x04\"@\n" +
+	"\x0eexcluded_locks\x18\x15 \x03(\v2\x1e.ctrlmesh.mesh.v1.ExcludedLockR\rexcludedLocks\x120\n" +
+	"\x06shadow\x18\x16 \x01(\v2\x18.ctrlmesh.mesh.v1.ShadowR\x06shadowJ\x04\b\x03\x10\x04\"L\n" +
+	"\x06Shadow\x12\x1b\n" +
+	"\twindow_ns\x18\x01 \x01(\x03R\bwindowNs\x12%\n" +
+	"\x0eignored_fields\x18\x02 \x03(\tR\rignoredFields\"@\n" +
 	"\fExcludedLock\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"L\n" +
@@ -3116,7 +3370,7 @@ func file_api_mesh_v1_mesh_proto_rawDescGZIP() []byte {
 }
 
 var file_api_mesh_v1_mesh_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_mesh_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_api_mesh_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_api_mesh_v1_mesh_proto_goTypes = []any{
 	(Key)(0),                      // 0: ctrlmesh.mesh.v1.Key
 	(Method)(0),                   // 1: ctrlmesh.mesh.v1.Method
@@ -3129,94 +3383,100 @@ var file_api_mesh_v1_mesh_proto_goTypes = []any{
 	(*Ack)(nil),                   // 8: ctrlmesh.mesh.v1.Ack
 	(*Report)(nil),                // 9: ctrlmesh.mesh.v1.Report
 	(*PodReport)(nil),             // 10: ctrlmesh.mesh.v1.PodReport
-	(*Outcomes)(nil),              // 11: ctrlmesh.mesh.v1.Outcomes
-	(*LockRefusal)(nil),           // 12: ctrlmesh.mesh.v1.LockRefusal
-	(*ResourceActivity)(nil),      // 13: ctrlmesh.mesh.v1.ResourceActivity
-	(*ObservedLock)(nil),          // 14: ctrlmesh.mesh.v1.ObservedLock
-	(*DeadHolder)(nil),            // 15: ctrlmesh.mesh.v1.DeadHolder
-	(*ManagerMessage)(nil),        // 16: ctrlmesh.mesh.v1.ManagerMessage
-	(*Webhooks)(nil),              // 17: ctrlmesh.mesh.v1.Webhooks
-	(*Webhook)(nil),               // 18: ctrlmesh.mesh.v1.Webhook
-	(*ReadyPods)(nil),             // 19: ctrlmesh.mesh.v1.ReadyPods
-	(*ServerAuthority)(nil),       // 20: ctrlmesh.mesh.v1.ServerAuthority
-	(*Cluster)(nil),               // 21: ctrlmesh.mesh.v1.Cluster
-	(*Remove)(nil),                // 22: ctrlmesh.mesh.v1.Remove
-	(*Synced)(nil),                // 23: ctrlmesh.mesh.v1.Synced
-	(*PodPolicy)(nil),             // 24: ctrlmesh.mesh.v1.PodPolicy
-	(*Sharding)(nil),              // 25: ctrlmesh.mesh.v1.Sharding
-	(*ExcludedLock)(nil),          // 26: ctrlmesh.mesh.v1.ExcludedLock
-	(*Owner)(nil),                 // 27: ctrlmesh.mesh.v1.Owner
-	(*SharedObjects)(nil),         // 28: ctrlmesh.mesh.v1.SharedObjects
-	(*Limit)(nil),                 // 29: ctrlmesh.mesh.v1.Limit
-	(*Scope)(nil),                 // 30: ctrlmesh.mesh.v1.Scope
-	(*ScopePart)(nil),             // 31: ctrlmesh.mesh.v1.ScopePart
-	(*KeyRange)(nil),              // 32: ctrlmesh.mesh.v1.KeyRange
-	(*ResourceGroup)(nil),         // 33: ctrlmesh.mesh.v1.ResourceGroup
-	(*Lock)(nil),                  // 34: ctrlmesh.mesh.v1.Lock
-	nil,                           // 35: ctrlmesh.mesh.v1.Hello.VersionsEntry
-	nil,                           // 36: ctrlmesh.mesh.v1.Hello.NamespacesEntry
-	nil,                           // 37: ctrlmesh.mesh.v1.PodReport.MethodsEntry
-	nil,                           // 38: ctrlmesh.mesh.v1.Webhook.PodsEntry
-	(*RuleState)(nil),             // 39: ctrlmesh.mesh.v1.RuleState
-	(*FaultState)(nil),            // 40: ctrlmesh.mesh.v1.FaultState
-	(*Traffic)(nil),               // 41: ctrlmesh.mesh.v1.Traffic
+	(*ShadowReport)(nil),          // 11: ctrlmesh.mesh.v1.ShadowReport
+	(*ShadowDifference)(nil),      // 12: ctrlmesh.mesh.v1.ShadowDifference
+	(*Outcomes)(nil),              // 13: ctrlmesh.mesh.v1.Outcomes
+	(*LockRefusal)(nil),           // 14: ctrlmesh.mesh.v1.LockRefusal
+	(*ResourceActivity)(nil),      // 15: ctrlmesh.mesh.v1.ResourceActivity
+	(*ObservedLock)(nil),          // 16: ctrlmesh.mesh.v1.ObservedLock
+	(*DeadHolder)(nil),            // 17: ctrlmesh.mesh.v1.DeadHolder
+	(*ManagerMessage)(nil),        // 18: ctrlmesh.mesh.v1.ManagerMessage
+	(*Webhooks)(nil),              // 19: ctrlmesh.mesh.v1.Webhooks
+	(*Webhook)(nil),               // 20: ctrlmesh.mesh.v1.Webhook
+	(*ReadyPods)(nil),             // 21: ctrlmesh.mesh.v1.ReadyPods
+	(*ServerAuthority)(nil),       // 22: ctrlmesh.mesh.v1.ServerAuthority
+	(*Cluster)(nil),               // 23: ctrlmesh.mesh.v1.Cluster
+	(*Remove)(nil),                // 24: ctrlmesh.mesh.v1.Remove
+	(*Synced)(nil),                // 25: ctrlmesh.mesh.v1.Synced
+	(*PodPolicy)(nil),             // 26: ctrlmesh.mesh.v1.PodPolicy
+	(*Sharding)(nil),              // 27: ctrlmesh.mesh.v1.Sharding
+	(*Shadow)(nil),                // 28: ctrlmesh.mesh.v1.Shadow
+	(*ExcludedLock)(nil),          // 29: ctrlmesh.mesh.v1.ExcludedLock
+	(*Owner)(nil),                 // 30: ctrlmesh.mesh.v1.Owner
+	(*SharedObjects)(nil),         // 31: ctrlmesh.mesh.v1.SharedObjects
+	(*Limit)(nil),                 // 32: ctrlmesh.mesh.v1.Limit
+	(*Scope)(nil),                 // 33: ctrlmesh.mesh.v1.Scope
+	(*ScopePart)(nil),             // 34: ctrlmesh.mesh.v1.ScopePart
+	(*KeyRange)(nil),              // 35: ctrlmesh.mesh.v1.KeyRange
+	(*ResourceGroup)(nil),         // 36: ctrlmesh.mesh.v1.ResourceGroup
+	(*Lock)(nil),                  // 37: ctrlmesh.mesh.v1.Lock
+	nil,                           // 38: ctrlmesh.mesh.v1.Hello.VersionsEntry
+	nil,                           // 39: ctrlmesh.mesh.v1.Hello.NamespacesEntry
+	nil,                           // 40: ctrlmesh.mesh.v1.PodReport.MethodsEntry
+	nil,                           // 41: ctrlmesh.mesh.v1.Webhook.PodsEntry
+	(*RuleState)(nil),             // 42: ctrlmesh.mesh.v1.RuleState
+	(*FaultState)(nil),            // 43: ctrlmesh.mesh.v1.FaultState
+	(*Traffic)(nil),               // 44: ctrlmesh.mesh.v1.Traffic
 }
 var file_api_mesh_v1_mesh_proto_depIdxs = []int32{
 	7,  // 0: ctrlmesh.mesh.v1.AgentMessage.hello:type_name -> ctrlmesh.mesh.v1.Hello
 	8,  // 1: ctrlmesh.mesh.v1.AgentMessage.ack:type_name -> ctrlmesh.mesh.v1.Ack
 	9,  // 2: ctrlmesh.mesh.v1.AgentMessage.report:type_name -> ctrlmesh.mesh.v1.Report
-	35, // 3: ctrlmesh.mesh.v1.Hello.versions:type_name -> ctrlmesh.mesh.v1.Hello.VersionsEntry
-	36, // 4: ctrlmesh.mesh.v1.Hello.namespaces:type_name -> ctrlmesh.mesh.v1.Hello.NamespacesEntry
+	38, // 3: ctrlmesh.mesh.v1.Hello.versions:type_name -> ctrlmesh.mesh.v1.Hello.VersionsEntry
+	39, // 4: ctrlmesh.mesh.v1.Hello.namespaces:type_name -> ctrlmesh.mesh.v1.Hello.NamespacesEntry
 	10, // 5: ctrlmesh.mesh.v1.Report.pods:type_name -> ctrlmesh.mesh.v1.PodReport
-	37, // 6: ctrlmesh.mesh.v1.PodReport.methods:type_name -> ctrlmesh.mesh.v1.PodReport.MethodsEntry
-	39, // 7: ctrlmesh.mesh.v1.PodReport.rules:type_name -> ctrlmesh.mesh.v1.RuleState
-	40, // 8: ctrlmesh.mesh.v1.PodReport.faults:type_name -> ctrlmesh.mesh.v1.FaultState
-	14, // 9: ctrlmesh.mesh.v1.PodReport.observed_locks:type_name -> ctrlmesh.mesh.v1.ObservedLock
-	15, // 10: ctrlmesh.mesh.v1.PodReport.dead_holders:type_name -> ctrlmesh.mesh.v1.DeadHolder
-	12, // 11: ctrlmesh.mesh.v1.PodReport.lock_refusals:type_name -> ctrlmesh.mesh.v1.LockRefusal
-	13, // 12: ctrlmesh.mesh.v1.PodReport.activity:type_name -> ctrlmesh.mesh.v1.ResourceActivity
-	11, // 13: ctrlmesh.mesh.v1.PodReport.outcomes:type_name -> ctrlmesh.mesh.v1.Outcomes
-	21, // 14: ctrlmesh.mesh.v1.ManagerMessage.cluster:type_name -> ctrlmesh.mesh.v1.Cluster
-	24, // 15: ctrlmesh.mesh.v1.ManagerMessage.upsert:type_name -> ctrlmesh.mesh.v1.PodPolicy
-	22, // 16: ctrlmesh.mesh.v1.ManagerMessage.remove:type_name -> ctrlmesh.mesh.v1.Remove
-	23, // 17: ctrlmesh.mesh.v1.ManagerMessage.synced:type_name -> ctrlmesh.mesh.v1.Synced
-	17, // 18: ctrlmesh.mesh.v1.ManagerMessage.webhooks:type_name -> ctrlmesh.mesh.v1.Webhooks
-	18, // 19: ctrlmesh.mesh.v1.Webhooks.webhooks:type_name -> ctrlmesh.mesh.v1.Webhook
-	38, // 20: ctrlmesh.mesh.v1.Webhook.pods:type_name -> ctrlmesh.mesh.v1.Webhook.PodsEntry
-	0,  // 21: ctrlmesh.mesh.v1.Webhook.key:type_name -> ctrlmesh.mesh.v1.Key
-	27, // 22: ctrlmesh.mesh.v1.Webhook.owners:type_name -> ctrlmesh.mesh.v1.Owner
-	28, // 23: ctrlmesh.mesh.v1.Webhook.shared:type_name -> ctrlmesh.mesh.v1.SharedObjects
-	29, // 24: ctrlmesh.mesh.v1.Webhook.limits:type_name -> ctrlmesh.mesh.v1.Limit
-	19, // 25: ctrlmesh.mesh.v1.Webhook.ready:type_name -> ctrlmesh.mesh.v1.ReadyPods
-	20, // 26: ctrlmesh.mesh.v1.Webhook.authorities:type_name -> ctrlmesh.mesh.v1.ServerAuthority
-	25, // 27: ctrlmesh.mesh.v1.PodPolicy.sharding:type_name -> ctrlmesh.mesh.v1.Sharding
-	41, // 28: ctrlmesh.mesh.v1.PodPolicy.traffic:type_name -> ctrlmesh.mesh.v1.Traffic
-	29, // 29: ctrlmesh.mesh.v1.Sharding.limits:type_name -> ctrlmesh.mesh.v1.Limit
-	0,  // 30: ctrlmesh.mesh.v1.Sharding.key:type_name -> ctrlmesh.mesh.v1.Key
-	1,  // 31: ctrlmesh.mesh.v1.Sharding.method:type_name -> ctrlmesh.mesh.v1.Method
-	2,  // 32: ctrlmesh.mesh.v1.Sharding.isolation:type_name -> ctrlmesh.mesh.v1.Isolation
-	34, // 33: ctrlmesh.mesh.v1.Sharding.locks:type_name -> ctrlmesh.mesh.v1.Lock
-	28, // 34: ctrlmesh.mesh.v1.Sharding.shared:type_name -> ctrlmesh.mesh.v1.SharedObjects
-	27, // 35: ctrlmesh.mesh.v1.Sharding.owners:type_name -> ctrlmesh.mesh.v1.Owner
-	26, // 36: ctrlmesh.mesh.v1.Sharding.excluded_locks:type_name -> ctrlmesh.mesh.v1.ExcludedLock
-	30, // 37: ctrlmesh.mesh.v1.Owner.scope:type_name -> ctrlmesh.mesh.v1.Scope
-	33, // 38: ctrlmesh.mesh.v1.SharedObjects.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
-	33, // 39: ctrlmesh.mesh.v1.Limit.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
-	30, // 40: ctrlmesh.mesh.v1.Limit.scope:type_name -> ctrlmesh.mesh.v1.Scope
-	30, // 41: ctrlmesh.mesh.v1.Limit.within:type_name -> ctrlmesh.mesh.v1.Scope
-	31, // 42: ctrlmesh.mesh.v1.Scope.parts:type_name -> ctrlmesh.mesh.v1.ScopePart
-	32, // 43: ctrlmesh.mesh.v1.ScopePart.ranges:type_name -> ctrlmesh.mesh.v1.KeyRange
-	6,  // 44: ctrlmesh.mesh.v1.Mesh.Connect:input_type -> ctrlmesh.mesh.v1.AgentMessage
-	4,  // 45: ctrlmesh.mesh.v1.Mesh.SignLeaf:input_type -> ctrlmesh.mesh.v1.SignLeafRequest
-	3,  // 46: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:input_type -> ctrlmesh.mesh.v1.SignEgressLeafRequest
-	16, // 47: ctrlmesh.mesh.v1.Mesh.Connect:output_type -> ctrlmesh.mesh.v1.ManagerMessage
-	5,  // 48: ctrlmesh.mesh.v1.Mesh.SignLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
-	5,  // 49: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
-	47, // [47:50] is the sub-list for method output_type
-	44, // [44:47] is the sub-list for method input_type
-	44, // [44:44] is the sub-list for extension type_name
-	44, // [44:44] is the sub-list for extension extendee
-	0,  // [0:44] is the sub-list for field type_name
+	40, // 6: ctrlmesh.mesh.v1.PodReport.methods:type_name -> ctrlmesh.mesh.v1.PodReport.MethodsEntry
+	42, // 7: ctrlmesh.mesh.v1.PodReport.rules:type_name -> ctrlmesh.mesh.v1.RuleState
+	43, // 8: ctrlmesh.mesh.v1.PodReport.faults:type_name -> ctrlmesh.mesh.v1.FaultState
+	16, // 9: ctrlmesh.mesh.v1.PodReport.observed_locks:type_name -> ctrlmesh.mesh.v1.ObservedLock
+	17, // 10: ctrlmesh.mesh.v1.PodReport.dead_holders:type_name -> ctrlmesh.mesh.v1.DeadHolder
+	14, // 11: ctrlmesh.mesh.v1.PodReport.lock_refusals:type_name -> ctrlmesh.mesh.v1.LockRefusal
+	15, // 12: ctrlmesh.mesh.v1.PodReport.activity:type_name -> ctrlmesh.mesh.v1.ResourceActivity
+	13, // 13: ctrlmesh.mesh.v1.PodReport.outcomes:type_name -> ctrlmesh.mesh.v1.Outcomes
+	11, // 14: ctrlmesh.mesh.v1.PodReport.shadow:type_name -> ctrlmesh.mesh.v1.ShadowReport
+	12, // 15: ctrlmesh.mesh.v1.ShadowReport.differences:type_name -> ctrlmesh.mesh.v1.ShadowDifference
+	23, // 16: ctrlmesh.mesh.v1.ManagerMessage.cluster:type_name -> ctrlmesh.mesh.v1.Cluster
+	26, // 17: ctrlmesh.mesh.v1.ManagerMessage.upsert:type_name -> ctrlmesh.mesh.v1.PodPolicy
+	24, // 18: ctrlmesh.mesh.v1.ManagerMessage.remove:type_name -> ctrlmesh.mesh.v1.Remove
+	25, // 19: ctrlmesh.mesh.v1.ManagerMessage.synced:type_name -> ctrlmesh.mesh.v1.Synced
+	19, // 20: ctrlmesh.mesh.v1.ManagerMessage.webhooks:type_name -> ctrlmesh.mesh.v1.Webhooks
+	20, // 21: ctrlmesh.mesh.v1.Webhooks.webhooks:type_name -> ctrlmesh.mesh.v1.Webhook
+	41, // 22: ctrlmesh.mesh.v1.Webhook.pods:type_name -> ctrlmesh.mesh.v1.Webhook.PodsEntry
+	0,  // 23: ctrlmesh.mesh.v1.Webhook.key:type_name -> ctrlmesh.mesh.v1.Key
+	30, // 24: ctrlmesh.mesh.v1.Webhook.owners:type_name -> ctrlmesh.mesh.v1.Owner
+	31, // 25: ctrlmesh.mesh.v1.Webhook.shared:type_name -> ctrlmesh.mesh.v1.SharedObjects
+	32, // 26: ctrlmesh.mesh.v1.Webhook.limits:type_name -> ctrlmesh.mesh.v1.Limit
+	21, // 27: ctrlmesh.mesh.v1.Webhook.ready:type_name -> ctrlmesh.mesh.v1.ReadyPods
+	22, // 28: ctrlmesh.mesh.v1.Webhook.authorities:type_name -> ctrlmesh.mesh.v1.ServerAuthority
+	27, // 29: ctrlmesh.mesh.v1.PodPolicy.sharding:type_name -> ctrlmesh.mesh.v1.Sharding
+	44, // 30: ctrlmesh.mesh.v1.PodPolicy.traffic:type_name -> ctrlmesh.mesh.v1.Traffic
+	32, // 31: ctrlmesh.mesh.v1.Sharding.limits:type_name -> ctrlmesh.mesh.v1.Limit
+	0,  // 32: ctrlmesh.mesh.v1.Sharding.key:type_name -> ctrlmesh.mesh.v1.Key
+	1,  // 33: ctrlmesh.mesh.v1.Sharding.method:type_name -> ctrlmesh.mesh.v1.Method
+	2,  // 34: ctrlmesh.mesh.v1.Sharding.isolation:type_name -> ctrlmesh.mesh.v1.Isolation
+	37, // 35: ctrlmesh.mesh.v1.Sharding.locks:type_name -> ctrlmesh.mesh.v1.Lock
+	31, // 36: ctrlmesh.mesh.v1.Sharding.shared:type_name -> ctrlmesh.mesh.v1.SharedObjects
+	30, // 37: ctrlmesh.mesh.v1.Sharding.owners:type_name -> ctrlmesh.mesh.v1.Owner
+	29, // 38: ctrlmesh.mesh.v1.Sharding.excluded_locks:type_name -> ctrlmesh.mesh.v1.ExcludedLock
+	28, // 39: ctrlmesh.mesh.v1.Sharding.shadow:type_name -> ctrlmesh.mesh.v1.Shadow
+	33, // 40: ctrlmesh.mesh.v1.Owner.scope:type_name -> ctrlmesh.mesh.v1.Scope
+	36, // 41: ctrlmesh.mesh.v1.SharedObjects.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
+	36, // 42: ctrlmesh.mesh.v1.Limit.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
+	33, // 43: ctrlmesh.mesh.v1.Limit.scope:type_name -> ctrlmesh.mesh.v1.Scope
+	33, // 44: ctrlmesh.mesh.v1.Limit.within:type_name -> ctrlmesh.mesh.v1.Scope
+	34, // 45: ctrlmesh.mesh.v1.Scope.parts:type_name -> ctrlmesh.mesh.v1.ScopePart
+	35, // 46: ctrlmesh.mesh.v1.ScopePart.ranges:type_name -> ctrlmesh.mesh.v1.KeyRange
+	6,  // 47: ctrlmesh.mesh.v1.Mesh.Connect:input_type -> ctrlmesh.mesh.v1.AgentMessage
+	4,  // 48: ctrlmesh.mesh.v1.Mesh.SignLeaf:input_type -> ctrlmesh.mesh.v1.SignLeafRequest
+	3,  // 49: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:input_type -> ctrlmesh.mesh.v1.SignEgressLeafRequest
+	18, // 50: ctrlmesh.mesh.v1.Mesh.Connect:output_type -> ctrlmesh.mesh.v1.ManagerMessage
+	5,  // 51: ctrlmesh.mesh.v1.Mesh.SignLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
+	5,  // 52: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
+	50, // [50:53] is the sub-list for method output_type
+	47, // [47:50] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_api_mesh_v1_mesh_proto_init() }
@@ -3230,7 +3490,7 @@ func file_api_mesh_v1_mesh_proto_init() {
 		(*AgentMessage_Ack)(nil),
 		(*AgentMessage_Report)(nil),
 	}
-	file_api_mesh_v1_mesh_proto_msgTypes[13].OneofWrappers = []any{
+	file_api_mesh_v1_mesh_proto_msgTypes[15].OneofWrappers = []any{
 		(*ManagerMessage_Cluster)(nil),
 		(*ManagerMessage_Upsert)(nil),
 		(*ManagerMessage_Remove)(nil),
@@ -3243,7 +3503,7 @@ func file_api_mesh_v1_mesh_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_mesh_v1_mesh_proto_rawDesc), len(file_api_mesh_v1_mesh_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   36,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -21,6 +21,7 @@ const (
 	RefusedUnknown       Refusal = "unknown" // the owner cannot be read
 	RefusedUserAgent     Refusal = "user_agent"
 	RefusedStandby       Refusal = "standby"
+	RefusedShadow        Refusal = "shadow"   // it cannot be a dry run
 	RefusedCatchUp       Refusal = "catch_up" // the pod's caches may miss the object
 	RefusedLock          Refusal = "lock"
 	RefusedUnknownLock   Refusal = "unknown_lock"

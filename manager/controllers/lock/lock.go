@@ -77,7 +77,7 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 func (r *Controller) handWrittenDemands(l *controllers.Listed, now time.Time) (out []locks.Demand) {
 	emptySince := map[types.UID]time.Time{}
 	for _, c := range l.Configs {
-		if !compile.HandWritten(c) {
+		if !compile.HandWritten(c) || compile.Shadows(c) {
 			continue
 		}
 		config := types.NamespacedName{Namespace: c.Namespace, Name: c.Name}

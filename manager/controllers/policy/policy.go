@@ -159,6 +159,10 @@ func (r *Controller) addHandWritten(known map[origin.Name]compile.Root, l *contr
 		if unknown.Undetermined { // it may be known, and the members act
 			unknown.Message = ""
 		}
+		if compile.Shadows(c) {
+			known[origin.Of(c)] = compile.Root{Standby: unknown.Message, Locks: c.Status.Locks}
+			continue
+		}
 		if len(compile.OperatorLocks(c, c.Status.Locks)) == 0 {
 			if unknown.Message != "" {
 				known[origin.Of(c)] = compile.Root{Standby: unknown.Message, Undivided: true}

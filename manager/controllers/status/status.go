@@ -195,7 +195,7 @@ func (r *Controller) surveyHandWritten(shard compile.Shard, c *controllers.Compi
 	if u := c.Unknown[shard.Config.UID]; u.Message != "" && !u.Undetermined {
 		return known, &locks.Obstacle{Reason: v1alpha1.ReasonUnknownResource, Message: u.Message + "; members are in standby until the apiserver serves it"}
 	}
-	if obstacle == nil && len(shard.Members) > 0 {
+	if obstacle == nil && len(shard.Members) > 0 && !compile.Shadows(shard.Config) {
 		obstacle = locks.Unheld(known, r.Keeper.States(shard.NamespacedName), func(identity string) string { return fmt.Sprintf("%q", identity) })
 	}
 	if forbidden := r.State.ForbiddenLocks.Load(); obstacle == nil && forbidden != nil && (*forbidden)[shard.Config.UID] != "" {

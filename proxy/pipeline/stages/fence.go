@@ -330,6 +330,11 @@ func (s *fenceStage) Respond(x *pipeline.State, resp *upstream.Response) *pipeli
 
 // read sends a GET of the proxy's own, with the permissions of the caller of a request.
 func (p *Policy) read(ctx context.Context, x *pipeline.State, target, accept string) (upstream.Response, error) {
+	return p.env.Get(ctx, p.reading(x, target, accept))
+}
+
+// reading returns a GET with the permissions of the caller of a request.
+func (p *Policy) reading(x *pipeline.State, target, accept string) *upstream.Request {
 	header := maps.Clone(x.Out.Header)
 	header["Accept"] = []string{accept}
 	for _, of := range []string{"Accept-Encoding", "Content-Type", pipeline.AuditHeader} { // an audit id is one request's
@@ -338,7 +343,7 @@ func (p *Policy) read(ctx context.Context, x *pipeline.State, target, accept str
 	if agent := newUserAgentStage(p); agent != nil {
 		header["User-Agent"] = []string{agent.of(x.Req.Header)} // which stages have not edited
 	}
-	return p.env.Get(ctx, &upstream.Request{Method: http.MethodGet, Target: target, Host: x.Req.Host, Header: header})
+	return &upstream.Request{Method: http.MethodGet, Target: target, Host: x.Req.Host, Header: header}
 }
 
 // lookUp gets the uid of the object that a request is for.

@@ -73,6 +73,7 @@ func (p *Policy) make(key match.Kind, isResource bool) *pipeline.Plan {
 	case isResource:
 		out.Stages.Add(p.shardingStages(key, locks)...)
 	}
+	out.Stages.Add(newShadowStage(p, key, isResource))
 	out.Stages.Add(auditStage{})
 	if locks != nil {
 		out.Stages.Add(readmissionStage{})

@@ -15,6 +15,7 @@
 //	narrowing.go  lists and watches of the shard alone, by selectors and filters
 //	fence.go      requests for objects of other shards; standby
 //	cluster.go    writes of objects in no namespace
+//	shadowing.go  dry runs of a shadow's writes
 //	member.go     requests into member clusters
 //	relisting.go  watches whose clients must list first, and their writes meanwhile; lists
 //	              that a fault makes stale
@@ -46,6 +47,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
+	"github.com/ctrlmesh/ctrlmesh/proxy/shadow"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
 )
@@ -104,6 +106,7 @@ type Known struct {
 	Refusals lock.Refusals
 	Activity activity.Log
 	Outcomes activity.Outcomes
+	Shadow   shadow.Comparer
 	Tokens   Tokens
 }
 
@@ -199,8 +202,8 @@ func Compile(e *Env, m *meshv1.PodPolicy) (*Policy, error) {
 // divide compiles the sharding of a policy.
 func (p *Policy) divide(s *meshv1.Sharding) (err error) {
 	if s.GetDryRun() {
-		if s.GetStandby() { // it would write
-			return errors.New("invalid dry run: the pod is in standby")
+		if s.GetStandby() || s.GetShadow() != nil { // it would write
+			return errors.New("invalid dry run: the pod is in standby, or a shadow")
 		}
 		real := enforced(s)
 		p.Would = &Policy{env: p.env, Message: &meshv1.PodPolicy{Sharding: real}, Shard: p.Shard}

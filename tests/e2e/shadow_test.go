@@ -1,0 +1,139 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
+)
+
+// TestShadowWritesNothing runs a version of an operator as a shadow beside the present one, which
+// is outside the mesh. Each version records its pod in each object: that is what they differ in.
+func TestShadowWritesNothing(t *testing.T) {
+	t.Parallel()
+	for _, file := range []string{"namespace.yaml", "crd.yaml", "rbac.yaml"} {
+		require.NoError(t, cluster.ApplyPath(t.Context(), "tests/operators/tally/deploy/"+file))
+	}
+	op := &tally{namespace: namespace(t, "shadow")}
+	probeRights(t, op.namespace)
+	owned := namespace(t, "owned")
+	mark, err := cluster.Mark()
+	require.NoError(t, err)
+
+	create(t, op.version("present", owned, false))
+	until(t, "the present version to be ready", func(ctx context.Context) error {
+		return cluster.RolledOut(ctx, &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: op.namespace, Name: "present"}})
+	})
+	config := &meshv1alpha1.ShardingConfig{
+		ObjectMeta: metav1.ObjectMeta{Namespace: op.namespace, Name: "next"},
+		Spec: meshv1alpha1.ShardingConfigSpec{
+			Selector:   &metav1.LabelSelector{MatchLabels: map[string]string{"app": "next"}},
+			Controller: &meshv1alpha1.ControllerConfig{LeaderElectionName: tallyLock},
+			Shadow:     &meshv1alpha1.Shadow{Window: "3s", IgnoredFields: []string{"status.generations", "status.reconciles", "status.reconciledBy"}},
+		},
+	}
+	create(t, config)
+	create(t, op.version("next", owned, true))
+	for i := range 5 {
+		create(t, &tallyv1.Tally{ObjectMeta: metav1.ObjectMeta{Namespace: owned, Name: fmt.Sprintf("t-%d", i), Labels: map[string]string{"of": owned}}})
+	}
+	compared := op.shadows(t, "writes that agree", func(s *meshv1alpha1.ShadowStatus) bool { return s.Agreed >= 5 })
+	require.Equal(t, "next-0", leaderPod(op.leads(t, &tallyShard{name: "next"}, "")))
+	require.Zero(t, compared.Differed, "%+v", compared)
+	require.Zero(t, compared.Refused, "%+v", compared)
+
+	require.NoError(t, cluster.Get(t.Context(), client.ObjectKeyFromObject(config), config))
+	before := config.DeepCopy()
+	config.Spec.Shadow.IgnoredFields = nil
+	require.NoError(t, cluster.Patch(t.Context(), config, client.MergeFrom(before)))
+	op.say(t, owned, "something")
+	compared = op.shadows(t, "writes that differ", func(s *meshv1alpha1.ShadowStatus) bool {
+		return len(s.Differences) == 1 && s.Differences[0].Writes >= 5
+	})
+	found := compared.Differences[0]
+	require.Equal(t, []string{"status.generations.next-0", "status.reconciledBy[]", "status.reconciles.next-0"}, found.Fields)
+	require.Equal(t, "tallies/status update", found.Resource+" "+found.Verb)
+
+	pod := op.namespace + "/next-0"
+	requests, err := cluster.PodRequests(mark, pod)
+	require.NoError(t, err)
+	tried := 0
+	for _, r := range requests {
+		switch {
+		case !r.Writes(), strings.Contains(r.URI, "/leases/"+tallyLock+"---next"), strings.HasSuffix(strings.Split(r.URI, "?")[0], "/leases"):
+		case strings.Contains(r.URI, "dryRun=All"):
+			tried++
+		default:
+			require.Fail(t, never, "%s", r)
+		}
+	}
+	require.NotZero(t, tried)
+	var all tallyv1.TallyList
+	require.NoError(t, cluster.List(t.Context(), &all, client.InNamespace(owned)))
+	for _, one := range all.Items {
+		require.NotContains(t, one.Status.ReconciledBy, "next-0")
+	}
+
+	// Nothing selects the pod any more, and it must not begin to write.
+	require.NoError(t, cluster.Delete(t.Context(), config))
+	clientset, err := kubernetes.NewForConfig(from(t, ready(t, op.namespace, "next-0")))
+	require.NoError(t, err)
+	until(t, "the pod to be refused", func(ctx context.Context) error {
+		_, err := clientset.CoreV1().ConfigMaps(owned).List(ctx, metav1.ListOptions{})
+		if err != nil && strings.Contains(err.Error(), "no ShardingConfig selects it") {
+			return nil
+		}
+		return errors.Join(errors.New("it is not"), err)
+	})
+}
+
+// version returns a version of the operator, as a StatefulSet with one pod, that reconciles the
+// objects labelled for a test.
+func (op *tally) version(name, of string, meshed bool) *appsv1.StatefulSet {
+	set := op.workload(name)
+	set.Spec.Replicas = new(int32(1))
+	last := &set.Spec.Template.Spec.Containers[len(set.Spec.Template.Spec.Containers)-1]
+	last.Args = append(last.Args, "-selector=of="+of)
+	if !meshed {
+		delete(set.Spec.Template.Labels, meshv1alpha1.EnableProxyLabel)
+	}
+	return set
+}
+
+// say changes all objects in a namespace.
+func (op *tally) say(t *testing.T, namespace, what string) {
+	t.Helper()
+	var all tallyv1.TallyList
+	require.NoError(t, cluster.List(t.Context(), &all, client.InNamespace(namespace)))
+	for i := range all.Items {
+		before := all.Items[i].DeepCopy()
+		all.Items[i].Spec.Say = what
+		require.NoError(t, cluster.Patch(t.Context(), &all.Items[i], client.MergeFrom(before)))
+	}
+}
+
+// shadows waits until the status of ShardingConfig next, which is Ready, says something of its
+// writes.
+func (op *tally) shadows(t *testing.T, what string, says func(*meshv1alpha1.ShadowStatus) bool) *meshv1alpha1.ShadowStatus {
+	t.Helper()
+	c := &meshv1alpha1.ShardingConfig{}
+	until(t, what, func(ctx context.Context) error {
+		err := cluster.Get(ctx, client.ObjectKey{Namespace: op.namespace, Name: "next"}, c)
+		if err == nil && (c.Status.Shadow == nil || !says(c.Status.Shadow) || !apimeta.IsStatusConditionTrue(c.Status.Conditions, meshv1alpha1.ConditionReady)) {
+			err = fmt.Errorf("%+v %+v", c.Status.Shadow, c.Status.Conditions)
+		}
+		return err
+	})
+	return c.Status.Shadow
+}
