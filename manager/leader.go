@@ -88,7 +88,7 @@ func newLeader(r *replica, from cache.Cache, recorder events.EventRecorder) *lea
 	}
 	l.keeper = &locks.Keeper{Client: r.live, May: lock.Reviewer{Kube: r.kube}.MayUpdate, Log: r.Log, Now: time.Now}
 	l.roots = &roots.Roots{
-		Client: r.live, Locks: l.keeper, Observe: l.push.Observe, Others: roots.Others{Stamping: l.sweeper.Status, MissingBundle: r.state.MissingBundle, Entry: r.state.Entry}, Recorder: recorder, Weigher: l.weigher,
+		Client: r.live, Account: types.NamespacedName{Namespace: r.Namespace, Name: account}, Locks: l.keeper, Observe: l.push.Observe, Others: roots.Others{Stamping: l.sweeper.Status, MissingBundle: r.state.MissingBundle, Entry: r.state.Entry}, Recorder: recorder, Weigher: l.weigher,
 		Written: changed.Roots.Notify, Asked: changed.Demands.Notify,
 		Log: r.Log, Now: time.Now,
 	}

@@ -35,6 +35,9 @@ import (
 // LeaseName is the name of the leader's Lease.
 const LeaseName = "ctrlmesh-manager"
 
+// account is the ServiceAccount of the manager, which admission policies name, too.
+const account = "ctrlmesh-manager"
+
 // shutdownTimeout is how long requests may take once the context has ended.
 const shutdownTimeout = 5 * time.Second
 

@@ -64,6 +64,8 @@ var (
 	OutdatedPods = gauges("ctrlmesh_shard_outdated_pods", "Pods of a derived shard that the rollout of a root is to replace.", "namespace", "shardingconfig", "shard")
 	// RolloutHalted is 1 for a root whose rollout has halted.
 	RolloutHalted = gauges("ctrlmesh_rollout_halted", "1 if the pods of a shard do not serve under the revision that a root rolls out, 0 if they do.", "namespace", "shardingconfig")
+	// Rollbacks counts the templates that were restored.
+	Rollbacks = counters("ctrlmesh_rollbacks_total", "Times that the manager restored the template of a StatefulSet after its rollout had halted.", "namespace", "shardingconfig")
 	// IdleShards is the number of shards that never write.
 	IdleShards = gauges("ctrlmesh_idle_shards", "Shards of a root that have objects and have written nothing for 10 minutes, while others do.", "namespace", "shardingconfig")
 	// ShardLeader is 1 for a shard that has a leader.
@@ -151,6 +153,7 @@ func ForgetRoot(namespace, config string) {
 	UndividedResources.DeletePartialMatch(of)
 	ForeignWrites.Delete(of)
 	IdleShards.Delete(of)
+	Rollbacks.Delete(of)
 	CountRollout(namespace, config, nil)
 }
 

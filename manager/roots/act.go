@@ -45,6 +45,9 @@ func (rt *root) act(ctx context.Context, w World, f decide.Facts, d decide.Decis
 	if d.Evict != nil {
 		errs = append(errs, rt.evict(ctx, config, d.Evict, now))
 	}
+	if d.Rollback != nil {
+		errs = append(errs, rt.rollBack(ctx, config, d.Rollback, now))
+	}
 	if d.Release && controllerutil.RemoveFinalizer(rt.object, v1alpha1.HandoverFinalizer) {
 		errs = append(errs, rt.finalizer(ctx))
 	}

@@ -101,7 +101,16 @@ func newMesh(t *testing.T) *mesh {
 			if _, ok := o.(*appsv1.StatefulSet); ok && m.reads != nil {
 				return m.reads
 			}
+			if f := m.funcs.Get; f != nil {
+				return f(ctx, c, key, o, opts...)
+			}
 			return c.Get(ctx, key, o, opts...)
+		},
+		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, patch client.Patch, opts ...client.PatchOption) error {
+			if f := m.funcs.Patch; f != nil {
+				return f(ctx, c, o, patch, opts...)
+			}
+			return c.Patch(ctx, o, patch, opts...)
 		},
 		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
 			if f := m.funcs.SubResourceUpdate; f != nil {
@@ -126,7 +135,8 @@ func (m *mesh) lead() {
 	m.keeper = &locks.Keeper{Client: m.Client, Log: slog.New(slog.DiscardHandler), Now: func() time.Time { return m.now }}
 	m.Roots = &Roots{
 		Locks: m.keeper, Client: m.Client, Recorder: m.recorder, Weigher: &weigh.Weigher{FirstWithin: time.Nanosecond, Changed: func() {}}, Log: slog.New(slog.DiscardHandler),
-		Now: func() time.Time { return m.now }, Written: func() {}, Others: Others{MissingBundle: func(string) string { return "" }}, Asked: func() {},
+		Account: types.NamespacedName{Namespace: "ctrlmesh-system", Name: "ctrlmesh-manager"},
+		Now:     func() time.Time { return m.now }, Written: func() {}, Others: Others{MissingBundle: func(string) string { return "" }}, Asked: func() {},
 		Observe: func(node, uid string) push.Observation {
 			if !m.away[node] {
 				m.left[node] = m.now

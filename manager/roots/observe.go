@@ -38,6 +38,7 @@ const revisionEvery = 5 * time.Second
 type lookups struct {
 	outside decide.Outside
 	statefulSet
+	previous
 }
 
 // statefulSet is what was read of a root's StatefulSet.
@@ -45,6 +46,7 @@ type statefulSet struct {
 	read         time.Time
 	firstOrdinal int // of its pods
 	revision     decide.Revision
+	allows       bool // the manager to restore its template
 }
 
 // Sources are what a leader knows besides the World and the recorded state.
@@ -92,6 +94,7 @@ func (rt *root) observe(ctx context.Context, config *v1alpha1.ShardingConfig, w 
 		return f, err
 	}
 	f.Spec.FirstOrdinal, f.Revision = rt.lookups.firstOrdinal, rt.lookups.revision
+	rt.readPrevious(ctx, &f, now)
 	rt.readOutside(ctx, &f, now)
 	f.Locks.Holders = map[types.NamespacedName]string{}
 	for _, lock := range decide.Unled(rt.memory, f, now) {
@@ -249,7 +252,7 @@ func (rt *root) readStatefulSet(ctx context.Context, config *v1alpha1.ShardingCo
 	case err != nil:
 		return fmt.Errorf("reading %s: %w", target, err)
 	}
-	*known = statefulSet{read: now, revision: revisionOf(set)}
+	*known = statefulSet{read: now, revision: revisionOf(set), allows: set.Annotations[v1alpha1.AllowRollbackAnnotation] == "true"}
 	known.revision.Read = now
 	if set.Spec.Ordinals != nil {
 		known.firstOrdinal = int(set.Spec.Ordinals.Start)
@@ -261,7 +264,8 @@ func revisionOf(set *appsv1.StatefulSet) (r decide.Revision) {
 	if set.Spec.UpdateStrategy.Type != appsv1.OnDeleteStatefulSetStrategyType {
 		r.Problem = fmt.Sprintf("StatefulSet %s replaces its pods by itself: set its spec.updateStrategy.type to OnDelete", set.Name)
 	}
-	r.Update = set.Status.UpdateRevision // of the last template that its controller has seen
+	// Of the last template that its controller has seen.
+	r.Update, r.Generation = set.Status.UpdateRevision, set.Status.ObservedGeneration
 	return r
 }
 

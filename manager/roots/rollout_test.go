@@ -1,6 +1,7 @@
 package roots
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -8,9 +9,11 @@ import (
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -31,7 +34,7 @@ type rolling struct {
 func newRolling(t *testing.T) *rolling {
 	r := &rolling{mesh: newMesh(t), broken: map[string]bool{}}
 	r.set = &appsv1.StatefulSet{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "op", Generation: 1},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "op", UID: "set", Generation: 1},
 		Spec:       appsv1.StatefulSetSpec{Replicas: new(int32(3)), UpdateStrategy: appsv1.StatefulSetUpdateStrategy{Type: appsv1.OnDeleteStatefulSetStrategyType}},
 		Status:     appsv1.StatefulSetStatus{ObservedGeneration: 1, UpdateRevision: "op-v1"},
 	}
@@ -48,14 +51,38 @@ func newRolling(t *testing.T) *rolling {
 	return r
 }
 
-// revise changes the template of the StatefulSet.
+// version is the annotation of a template that names its revision.
+const version = "version"
+
+// revise changes the template of the StatefulSet, and lets its controller see that.
 func (r *rolling) revise(revision string) {
+	r.apply(revision)
+	r.control()
+}
+
+// apply changes the template of the StatefulSet.
+func (r *rolling) apply(revision string) {
 	set := r.set.DeepCopy()
+	set.Generation++
+	set.Spec.Template.Annotations = map[string]string{version: revision, "only-" + revision: ""}
 	require.NoError(r, r.Update(r.Context(), set))
-	r.set.ResourceVersion, set.Status = set.ResourceVersion, r.set.Status
-	set.Status.UpdateRevision = revision
-	require.NoError(r, r.Status().Update(r.Context(), set))
 	r.set = set
+}
+
+// control does what the controller of the StatefulSet does with its template.
+func (r *rolling) control() {
+	set := &appsv1.StatefulSet{}
+	require.NoError(r, r.Get(r.Context(), client.ObjectKeyFromObject(r.set), set))
+	set.Status.ObservedGeneration, set.Status.UpdateRevision = set.Generation, set.Spec.Template.Annotations[version]
+	if !equality.Semantic.DeepEqual(set.Status, r.set.Status) {
+		require.NoError(r, r.Status().Update(r.Context(), set))
+	}
+	r.set = set
+	revision := &appsv1.ControllerRevision{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: set.Status.UpdateRevision, OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(set, appsv1.SchemeGroupVersion.WithKind("StatefulSet"))}},
+		Data:       runtime.RawExtension{Raw: fmt.Appendf(nil, `{"spec":{"template":{"metadata":{"annotations":{%q:%q}},"$patch":"replace"}}}`, version, set.Status.UpdateRevision)},
+	}
+	require.NoError(r, client.IgnoreAlreadyExists(r.Create(r.Context(), revision)))
 }
 
 // turns lets time pass. Pods that lack are made with the revision of the StatefulSet.
@@ -64,6 +91,7 @@ func (r *rolling) turns(d time.Duration) {
 	for end := r.now.Add(d); r.now.Before(end); r.now = r.now.Add(2 * time.Second) {
 		require.NoError(r, r.round())
 		r.push()
+		r.control()
 		for n := range 3 {
 			p := &corev1.Pod{}
 			err := r.Get(r.Context(), client.ObjectKey{Namespace: "ns", Name: names[n]}, p)

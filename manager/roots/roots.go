@@ -82,6 +82,8 @@ type Others struct {
 type Roots struct {
 	// Client reads and writes past any cache.
 	Client client.Client
+	// Account is the manager's ServiceAccount.
+	Account types.NamespacedName
 	// Observe returns what the agent of a node reported about a pod.
 	Observe func(node, uid string) push.Observation
 	// Locks is what is known of operators' locks.

@@ -44,6 +44,8 @@ type apiserver struct {
 	*kubefake.Clientset
 	mutating   *mutating.Plugin
 	validating *validating.Plugin
+	// denies reports whether a request that a policy asks about is not authorized; nil denies none.
+	denies func(authorizer.Attributes) bool
 }
 
 // Folders of the policies, and those for versions of Kubernetes without mutating ones.
@@ -81,7 +83,7 @@ func newAPIServer(t *testing.T, dirs []string, more ...runtime.Object) *apiserve
 	apps := origin.VirtualApp.GroupVersion().WithResource("virtualapps")
 	mapper.Add(origin.VirtualApp, meta.RESTScopeNamespace)
 	dynamic := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{apps: "VirtualAppList"}, custom...)
-	common := initializer.New(client, dynamic, factory, allowAll{},
+	common := initializer.New(client, dynamic, factory, s,
 		utilfeature.DefaultFeatureGate, compatibility.DefaultBuildEffectiveVersion(), t.Context().Done(), mapper)
 	for _, plugin := range []interface {
 		admission.Interface
@@ -190,9 +192,11 @@ func (s *apiserver) requireAllowed(t *testing.T, r request) {
 	require.NoError(t, err)
 }
 
-type allowAll struct{}
-
-func (allowAll) Authorize(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
+// Authorize answers policies that ask whether the user may do something else.
+func (s *apiserver) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	if s.denies != nil && s.denies(a) {
+		return authorizer.DecisionNoOpinion, "", nil
+	}
 	return authorizer.DecisionAllow, "", nil
 }
 

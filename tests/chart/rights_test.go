@@ -12,9 +12,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
@@ -84,6 +86,69 @@ func TestManagerChangesLabelsOfTheMeshAlone(t *testing.T) {
 			s.requireRefused(t, request{by: managerUser, resource: tt.resource, old: tt.old, object: labelled}, "labels of the mesh alone")
 		})
 	}
+}
+
+// The ClusterRole that allows the manager to change templates is bound by users alone.
+func TestManagerIsNotBoundToRollbackRole(t *testing.T) {
+	const role = "ctrlmesh-rollback"
+	found := false
+	for _, o := range kustomized(t, filepath.Join(deployDir, "manager")) {
+		found = found || o.GetKind() == "ClusterRole" && o.GetName() == role
+		bound, _, _ := unstructured.NestedString(o.Object, "roleRef", "name")
+		require.NotEqual(t, role, bound, o.GetName())
+	}
+	require.True(t, found)
+	for _, r := range mayWrite(t, appsv1.GroupName, "statefulsets") {
+		if !slices.Equal(r.Resources, []string{"statefulsets"}) {
+			require.NotContains(t, r.Verbs, "update")
+		}
+	}
+}
+
+func TestManagerRollsBackOnlyWhatAllowsIt(t *testing.T) {
+	s := newAPIServer(t, since136, namespaceOf("ns", true))
+	bound := ""
+	s.denies = func(a authorizer.Attributes) bool {
+		return a.GetUser().GetName() != managerUser || a.GetVerb() != "update" || a.GetAPIGroup() != appsv1.GroupName || a.GetResource() != "statefulsets" ||
+			a.GetName() != "x" || a.GetNamespace() != bound
+	}
+	set := func(annotation string, change func(*appsv1.StatefulSet)) *appsv1.StatefulSet {
+		out := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "x", Generation: 1}, Spec: appsv1.StatefulSetSpec{Replicas: new(int32(1))}}
+		if annotation != "" {
+			out.Annotations = map[string]string{meshv1alpha1.AllowRollbackAnnotation: annotation}
+		}
+		change(out)
+		return out
+	}
+	same := func(*appsv1.StatefulSet) {}
+	template := func(s *appsv1.StatefulSet) { s.Generation, s.Spec.Template.Spec.HostPID = 2, true }
+	write := func(old, object *appsv1.StatefulSet) request {
+		return request{by: managerUser, resource: appsv1.SchemeGroupVersion.WithResource("statefulsets"), old: old, object: object}
+	}
+	s.requireRefused(t, write(set("true", same), set("true", template)), "labels and annotations alone")
+	bound = "ns"
+	s.requireAllowed(t, write(set("true", same), set("true", template)))
+	for name, tt := range map[string]struct {
+		old, object string
+		change      func(*appsv1.StatefulSet)
+		says        string
+	}{
+		"without annotation":     {"", "", template, "labels and annotations alone"},
+		"with another value":     {"false", "false", template, "labels and annotations alone"},
+		"annotated by itself":    {"", "true", same, "not allow-rollback"},
+		"annotated at once":      {"", "true", template, "labels and annotations alone"},
+		"another annotation":     {"true", "true", func(s *appsv1.StatefulSet) { template(s); s.Annotations["a"] = "b" }, "annotations of the mesh alone"},
+		"scaled, too":            {"true", "true", func(s *appsv1.StatefulSet) { template(s); s.Spec.Replicas = new(int32(2)) }, "the template of a StatefulSet alone"},
+		"scaled by default":      {"true", "true", func(s *appsv1.StatefulSet) { template(s); s.Spec.Replicas = nil }, "the template of a StatefulSet alone"},
+		"with another finalizer": {"true", "true", func(s *appsv1.StatefulSet) { template(s); s.Finalizers = []string{"a.b/c"} }, "labels and annotations alone"},
+		"with another status":    {"true", "true", func(s *appsv1.StatefulSet) { template(s); s.Status.Replicas = 7 }, "labels and annotations alone"},
+	} {
+		t.Run(name, func(t *testing.T) { s.requireRefused(t, write(set(tt.old, same), set(tt.object, tt.change)), tt.says) })
+	}
+	deployment := func(pid bool) *appsv1.Deployment {
+		return &appsv1.Deployment{ObjectMeta: set("true", same).ObjectMeta, Spec: appsv1.DeploymentSpec{Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{HostPID: pid}}}}
+	}
+	s.requireRefused(t, request{by: managerUser, resource: appsv1.SchemeGroupVersion.WithResource("deployments"), old: deployment(false), object: deployment(true)}, "labels and annotations alone")
 }
 
 func TestLabelsOfNamespacesAreTheManagers(t *testing.T) {

@@ -115,6 +115,31 @@ func TestManagerWritesOnlyItsObjects(t *testing.T) {
 	})
 }
 
+func TestManagerRollsBackOnlyWhereItMay(t *testing.T) {
+	ns := namespace(t, "rights")
+	m := asManager(t)
+	set := func(name string) *appsv1.StatefulSet {
+		labels := map[string]string{"app": name}
+		return &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}, Spec: appsv1.StatefulSetSpec{
+			Replicas: new(int32(0)), Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: probeImage}}}},
+		}}
+	}
+	allows, other := set("allows"), set("other")
+	allows.Annotations = map[string]string{meshv1alpha1.AllowRollbackAnnotation: "true"}
+	create(t, allows, other)
+	patch := func(o *appsv1.StatefulSet, text string) error {
+		return m.Patch(t.Context(), o.DeepCopy(), mergePatch(text), client.DryRunAll)
+	}
+	const template = `{"spec":{"template":{"spec":{"terminationGracePeriodSeconds":7}}}}`
+	requireConfined(t, patch(allows, template), "labels and annotations alone")
+	create(t, kube.AllowRollback(ns))
+	until(t, "the RoleBinding to be in force", func(context.Context) error { return patch(allows, template) })
+	requireConfined(t, patch(allows, `{"spec":{"replicas":1}}`), "the template of a StatefulSet alone")
+	requireConfined(t, patch(other, template), "labels and annotations alone")
+	requireConfined(t, patch(other, `{"metadata":{"annotations":{"`+meshv1alpha1.AllowRollbackAnnotation+`":"true"}}}`), "not allow-rollback")
+}
+
 func TestManagerCreatesOnlyItsObjects(t *testing.T) {
 	ns := namespace(t, "rights")
 	m, ctx := asManager(t), t.Context()

@@ -2,7 +2,9 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -16,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
 // testRollout rolls out a version whose image does not exist, which stops at the canary, rolls it
@@ -49,7 +52,7 @@ func testRollout(t *testing.T) {
 		require.Equal(t, before[i+1].UID, after[i+1].UID, "a bad version reached %s", after[i+1].Name)
 	}
 
-	r.revise(t, func(set *appsv1.StatefulSet) { set.Spec.Template.Annotations = map[string]string{"version": "v2"} })
+	r.annotate(t, "v2")
 	r.rollsOut(t, meshv1alpha1.RolloutSoaking, "")
 	r.rollsOut(t, meshv1alpha1.RolloutComplete, "")
 	after = r.pods(t, 3)
@@ -71,8 +74,8 @@ func (r root) analyzes(t *testing.T, before []*corev1.Pod) {
 		t.Helper()
 		r.change(t, 3, func(spec *meshv1alpha1.ShardingConfigSpec) { spec.Root.Rollout = &rollout })
 	}
-	rollout(meshv1alpha1.Rollout{Soak: "1h", Analysis: &meshv1alpha1.RolloutAnalysis{MaxErrors: new(meshv1alpha1.Percent("20"))}})
-	r.revise(t, func(set *appsv1.StatefulSet) { set.Spec.Template.Annotations = map[string]string{"version": "v3"} })
+	rollout(meshv1alpha1.Rollout{Soak: "1h", AutoRollback: true, Analysis: &meshv1alpha1.RolloutAnalysis{MaxErrors: new(meshv1alpha1.Percent("20"))}})
+	r.annotate(t, "v3")
 	r.rollsOut(t, meshv1alpha1.RolloutSoaking, "")
 	canary := r.pods(t, 1)[0]
 	clientset, err := kubernetes.NewForConfig(from(t, canary))
@@ -86,8 +89,50 @@ func (r root) analyzes(t *testing.T, before []*corev1.Pod) {
 	for i, pod := range r.pods(t, 3)[1:] {
 		require.Equal(t, before[i+1].UID, pod.UID, "a bad version reached %s", pod.Name)
 	}
+	r.rollsBack(t, before)
 	rollout(meshv1alpha1.Rollout{Soak: "1s"})
 	r.rollsOut(t, meshv1alpha1.RolloutComplete, "")
+}
+
+// rollsBack permits the manager to roll back version v3, which has halted, and applies v3 again.
+func (r root) rollsBack(t *testing.T, before []*corev1.Pod) {
+	t.Helper()
+	until(t, "the commands that permit the rollback", func(context.Context) error {
+		message := r.config(t).Status.Root.Rollout.Message
+		if !strings.Contains(message, "annotate statefulset "+workload) || !strings.Contains(message, "create rolebinding ctrlmesh-rollback") {
+			return errors.New(message)
+		}
+		return nil
+	})
+	create(t, kube.AllowRollback(r.home))
+	r.revise(t, func(set *appsv1.StatefulSet) {
+		metav1.SetMetaDataAnnotation(&set.ObjectMeta, meshv1alpha1.AllowRollbackAnnotation, "true")
+	})
+	restored := before[1].Labels[appsv1.ControllerRevisionHashLabelKey]
+	until(t, "the rollback", func(context.Context) error {
+		rollout := r.config(t).Status.Root.Rollout
+		if rollout.Phase != meshv1alpha1.RolloutComplete || rollout.Revision != restored || len(rollout.RolledBack) != 1 {
+			return fmt.Errorf("rollout: %+v", rollout)
+		}
+		return nil
+	})
+	after := r.pods(t, 3)
+	for i, pod := range after {
+		require.Equal(t, "v2", pod.Annotations["version"], "%s", pod.Name)
+		require.Equal(t, i > 0, before[i].UID == pod.UID, "%s", pod.Name)
+	}
+	r.annotate(t, "v3")
+	r.rollsOut(t, meshv1alpha1.RolloutHalted, "")
+	require.Contains(t, r.config(t).Status.Root.Rollout.Message, "was rolled back before")
+	for i, pod := range r.pods(t, 3) {
+		require.Equal(t, after[i].UID, pod.UID, "a bad version reached %s", pod.Name)
+	}
+}
+
+// annotate rolls out a version, which is an annotation of the template.
+func (r root) annotate(t *testing.T, version string) {
+	t.Helper()
+	r.revise(t, func(set *appsv1.StatefulSet) { set.Spec.Template.Annotations = map[string]string{"version": version} })
 }
 
 // revise edits the StatefulSet, and waits until its controller has seen that.

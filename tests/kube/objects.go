@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -18,6 +19,17 @@ func (c *Cluster) CreateAll(ctx context.Context, objects ...client.Object) error
 		}
 	}
 	return nil
+}
+
+// AllowRollback returns what permits the manager to change the templates of StatefulSets in a
+// namespace that have meshv1alpha1.AllowRollbackAnnotation.
+func AllowRollback(namespace string) *rbacv1.RoleBinding {
+	const role = "ctrlmesh-rollback"
+	return &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: role},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: SystemNamespace, Name: ManagerName}},
+	}
 }
 
 // OwnedBy returns the owner references of a cluster-wide object that is deleted with a

@@ -90,6 +90,10 @@ const (
 	// changes.
 	RecoverAnnotation = GroupName + "/recover"
 
+	// AllowRollbackAnnotation on a StatefulSet, with value "true", lets the manager restore its
+	// template where ClusterRole ctrlmesh-rollback is bound to it. The manager cannot set it.
+	AllowRollbackAnnotation = GroupName + "/allow-rollback"
+
 	// DisableBreakerLabel on a CircuitBreaker and DisableFaultsLabel on a FaultInjection,
 	// with any value, disable it, as spec.disabled does.
 	DisableBreakerLabel = "circuitbreaker." + GroupName + "/disable"

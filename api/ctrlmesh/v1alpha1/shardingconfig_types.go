@@ -683,6 +683,12 @@ type Rollout struct {
 	// +optional
 	// +kubebuilder:default="1m"
 	Soak Duration `json:"soak,omitempty"`
+	// AutoRollback restores the pod template of the StatefulSet when the rollout halts: to that of
+	// the revision that the last shard still has. Each revision is rolled back once. It requires that
+	// ClusterRole ctrlmesh-rollback is bound to the manager in the namespace, and that the StatefulSet
+	// has annotation ctrlmesh.kusionstack.io/allow-rollback with value "true".
+	// +optional
+	AutoRollback bool `json:"autoRollback,omitempty"`
 	// Analysis halts the rollout by what the pods of a shard do while it soaks.
 	// +optional
 	Analysis *RolloutAnalysis `json:"analysis,omitempty"`
@@ -1034,6 +1040,27 @@ type RolloutStatus struct {
 	// +listType=map
 	// +listMapKey=name
 	Shards []RolloutShard `json:"shards,omitempty"`
+	// RolledBack are the revisions that autoRollback has rolled back and that have not been rolled
+	// out to all shards since, the last one at the end. At most 10.
+	// +optional
+	// +listType=map
+	// +listMapKey=revision
+	// +kubebuilder:validation:MaxItems=10
+	RolledBack []RolledBackRevision `json:"rolledBack,omitempty"`
+}
+
+// RolledBackRevision is a revision whose template autoRollback has replaced.
+type RolledBackRevision struct {
+	// Revision that failed.
+	Revision string `json:"revision"`
+	// To is the revision whose template the StatefulSet has got instead.
+	To string `json:"to"`
+	// Generation of the StatefulSet with the template that failed. It is written before the template
+	// is restored, which is done only while the StatefulSet has this generation.
+	Generation int64 `json:"generation"`
+	// Reason why the rollout had halted.
+	// +optional
+	Reason string `json:"reason,omitempty"`
 }
 
 // RolloutShard is the progress of a rollout in one shard.

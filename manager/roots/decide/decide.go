@@ -37,6 +37,7 @@ type Memory struct {
 	// leads; zero if they do.
 	releasedAt time.Time
 	trial      trial
+	refusal    refusal
 }
 
 // Reread returns what a leader remembers of a root whose state it reads again: the plan
@@ -69,6 +70,8 @@ type Decision struct {
 	Children []*v1alpha1.ShardingConfig
 	// Evict is the pod to evict now; nil if there is none.
 	Evict *Eviction
+	// Rollback is the rollback of a StatefulSet's template; nil if there is none.
+	Rollback *Rollback
 	// Release reports whether the finalizer must be removed.
 	Release bool
 	Events  []Event
@@ -93,7 +96,7 @@ func Decide(m Memory, f Facts, now time.Time) (Memory, Decision) {
 		Children: children(d.v.Spec.Config, d.next), Release: d.releases(), Balanced: d.balanced,
 	}
 	out.Events = d.events(out.Status.Root)
-	out.Evict = d.restart()
+	out.Evict, out.Rollback = d.restart(), d.rollout.back
 	return d.memory, out
 }
 

@@ -21,6 +21,8 @@ const (
 	LeaderMissing   = "LeaderMissing"
 	RolloutHalted   = "RolloutHalted"
 	RolloutComplete = "RolloutComplete"
+	// RolloutRolledBack: the template of a StatefulSet was rolled back.
+	RolloutRolledBack = "RolloutRolledBack"
 )
 
 // Event is a Kubernetes Event about the root.

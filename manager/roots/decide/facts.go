@@ -39,6 +39,8 @@ type Facts struct {
 	Scale *Scale
 	// Revision is that of the StatefulSet's pods, if the root rolls them out.
 	Revision Revision
+	// Previous is that of PreviousRevision.
+	Previous Previous
 }
 
 // Spec is what is asked of a root.

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -25,6 +24,8 @@ const haltedAfter = 3 * time.Minute
 type Revision struct {
 	// Update is the revision that new pods get; empty if it is unknown.
 	Update string
+	// Generation of the StatefulSet to which Update belongs.
+	Generation int64
 	// Problem is why pods cannot be replaced in order; empty if they can.
 	Problem string
 	// Read is when this was read. Later pods may have a later revision.
@@ -41,6 +42,10 @@ type rollout struct {
 	later map[string]bool
 	// surplus is a pod without a shard that is to be replaced now; nil if none is.
 	surplus *corev1.Pod
+	// halted is why the rollout has halted; empty if it has not.
+	halted string
+	// back is the rollback to perform now; nil if there is none.
+	back *Rollback
 }
 
 // step is the part of a rollout that concerns one shard.
@@ -67,10 +72,7 @@ func (d *deciding) rollOut() {
 		return
 	}
 	before := v.lastRollout()
-	if spec.Analysis == nil {
-		before.Failure = ""
-	}
-	out := &v1alpha1.RolloutStatus{Revision: v.Revision.Update, Failure: before.Failure}
+	out := &v1alpha1.RolloutStatus{Revision: v.Revision.Update, Failure: before.Failure, RolledBack: slices.Clone(v.rolledBack())}
 	d.rollout = rollout{status: out, due: map[string]bool{}, later: map[string]bool{}}
 	if phase, why := d.cannotRollOut(); why != "" {
 		out.Phase, out.Message, out.Shard, out.Shards = phase, why, before.Shard, before.Shards
@@ -90,8 +92,10 @@ func (d *deciding) rollOut() {
 	served := !slices.ContainsFunc(steps, func(s step) bool { return !s.serves() })
 	switch {
 	case !outdated && surplus == nil && (served || !begun):
-		out.Phase, out.Failure = v1alpha1.RolloutComplete, ""
+		d.complete()
 		return
+	case v.appliedAgain() != nil:
+		d.haltAgain(steps)
 	case current < 0:
 		out.Phase = v1alpha1.RolloutUpdating
 		out.Message = "pods without a shard are being replaced"
@@ -105,6 +109,19 @@ func (d *deciding) rollOut() {
 	if spec.Paused {
 		out.Phase, out.Message = v1alpha1.RolloutPaused, "spec.root.rollout.paused is set"
 		d.rollout.due, d.rollout.surplus = map[string]bool{}, nil
+		return
+	}
+	d.rollBack()
+}
+
+// complete ends the rollout of a revision.
+func (d *deciding) complete() {
+	out := d.rollout.status
+	out.Phase, out.Failure = v1alpha1.RolloutComplete, ""
+	out.RolledBack = slices.DeleteFunc(out.RolledBack, func(r v1alpha1.RolledBackRevision) bool { return r.Revision == out.Revision })
+	if n := len(out.RolledBack); n > 0 && out.RolledBack[n-1].To == out.Revision {
+		last := out.RolledBack[n-1]
+		out.Message = fmt.Sprintf("revision %s was rolled back: %s", last.Revision, last.Reason)
 	}
 }
 
@@ -124,12 +141,16 @@ func (d *deciding) cannotRollOut() (phase v1alpha1.RolloutPhase, why string) {
 	return "", ""
 }
 
-// lastRollout returns the recorded progress of the revision; none if it is another one's.
-func (v *view) lastRollout() v1alpha1.RolloutStatus {
+// lastRollout returns the recorded progress of the revision; none if it is another one's. Without
+// an analysis it has not failed.
+func (v *view) lastRollout() (last v1alpha1.RolloutStatus) {
 	if r := v.Stored.Status.Root; r != nil && r.Rollout != nil && r.Rollout.Revision == v.Revision.Update {
-		return *r.Rollout
+		last = *r.Rollout
 	}
-	return v1alpha1.RolloutStatus{}
+	if v.Spec.Config.Spec.Root.Rollout.Analysis == nil {
+		last.Failure = ""
+	}
+	return last
 }
 
 // steps returns the shards in the order in which their pods are replaced.
@@ -178,7 +199,7 @@ func (d *deciding) steps(last v1alpha1.RolloutStatus) []step {
 
 // hasRevision reports whether a pod has the revision that new pods get, or a later one.
 func (v *view) hasRevision(p *corev1.Pod) bool {
-	return p.Labels[appsv1.ControllerRevisionHashLabelKey] == v.Revision.Update || !p.CreationTimestamp.Time.Before(v.Revision.Read.Truncate(time.Second))
+	return revisionOf(p) == v.Revision.Update || !p.CreationTimestamp.Time.Before(v.Revision.Read.Truncate(time.Second))
 }
 
 // surplus returns a pod without a shard that has another revision; nil if there is none.
@@ -220,6 +241,9 @@ func (d *deciding) soak(s *step) {
 		s.Since = nil
 		return
 	case s.Soaked || !s.serves():
+		return
+	case d.v.restored():
+		s.Soaked = true
 		return
 	}
 	counted := map[string]counts{}
@@ -276,6 +300,7 @@ func (d *deciding) advance(s step, before v1alpha1.RolloutStatus) {
 // another template.
 func (d *deciding) halt(why string) {
 	out := d.rollout.status
+	d.rollout.halted = why
 	out.Phase = v1alpha1.RolloutHalted
 	out.Message = fmt.Sprintf("%s; the pods of other shards keep their revision: correct the template of %s, or roll it back", why, layout.Target(d.v.Spec.Config.Spec.Root))
 	if out.Failure != "" {

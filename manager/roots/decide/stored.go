@@ -94,6 +94,9 @@ func Durable(r *v1alpha1.RootStatus) v1alpha1.RootStatus {
 		h.WaitsFor = nil
 		out.Handovers = append(out.Handovers, h)
 	}
+	if r.Rollout != nil && len(r.Rollout.RolledBack) > 0 {
+		out.Rollout = &v1alpha1.RolloutStatus{RolledBack: r.Rollout.RolledBack}
+	}
 	return out
 }
 
