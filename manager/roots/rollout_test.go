@@ -286,6 +286,62 @@ func TestRolloutAnalyzesAnewAfterAnAgentRestarted(t *testing.T) {
 	require.Equal(t, []string{"op-0 op-v2", "op-1 op-v2"}, r.made)
 }
 
+func TestRolloutIsHaltedByRestarts(t *testing.T) {
+	t.Parallel()
+	r := newRolling(t)
+	r.change(func(c *v1alpha1.ShardingConfig) {
+		c.Spec.Root.Rollout.Analysis = &v1alpha1.RolloutAnalysis{MaxRestarts: new(int32(2))}
+	})
+	restart := func(name string, n int32, ready corev1.ConditionStatus) {
+		pod := &corev1.Pod{}
+		require.NoError(t, r.Get(t.Context(), client.ObjectKey{Namespace: "ns", Name: name}, pod))
+		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{RestartCount: n}}
+		pod.Status.Conditions[0].Status = ready
+		require.NoError(t, r.Status().Update(t.Context(), pod))
+	}
+	restart("op-0", 100, corev1.ConditionTrue)
+	r.revise("op-v2")
+	r.turns(soak / 4)
+	require.Equal(t, []string{"op-0 op-v2"}, r.made)
+	for n := range int32(2) { // the canary never soaks, and always serves again
+		restart("op-0", n, corev1.ConditionFalse)
+		r.turns(soak / 2)
+		restart("op-0", n+1, corev1.ConditionTrue)
+		r.turns(soak / 2)
+		require.Equal(t, v1alpha1.RolloutSoaking, r.rollout().Phase, "%s", r.rollout().Message)
+	}
+	restart("op-0", 3, corev1.ConditionTrue)
+	r.turns(4 * time.Second)
+	require.Equal(t, v1alpha1.RolloutHalted, r.rollout().Phase, "%s", r.rollout().Message)
+	require.Equal(t, "containers have restarted 3 times, more than 2", r.rollout().Failure)
+	r.lead() // which does not know of the restarts
+	r.turns(5 * soak)
+	require.Equal(t, []string{"op-0 op-v2"}, r.made)
+	require.Equal(t, v1alpha1.RolloutHalted, r.rollout().Phase)
+}
+
+// A pod that already has the revision may have restarted long ago.
+func TestEarlierRestartsDoNotHaltRollout(t *testing.T) {
+	t.Parallel()
+	r := newRolling(t)
+	r.change(func(c *v1alpha1.ShardingConfig) {
+		c.Spec.Root.Rollout.Analysis = &v1alpha1.RolloutAnalysis{MaxRestarts: new(int32(0))}
+	})
+	pod := &corev1.Pod{}
+	require.NoError(t, r.Get(t.Context(), client.ObjectKey{Namespace: "ns", Name: "op-1"}, pod))
+	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{RestartCount: 100}}
+	require.NoError(t, r.Status().Update(t.Context(), pod))
+	r.revise("op-v2")
+	r.turns(soak / 2)
+	require.NoError(t, r.Delete(t.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "op-2"}}))
+	r.turns(soak / 4)
+	require.Equal(t, []string{"op-0 op-v2", "op-2 op-v2"}, r.made)
+	r.revise("op-v1")
+	r.turns(5 * soak)
+	require.Equal(t, []string{"op-0 op-v1", "op-2 op-v1"}, r.made[2:])
+	require.Equal(t, v1alpha1.RolloutComplete, r.rollout().Phase, "%s", r.rollout().Message)
+}
+
 func TestRolloutIsPaused(t *testing.T) {
 	t.Parallel()
 	r := newRolling(t)

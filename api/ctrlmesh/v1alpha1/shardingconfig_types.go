@@ -694,8 +694,9 @@ type Rollout struct {
 	Analysis *RolloutAnalysis `json:"analysis,omitempty"`
 }
 
-// RolloutAnalysis bounds what the pods of a shard do while it soaks, as far as agents count it. A
-// bound applies from 50 requests, or writes, on. A revision that exceeds one goes no further.
+// RolloutAnalysis bounds what the pods of a shard do while it soaks. Agents count requests and
+// writes, and a bound on these applies from 50 of them on. A revision that exceeds a bound goes no
+// further.
 //
 // +kubebuilder:validation:MinProperties=1
 type RolloutAnalysis struct {
@@ -713,6 +714,13 @@ type RolloutAnalysis struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1000
 	MaxWritesRatio *int32 `json:"maxWritesRatio,omitempty"`
+	// MaxRestarts is the highest number of restarts of containers in the pods of the shard that
+	// have the revision. They are counted from when the rollout reaches the shard until it has soaked.
+	// It finds versions that crash now and then, and serve in between.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000
+	MaxRestarts *int32 `json:"maxRestarts,omitempty"`
 }
 
 // AutoConfig divides all keys that the canary does not own into equal shards.

@@ -37,6 +37,7 @@ type Memory struct {
 	// leads; zero if they do.
 	releasedAt time.Time
 	trial      trial
+	crashes    crashes
 	refusal    refusal
 }
 

@@ -220,10 +220,12 @@ func (d *deciding) current(steps []step, failed string) int {
 	at := -1
 	for i := range steps {
 		s := &steps[i]
-		switch {
-		case len(s.outdated) > 0:
+		if len(s.outdated) > 0 {
 			s.Since, s.Soaked = nil, false
-		case at < 0 && s.Name != failed:
+		}
+		switch {
+		case at >= 0 || s.Name == failed || d.restartsTooOften(s):
+		case len(s.outdated) == 0:
 			d.soak(s)
 		}
 		if at < 0 && (!s.Soaked || !s.serves() || s.Name == failed) {
