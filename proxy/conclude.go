@@ -133,10 +133,19 @@ func (x *exchange) account() {
 	if c := x.Req.Cluster; c != "" {
 		x.workload().Member(x.pod.server.metrics, c, x.code)
 	}
-	x.pod.env.Outcomes.Count(x.code)
+	x.countOutcome()
 	x.policy.CountWithheld(&x.State)
 	if x.Debug {
 		x.log()
+	}
+}
+
+// countOutcome counts how the request ended, and how long the apiserver took to answer it. A
+// watch or a connection into a pod may wait for events before it is answered.
+func (x *exchange) countOutcome() {
+	x.pod.env.Outcomes.Count(x.code)
+	if x.Plan != nil && x.Plan.Route == pipeline.RouteShort && !x.received.IsZero() && !x.received.Before(x.sending.Sent) {
+		x.pod.env.Outcomes.Answered(x.received.Sub(x.sending.Sent))
 	}
 }
 

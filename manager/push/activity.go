@@ -7,13 +7,20 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/sample"
 )
 
-// maxWrites bounds a reported number of writes or requests, so that sums of them do not overflow.
-const maxWrites = 1 << 40
+const (
+	// maxWrites bounds a reported number of writes or requests, so that sums of them do not overflow.
+	maxWrites = 1 << 40
+	// maxMicros bounds a reported duration likewise: 35 years.
+	maxMicros = 1 << 50
+)
 
 // outcomes returns the reported outcomes of a pod's requests, bounded.
 func outcomes(reported *meshv1.Outcomes) Outcomes {
 	requests := min(reported.GetRequests(), maxWrites)
-	return Outcomes{Requests: requests, Errors: min(reported.GetErrors(), requests), Conflicts: min(reported.GetConflicts(), requests)}
+	return Outcomes{
+		Requests: requests, Errors: min(reported.GetErrors(), requests), Conflicts: min(reported.GetConflicts(), requests),
+		Answered: min(reported.GetAnswered(), requests), LatencyMicros: min(reported.GetLatencyMicros(), maxMicros),
+	}
 }
 
 // activity returns the reported activity of a pod, bounded. It omits resources with names that

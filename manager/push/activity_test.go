@@ -54,3 +54,10 @@ func TestActivityAloneIsNoChange(t *testing.T) {
 	require.Equal(t, 1, counted)
 	require.EqualValues(t, 2, s.Observe("n1", "a").Activity[0].GetWrites())
 }
+
+func TestReportedOutcomesAreBounded(t *testing.T) {
+	most := uint64(math.MaxUint64)
+	require.Equal(t, Outcomes{maxWrites, maxWrites, maxWrites, maxWrites, maxMicros},
+		outcomes(&meshv1.Outcomes{Requests: most, Errors: most, Conflicts: most, Answered: most, LatencyMicros: most}))
+	require.Equal(t, Outcomes{}, outcomes(nil))
+}

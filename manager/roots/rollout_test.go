@@ -286,6 +286,25 @@ func TestRolloutAnalyzesAnewAfterAnAgentRestarted(t *testing.T) {
 	require.Equal(t, []string{"op-0 op-v2", "op-1 op-v2"}, r.made)
 }
 
+func TestRolloutIsHaltedByItsLatency(t *testing.T) {
+	t.Parallel()
+	r := newRolling(t)
+	r.change(func(c *v1alpha1.ShardingConfig) {
+		c.Spec.Root.Rollout.Analysis = &v1alpha1.RolloutAnalysis{MaxLatencyRatio: new(int32(3))}
+	})
+	r.revise("op-v2")
+	r.turns(soak / 4)
+	r.outcomes = map[string]push.Outcomes{}
+	for i, name := range names {
+		pod := &corev1.Pod{}
+		require.NoError(t, r.Get(t.Context(), client.ObjectKey{Namespace: "ns", Name: name}, pod))
+		r.outcomes[string(pod.UID)] = push.Outcomes{Requests: 60, Answered: 60, LatencyMicros: []uint64{60 * 70, 60 * 10, 60 * 20}[i]}
+	}
+	r.turns(soak / 2)
+	require.Equal(t, v1alpha1.RolloutHalted, r.rollout().Phase, "%s", r.rollout().Message)
+	require.Equal(t, "60 requests took 70µs on average, more than 3 times as long as in shard op-2-normal: 20µs", r.rollout().Failure)
+}
+
 func TestRolloutIsHaltedByRestarts(t *testing.T) {
 	t.Parallel()
 	r := newRolling(t)

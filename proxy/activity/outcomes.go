@@ -3,6 +3,7 @@ package activity
 import (
 	"net/http"
 	"sync/atomic"
+	"time"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
@@ -10,7 +11,10 @@ import (
 
 // Outcomes counts how the requests of one pod ended. Its zero value is ready to use, and it is
 // safe for concurrent use.
-type Outcomes struct{ requests, errors, conflicts atomic.Uint64 }
+type Outcomes struct {
+	requests, errors, conflicts atomic.Uint64
+	answered, latency           atomic.Uint64 // latency is in nanoseconds
+}
 
 // Count counts a request by the status code of its response. Codes that operators meet while they
 // work as intended are no errors: an object does not exist, a list has expired, requests are too
@@ -26,7 +30,16 @@ func (o *Outcomes) Count(code int) {
 	}
 }
 
+// Answered counts how long the apiserver took to answer a request.
+func (o *Outcomes) Answered(after time.Duration) {
+	o.answered.Add(1)
+	o.latency.Add(uint64(max(after, 0)))
+}
+
 // Report returns the counts.
 func (o *Outcomes) Report() *meshv1.Outcomes {
-	return &meshv1.Outcomes{Requests: o.requests.Load(), Errors: o.errors.Load(), Conflicts: o.conflicts.Load()}
+	return &meshv1.Outcomes{
+		Requests: o.requests.Load(), Errors: o.errors.Load(), Conflicts: o.conflicts.Load(),
+		Answered: o.answered.Load(), LatencyMicros: o.latency.Load() / uint64(time.Microsecond),
+	}
 }

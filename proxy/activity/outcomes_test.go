@@ -2,6 +2,7 @@ package activity
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -13,4 +14,9 @@ func TestOutcomes(t *testing.T) {
 	}
 	got := o.Report()
 	require.Equal(t, []uint64{11, 3, 2}, []uint64{got.GetRequests(), got.GetErrors(), got.GetConflicts()})
+	for _, after := range []time.Duration{600 * time.Nanosecond, 900 * time.Nanosecond, time.Millisecond} {
+		o.Answered(after)
+	}
+	got = o.Report()
+	require.Equal(t, []uint64{3, 1001}, []uint64{got.GetAnswered(), got.GetLatencyMicros()})
 }

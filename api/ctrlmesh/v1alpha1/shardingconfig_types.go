@@ -714,6 +714,14 @@ type RolloutAnalysis struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1000
 	MaxWritesRatio *int32 `json:"maxWritesRatio,omitempty"`
+	// MaxLatencyRatio bounds how long the apiserver takes on average to answer a request of the
+	// shard: how many times as long as for the other shard for which it takes longest. Watches, logs
+	// that are followed and connections into pods do not count. It finds versions that send more
+	// expensive requests, such as large lists.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1000
+	MaxLatencyRatio *int32 `json:"maxLatencyRatio,omitempty"`
 	// MaxRestarts is the highest number of restarts of containers in the pods of the shard that
 	// have the revision. They are counted from when the rollout reaches the shard until it has soaked.
 	// It finds versions that crash now and then, and serve in between.

@@ -1339,6 +1339,11 @@ func (in *RolloutAnalysis) DeepCopyInto(out *RolloutAnalysis) {
 		*out = new(int32)
 		**out = **in
 	}
+	if in.MaxLatencyRatio != nil {
+		in, out := &in.MaxLatencyRatio, &out.MaxLatencyRatio
+		*out = new(int32)
+		**out = **in
+	}
 	if in.MaxRestarts != nil {
 		in, out := &in.MaxRestarts, &out.MaxRestarts
 		*out = new(int32)

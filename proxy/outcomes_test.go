@@ -1,0 +1,31 @@
+package proxy
+
+import (
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestLatencyOfAnsweredRequestsIsReported(t *testing.T) {
+	t.Parallel()
+	const delay = 50 * time.Millisecond
+	m := newMesh(t, &recorder{then: func(w http.ResponseWriter, r *http.Request) {
+		time.Sleep(delay)
+		if r.URL.Path == "/api/v1/namespaces/mine/pods/broken" {
+			panic(http.ErrAbortHandler)
+		}
+		_, _ = w.Write([]byte(`{}`))
+	}})
+	m.policy(owning("mine"))
+	require.Equal(t, http.StatusOK, m.do("GET", "/api/v1/namespaces/mine/pods/a", "").StatusCode)
+	require.Equal(t, http.StatusOK, m.do("PUT", "/api/v1/namespaces/mine/pods/a", `{}`).StatusCode)
+	require.Equal(t, http.StatusForbidden, m.do("PUT", "/api/v1/namespaces/others/pods/a", `{}`).StatusCode, "by the mesh")
+	require.Equal(t, http.StatusBadGateway, m.do("GET", "/api/v1/namespaces/mine/pods/broken", "").StatusCode)
+	m.do("GET", "/api/v1/namespaces/mine/pods?watch=true", "")
+	require.Eventually(t, func() bool { return m.pod.Outcomes().GetRequests() == 5 }, 10*time.Second, time.Millisecond)
+	out := m.pod.Outcomes()
+	require.EqualValues(t, 2, out.GetAnswered())
+	require.GreaterOrEqual(t, out.GetLatencyMicros(), uint64(2*delay/time.Microsecond))
+}
