@@ -262,7 +262,9 @@ func (rt *root) readStatefulSet(ctx context.Context, config *v1alpha1.ShardingCo
 
 func revisionOf(set *appsv1.StatefulSet) (r decide.Revision) {
 	if set.Spec.UpdateStrategy.Type != appsv1.OnDeleteStatefulSetStrategyType {
-		r.Problem = fmt.Sprintf("StatefulSet %s replaces its pods by itself: set its spec.updateStrategy.type to OnDelete", set.Name)
+		// A partition does not help: the pods below it keep their revision even if they are deleted.
+		r.Problem = fmt.Sprintf("StatefulSet %[2]s has updateStrategy RollingUpdate: whatever its partition, its pods with the highest ordinals get a revision first, and the canary has the lowest; set OnDelete: "+
+			`kubectl -n %[1]s patch statefulset %[2]s --type=merge -p '{"spec":{"updateStrategy":{"type":"OnDelete","rollingUpdate":null}}}'`, set.Namespace, set.Name)
 	}
 	// Of the last template that its controller has seen.
 	r.Update, r.Generation = set.Status.UpdateRevision, set.Status.ObservedGeneration

@@ -390,15 +390,22 @@ func TestRolloutComesBeforeOtherRestarts(t *testing.T) {
 
 func TestRolloutRequiresOnDelete(t *testing.T) {
 	t.Parallel()
-	r := newRolling(t)
-	r.set.Spec.UpdateStrategy.Type = appsv1.RollingUpdateStatefulSetStrategyType
-	r.revise("op-v2")
-	r.turns(soak)
-	require.Empty(t, r.made)
-	require.Equal(t, v1alpha1.RolloutBlocked, r.rollout().Phase)
-	degraded := r.condition(v1alpha1.ConditionDegraded)
-	require.Equal(t, string(v1alpha1.ReasonRolloutBlocked), degraded.Reason)
-	require.Contains(t, degraded.Message, "set its spec.updateStrategy.type to OnDelete")
+	for name, partition := range map[string]*appsv1.RollingUpdateStatefulSetStrategy{"by default": nil, "with a partition above all pods": {Partition: new(int32(3))}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRolling(t)
+			r.set.Spec.UpdateStrategy = appsv1.StatefulSetUpdateStrategy{Type: appsv1.RollingUpdateStatefulSetStrategyType, RollingUpdate: partition}
+			r.revise("op-v2")
+			r.turns(soak)
+			require.Empty(t, r.made)
+			require.Equal(t, v1alpha1.RolloutBlocked, r.rollout().Phase)
+			degraded := r.condition(v1alpha1.ConditionDegraded)
+			require.Equal(t, string(v1alpha1.ReasonRolloutBlocked), degraded.Reason)
+			require.Contains(t, degraded.Message, "the highest ordinals get a revision first, and the canary has the lowest")
+			_, command, _ := strings.Cut(degraded.Message, "set OnDelete: ")
+			require.Equal(t, `kubectl -n ns patch statefulset op --type=merge -p '{"spec":{"updateStrategy":{"type":"OnDelete","rollingUpdate":null}}}'`, command)
+		})
+	}
 }
 
 // A rollout whose StatefulSet makes no successor replaces no other pod.

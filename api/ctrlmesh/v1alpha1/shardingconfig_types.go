@@ -455,7 +455,8 @@ type RootConfig struct {
 
 	// Rollout replaces the pods of the StatefulSet after a change of its template, shard by shard:
 	// first the canary, then the others in the order of their names. It requires that the
-	// StatefulSet has updateStrategy OnDelete.
+	// StatefulSet has updateStrategy OnDelete: RollingUpdate updates the highest ordinals first, at
+	// any partition, and the canary has the lowest.
 	// +optional
 	Rollout *Rollout `json:"rollout,omitempty"`
 
