@@ -235,9 +235,9 @@ func (w *Weigher) Run(ctx context.Context) error {
 			w.sleep(ctx, wait)
 			continue
 		}
-		resources := w.begin(one, namespace)
+		next := w.begin(one, namespace)
 		g.Go(func() error {
-			w.weigh(ctx, one, resources, namespace)
+			w.weigh(ctx, one, next)
 			return nil
 		})
 	}
@@ -322,26 +322,33 @@ func (w *Weigher) discover(now time.Time) error {
 	return w.failing
 }
 
-// begin marks a namespace as being counted, and returns the resources to count: those that the
-// manager may list, as far as is known.
-func (w *Weigher) begin(one *weighing, namespace string) []schema.GroupVersionResource {
+// counting is what is to be counted of a namespace.
+type counting struct {
+	namespace string
+	resources []schema.GroupVersionResource // those that the manager may list, as far as is known
+	names     bool                          // of the objects are keys
+}
+
+// begin marks a namespace as being counted.
+func (w *Weigher) begin(one *weighing, namespace string) counting {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if c := one.counts[namespace]; c != nil {
 		c.busy = true
 	}
-	return slices.DeleteFunc(one.resources(w.served), func(gvr schema.GroupVersionResource) bool { return one.forbidden[gvr] })
+	resources := slices.DeleteFunc(one.resources(w.served), func(gvr schema.GroupVersionResource) bool { return one.forbidden[gvr] })
+	return counting{namespace, resources, one.names}
 }
 
 // weigh counts the objects of a namespace. If that fails, it has what it had.
-func (w *Weigher) weigh(ctx context.Context, one *weighing, resources []schema.GroupVersionResource, namespace string) {
-	objects, names, err := w.count(ctx, one, resources, namespace)
+func (w *Weigher) weigh(ctx context.Context, one *weighing, next counting) {
+	objects, names, err := w.count(ctx, one, next)
 	if ctx.Err() != nil {
 		return
 	}
 	now := time.Now()
 	w.mu.Lock()
-	c := one.counts[namespace]
+	c := one.counts[next.namespace]
 	if c == nil { // it was deleted
 		w.mu.Unlock()
 		return
@@ -362,19 +369,19 @@ func (w *Weigher) weigh(ctx context.Context, one *weighing, resources []schema.G
 
 // count is the number of objects of some resources in a namespace, or their names if these are
 // keys. Resources that the manager may not list do not count.
-func (w *Weigher) count(ctx context.Context, one *weighing, resources []schema.GroupVersionResource, namespace string) (sum int64, names []string, err error) {
-	for _, gvr := range resources {
+func (w *Weigher) count(ctx context.Context, one *weighing, next counting) (sum int64, names []string, err error) {
+	for _, gvr := range next.resources {
 		if err := w.Limiter.Wait(ctx); err != nil {
 			return 0, nil, err
 		}
 		n := int64(0)
-		if one.names {
+		if next.names {
 			names, err = w.listNames(ctx, gvr, names)
 		} else {
-			n, err = w.list(ctx, gvr, namespace)
+			n, err = w.list(ctx, gvr, next.namespace)
 		}
 		if err != nil && !apierrors.IsForbidden(err) {
-			return 0, nil, fmt.Errorf("counting %s in namespace %s: %w", gvr.GroupResource(), namespace, err)
+			return 0, nil, fmt.Errorf("counting %s in namespace %s: %w", gvr.GroupResource(), next.namespace, err)
 		}
 		w.permitted(one, gvr, err == nil)
 		sum += n
