@@ -67,6 +67,13 @@ func (r Request) Writes() bool {
 	return false
 }
 
+// DryRun reports whether the request takes no effect.
+func (r Request) DryRun() bool {
+	_, query, _ := strings.Cut(r.URI, "?")
+	q, err := url.ParseQuery(query)
+	return err == nil && slices.Equal(q["dryRun"], []string{"All"})
+}
+
 // Callers selects the requests of any of the users, and those with a token bound to any of
 // the pods.
 type Callers struct {

@@ -72,7 +72,7 @@ func TestShadowWritesNothing(t *testing.T) {
 	for _, r := range requests {
 		switch {
 		case !r.Writes(), strings.Contains(r.URI, "/leases/"+tallyLock+"---next"), strings.HasSuffix(strings.Split(r.URI, "?")[0], "/leases"):
-		case strings.Contains(r.URI, "dryRun=All"):
+		case r.DryRun():
 			tried++
 		default:
 			require.Fail(t, never, "%s", r)

@@ -24,6 +24,7 @@ const (
 	minEdits      = 200
 	minAdoptions  = 100
 	minRestores   = 20
+	minShadowed   = 100
 	maxHandover   = 30 * time.Second // the 99th percentile of the undisturbed parts
 	maxSkew       = 1.25             // at rest, with a few dozen namespaces of very different weight
 	maxFailover   = 5 * time.Second
@@ -43,13 +44,16 @@ type counts struct {
 	stopped    int // bad versions that halted
 	rolledBack int
 	escaped    int // readings that saw a bad version in another shard than the canary
-	outside    int // writes by pods outside the mesh of keys that a shard owned
-	restores   int // of etcd
+	// Writes of a shadow that agreed, that did not although they should, and that took effect.
+	shadowAgreed, shadowFalse, shadowPersisted int
+	shadowFound                                int // planted differences
+	outside                                    int // writes by pods outside the mesh of keys that a shard owned
+	restores                                   int // of etcd
 }
 
 // list returns the counts with those of the operators, after the given parts ran.
 func (c *counts) list(o *operator.Counts, ran []string) []harness.Count {
-	owned := []string{"scale", "canary", "restart", "storm", "subsets", "edits", "rollout", "balance", "failover", "adoption", "restore"}
+	owned := []string{"scale", "canary", "restart", "storm", "subsets", "edits", "rollout", "shadow", "balance", "failover", "adoption", "restore"}
 	moving := append(slices.Clone(undisturbed), "storm")
 	enough := 0
 	for _, part := range ran {
@@ -78,6 +82,10 @@ func (c *counts) list(o *operator.Counts, ran []string) []harness.Count {
 		harness.Number("stopped_at_canary", c.stopped, c.stopped == len(badVersions), "rollout"),
 		harness.Number("rolled_back", c.rolledBack, c.rolledBack == len(badVersions), "rollout"),
 		harness.Exactly("escaped", c.escaped, 0, "rollout"),
+		harness.Number("shadow_agreed", c.shadowAgreed, c.shadowAgreed >= minShadowed, "shadow"),
+		harness.Exactly("shadow_false", c.shadowFalse, 0, "shadow"),
+		harness.Exactly("shadow_found", c.shadowFound, 1, "shadow"),
+		harness.Exactly("shadow_writes_persisted", c.shadowPersisted, 0, "shadow"),
 		harness.Number("adoptions", c.adoptions, c.adoptions >= minAdoptions, "adoption"),
 		harness.Number("restores", c.restores, c.restores >= minRestores, "restore"),
 		harness.Exactly("outside_writes", c.outside, 0, "adoption"),

@@ -14,12 +14,12 @@ import (
 )
 
 // Evidence returns what the audit log has of the operator: the states of its shards, and all
-// its writes.
+// its writes that take effect.
 func (o *Operator) Evidence() ([]audit.State, []audit.Request, error) {
 	root := types.NamespacedName{Namespace: o.Home, Name: Name}
 	states, requests, err := o.World.Evidence(o.began, root, harness.ProbeAccount)
 	return states, slices.DeleteFunc(requests, func(r audit.Request) bool {
-		return !r.Writes() || r.Group != tallyv1.GroupVersion.Group
+		return !r.Writes() || r.DryRun() || r.Group != tallyv1.GroupVersion.Group
 	}), err
 }
 
