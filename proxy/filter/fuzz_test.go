@@ -176,6 +176,7 @@ func FuzzJSONWatch(f *testing.F) {
 	}
 	f.Add(append(event(f, jsonType, watch.Added, table(&corev1.PodList{Items: []corev1.Pod{*seed("other")}})),
 		`{"type":"ADDED","object":{"kind":"Table","apiVersion":"meta.k8s.io/v1","columnDefinitions":null,"rows":[{"object":{"metadata":{"namespace":"own"}}}]}}`...))
+	f.Add([]byte(`{"type":"ADDED","object":{"kind":"Table","apiVersion":"meta.k8s.io//","rows":[{"object":{"metadata":{"namespace":"own"}}}]}}`))
 	f.Add(append(event(f, jsonType, watch.Bookmark, seed("")), event(f, jsonType, watch.Error, &metav1.Status{Code: 410})...))
 	f.Add([]byte(` {"object":{"metadata":{"namespace":"other"}},"type":"BOOKMARK"} {"type":"ADDED","object":{"kind":"Table","apiVersion":"e.io/v1","metadata":{"namespace":"own"}}}`))
 	f.Fuzz(func(t *testing.T, in []byte) {

@@ -87,7 +87,8 @@ func (s *scanner) eachKey(o object, f func(Key)) (table bool) {
 
 // each is eachKey, but passes the objects instead of their keys.
 func (s *scanner) each(o object, f func(object)) (table bool) {
-	table = string(s.text(o.kind)) == "Table" && strings.HasPrefix(string(s.text(o.version)), "meta.k8s.io/")
+	version, ok := strings.CutPrefix(string(s.text(o.version)), "meta.k8s.io/")
+	table = ok && string(s.text(o.kind)) == "Table" && !strings.Contains(version, "/") // clients take two for no group
 	if s.err != nil {
 		return table
 	}
