@@ -28,11 +28,18 @@ type Window struct{ From, To time.Time }
 func (w Window) touches(o Outcome) bool { return o.Start.Before(w.To) && o.End.After(w.From) }
 
 // cutWithin is how long after the death of its agent a review that was under way may fail: the
-// apiserver finds the connection closed, and does not wait for a timeout.
-const cutWithin = time.Second
+// apiserver finds the connection closed, on a busy machine a while later, and does not wait for a
+// timeout, which would be ten seconds.
+const cutWithin = 5 * time.Second
+
+// noticedWithin is how long the apiserver may still send requests on a connection that the other
+// side has closed, until its goroutine that reads from it has run.
+const noticedWithin = time.Second
 
 // cut reports whether an outcome failed because an agent died in the window.
-func (w Window) cut(o Outcome) bool { return w.touches(o) && !o.End.After(w.To.Add(cutWithin)) }
+func (w Window) cut(o Outcome) bool {
+	return Window{w.From, w.To.Add(noticedWithin)}.touches(o) && !o.End.After(w.To.Add(cutWithin))
+}
 
 // Tenure is a time in which one version owns a namespace, and all agents know that.
 type Tenure struct {

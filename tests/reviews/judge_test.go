@@ -43,7 +43,8 @@ func TestOutcomesAreJudgedByTheOwner(t *testing.T) {
 		"failed without an agent":         {outcome(33, "", "", refused), Verdict{Failed: 1}},
 		"failed with the killed agent":    {outcome(30, "", "", refused), Verdict{Cut: 1}},
 		"failed soon after":               {Outcome{Start: at(30), End: at(32), Namespace: "a", Err: refused}, Verdict{Cut: 1}},
-		"failed by a timeout":             {Outcome{Start: at(30), End: at(33), Namespace: "a", Err: refused}, Verdict{Failed: 1}},
+		"failed on a closed connection":   {Outcome{Start: at(31).Add(time.Second / 2), End: at(32), Namespace: "a", Err: refused}, Verdict{Cut: 1}},
+		"failed by a timeout":             {Outcome{Start: at(30), End: at(37), Namespace: "a", Err: refused}, Verdict{Failed: 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			j := &Judge{
