@@ -20,6 +20,7 @@ func outcomes(reported *meshv1.Outcomes) Outcomes {
 	return Outcomes{
 		Requests: requests, Errors: min(reported.GetErrors(), requests), Conflicts: min(reported.GetConflicts(), requests),
 		Answered: min(reported.GetAnswered(), requests), LatencyMicros: min(reported.GetLatencyMicros(), maxMicros),
+		Writes: min(reported.GetWrites(), requests),
 	}
 }
 

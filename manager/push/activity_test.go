@@ -57,7 +57,7 @@ func TestActivityAloneIsNoChange(t *testing.T) {
 
 func TestReportedOutcomesAreBounded(t *testing.T) {
 	most := uint64(math.MaxUint64)
-	require.Equal(t, Outcomes{maxWrites, maxWrites, maxWrites, maxWrites, maxMicros},
-		outcomes(&meshv1.Outcomes{Requests: most, Errors: most, Conflicts: most, Answered: most, LatencyMicros: most}))
+	require.Equal(t, Outcomes{maxWrites, maxWrites, maxWrites, maxWrites, maxMicros, maxWrites},
+		outcomes(&meshv1.Outcomes{Requests: most, Errors: most, Conflicts: most, Answered: most, LatencyMicros: most, Writes: most}))
 	require.Equal(t, Outcomes{}, outcomes(nil))
 }

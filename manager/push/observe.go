@@ -53,8 +53,9 @@ type Observation struct {
 	TrafficReport
 }
 
-// Outcomes counts how requests ended. LatencyMicros is that of the Answered ones, in total.
-type Outcomes struct{ Requests, Errors, Conflicts, Answered, LatencyMicros uint64 }
+// Outcomes counts how requests ended. LatencyMicros is that of the Answered ones, in total, and
+// Writes are those of divided resources.
+type Outcomes struct{ Requests, Errors, Conflicts, Answered, LatencyMicros, Writes uint64 }
 
 // LockReport is the part of an Observation that is about leader election.
 type LockReport struct {

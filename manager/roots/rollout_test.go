@@ -266,6 +266,92 @@ func TestRolloutWaitsForAnEarlierShard(t *testing.T) {
 	require.Equal(t, []string{"op-0 op-v2", "op-1 op-v2", "op-2 op-v2"}, r.made)
 }
 
+// work lets time pass in which pods write so many objects in each turn.
+func (r *rolling) work(d time.Duration, canary, others uint64) {
+	r.Helper()
+	if r.outcomes == nil {
+		r.outcomes = map[string]push.Outcomes{}
+	}
+	for end := r.now.Add(d); r.now.Before(end); r.turns(2 * time.Second) {
+		for i, name := range names {
+			pod, writes := &corev1.Pod{}, others
+			require.NoError(r, r.Get(r.Context(), client.ObjectKey{Namespace: "ns", Name: name}, pod))
+			if i == 0 {
+				writes = canary
+			}
+			o := r.outcomes[string(pod.UID)]
+			o.Requests, o.Writes = o.Requests+writes, o.Writes+writes
+			r.outcomes[string(pod.UID)] = o
+		}
+	}
+}
+
+// comparing rolls out a revision whose writes are compared, until the canary serves under it.
+func comparing(t *testing.T) *rolling {
+	r := newRolling(t)
+	r.change(func(c *v1alpha1.ShardingConfig) {
+		c.Spec.Root.Rollout = &v1alpha1.Rollout{Soak: "1s", Analysis: &v1alpha1.RolloutAnalysis{MaxWritesRatio: new(int32(3))}}
+	})
+	r.revise("op-v2")
+	for range 10 {
+		r.work(2*time.Second, 10, 10)
+		if s := r.rollout().Shards; len(s) > 0 && s[0].Since != nil && len(r.made) == 1 {
+			return r
+		}
+	}
+	require.FailNow(t, "the canary does not serve", "%+v", r.rollout())
+	return nil
+}
+
+// A new leader may write each of its objects once: only what it writes later is compared.
+func TestRolloutComparesWritesOfASettledShard(t *testing.T) {
+	t.Parallel()
+	r := comparing(t)
+	r.work(20*time.Second, 1000, 1)
+	r.work(30*time.Second, 10, 10)
+	require.Equal(t, []string{"op-0 op-v2"}, r.made, "a comparison takes 60 s at least")
+	r.work(20*time.Second, 10, 10)
+	require.Equal(t, []string{"op-0 op-v2", "op-1 op-v2"}, r.made)
+	require.Empty(t, r.rollout().Failure)
+}
+
+func TestRolloutIsHaltedByItsWrites(t *testing.T) {
+	t.Parallel()
+	r := comparing(t)
+	r.work(70*time.Second, 100, 1)
+	require.Equal(t, v1alpha1.RolloutHalted, r.rollout().Phase, "%s", r.rollout().Message)
+	require.Contains(t, r.rollout().Failure, "more than 3 times as many for each as in shard op-")
+	require.Equal(t, []string{"op-0 op-v2"}, r.made)
+}
+
+// Counts that an agent begins anew are compared with none from before, whether the manager has heard
+// of the restart at once or not.
+func TestRolloutHaltsWhileAgentsRestart(t *testing.T) {
+	t.Parallel()
+	for i, name := range names[:2] {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := comparing(t)
+			for range 2 {
+				r.work(40*time.Second, 100, 1)
+				pod := &corev1.Pod{}
+				require.NoError(t, r.Get(t.Context(), client.ObjectKey{Namespace: "ns", Name: name}, pod))
+				uid, node := string(pod.UID), pod.Spec.NodeName
+				seen := r.seen[uid]
+				delete(r.seen, uid)
+				r.away[node] = true
+				r.work(10*time.Second, 100, 1)
+				delete(r.away, node)
+				r.seen[uid], r.outcomes[uid] = seen, push.Outcomes{Requests: 1}
+			}
+			require.Equal(t, []string{"op-0 op-v2"}, r.made, "%d", i)
+			r.work(70*time.Second, 100, 1)
+			require.Equal(t, v1alpha1.RolloutHalted, r.rollout().Phase, "%s", r.rollout().Message)
+			require.Equal(t, []string{"op-0 op-v2"}, r.made)
+		})
+	}
+}
+
 // An agent that restarts has not seen what a pod did before: the analysis begins anew.
 func TestRolloutAnalyzesAnewAfterAnAgentRestarted(t *testing.T) {
 	t.Parallel()
@@ -293,7 +379,7 @@ func TestRolloutIsHaltedByItsLatency(t *testing.T) {
 		c.Spec.Root.Rollout.Analysis = &v1alpha1.RolloutAnalysis{MaxLatencyRatio: new(int32(3))}
 	})
 	r.revise("op-v2")
-	r.turns(soak / 4)
+	r.turns(soak * 3 / 4) // the shard has settled
 	r.outcomes = map[string]push.Outcomes{}
 	for i, name := range names {
 		pod := &corev1.Pod{}

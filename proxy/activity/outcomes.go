@@ -14,6 +14,7 @@ import (
 type Outcomes struct {
 	requests, errors, conflicts atomic.Uint64
 	answered, latency           atomic.Uint64 // latency is in nanoseconds
+	writes                      atomic.Uint64
 }
 
 // Count counts a request by the status code of its response. Codes that operators meet while they
@@ -36,10 +37,14 @@ func (o *Outcomes) Answered(after time.Duration) {
 	o.latency.Add(uint64(max(after, 0)))
 }
 
+// Wrote counts a successful write of a resource that the policy divides.
+func (o *Outcomes) Wrote() { o.writes.Add(1) }
+
 // Report returns the counts.
 func (o *Outcomes) Report() *meshv1.Outcomes {
 	return &meshv1.Outcomes{
 		Requests: o.requests.Load(), Errors: o.errors.Load(), Conflicts: o.conflicts.Load(),
 		Answered: o.answered.Load(), LatencyMicros: o.latency.Load() / uint64(time.Microsecond),
+		Writes: o.writes.Load(),
 	}
 }

@@ -19,4 +19,6 @@ func TestOutcomes(t *testing.T) {
 	}
 	got = o.Report()
 	require.Equal(t, []uint64{3, 1001}, []uint64{got.GetAnswered(), got.GetLatencyMicros()})
+	o.Wrote()
+	require.EqualValues(t, 1, o.Report().GetWrites())
 }

@@ -697,7 +697,8 @@ type Rollout struct {
 
 // RolloutAnalysis bounds what the pods of a shard do while it soaks. Agents count requests and
 // writes, and a bound on these applies from 50 of them on. A revision that exceeds a bound goes no
-// further.
+// further. An analysis takes 30 s at least. Comparisons with other shards begin after 30 s, because a
+// new leader may write each of its objects once, and take 30 s at least.
 //
 // +kubebuilder:validation:MinProperties=1
 type RolloutAnalysis struct {

@@ -1075,6 +1075,9 @@ type Outcomes struct {
 	Answered uint64 `protobuf:"varint,4,opt,name=answered,proto3" json:"answered,omitempty"`
 	// The time from when these were sent until the head of the response came, in total.
 	LatencyMicros uint64 `protobuf:"varint,5,opt,name=latency_micros,json=latencyMicros,proto3" json:"latency_micros,omitempty"`
+	// Successful writes of objects of the resources that the policy divides, except for those of locks,
+	// of objects that no shard owns, and of dry runs. 0 from earlier agents.
+	Writes        uint64 `protobuf:"varint,6,opt,name=writes,proto3" json:"writes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1140,6 +1143,13 @@ func (x *Outcomes) GetAnswered() uint64 {
 func (x *Outcomes) GetLatencyMicros() uint64 {
 	if x != nil {
 		return x.LatencyMicros
+	}
+	return 0
+}
+
+func (x *Outcomes) GetWrites() uint64 {
+	if x != nil {
+		return x.Writes
 	}
 	return 0
 }
@@ -3201,13 +3211,14 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\bresource\x18\x02 \x01(\tR\bresource\x12\x12\n" +
 	"\x04verb\x18\x03 \x01(\tR\x04verb\x12\x16\n" +
 	"\x06fields\x18\x04 \x03(\tR\x06fields\x12\x16\n" +
-	"\x06writes\x18\x05 \x01(\x04R\x06writes\"\x9f\x01\n" +
+	"\x06writes\x18\x05 \x01(\x04R\x06writes\"\xb7\x01\n" +
 	"\bOutcomes\x12\x1a\n" +
 	"\brequests\x18\x01 \x01(\x04R\brequests\x12\x16\n" +
 	"\x06errors\x18\x02 \x01(\x04R\x06errors\x12\x1c\n" +
 	"\tconflicts\x18\x03 \x01(\x04R\tconflicts\x12\x1a\n" +
 	"\banswered\x18\x04 \x01(\x04R\banswered\x12%\n" +
-	"\x0elatency_micros\x18\x05 \x01(\x04R\rlatencyMicros\"\x9d\x01\n" +
+	"\x0elatency_micros\x18\x05 \x01(\x04R\rlatencyMicros\x12\x16\n" +
+	"\x06writes\x18\x06 \x01(\x04R\x06writes\"\x9d\x01\n" +
 	"\vLockRefusal\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1a\n" +

@@ -19,6 +19,9 @@ const (
 	// leastTrial is how long a shard is analyzed at least: agents report counts every ten
 	// seconds, each at a time of its own.
 	leastTrial = 30 * time.Second
+	// settling is how long the leader of a shard works before it is compared with other shards: a
+	// new leader may write all of its objects once.
+	settling = 30 * time.Second
 )
 
 // counts are what agents have counted of a pod, or of a shard.
@@ -31,18 +34,16 @@ func (c counts) plus(d counts) counts {
 	return counts{c.requests + d.requests, c.errors + d.errors, c.conflicts + d.conflicts, c.writes + d.writes, c.answered + d.answered, c.micros + d.micros}
 }
 
-// since returns what was counted after before. Writes are counted for a time, and then anew.
+// since returns what was counted after before.
 func (c counts) since(before counts) counts {
-	if c.writes < before.writes {
-		before.writes = 0
-	}
 	return counts{c.requests - before.requests, c.errors - before.errors, c.conflicts - before.conflicts, c.writes - before.writes, c.answered - before.answered, c.micros - before.micros}
 }
 
 // restarted reports whether an agent that had counted before has started anew. Its first counts may
 // exceed some of those before.
 func (c counts) restarted(before counts) bool {
-	return c.requests < before.requests || c.errors < before.errors || c.conflicts < before.conflicts || c.answered < before.answered || c.micros < before.micros
+	return c.requests < before.requests || c.errors < before.errors || c.conflicts < before.conflicts ||
+		c.writes < before.writes || c.answered < before.answered || c.micros < before.micros
 }
 
 // latency returns the mean latency of the answered requests; 0 if they are too few.
@@ -53,24 +54,60 @@ func (c counts) latency() time.Duration {
 	return time.Duration(c.micros/c.answered) * time.Microsecond
 }
 
-// trial is what an analysis compares with: the counts of the pods, by uid, when a shard began to
-// soak, and in the last round.
+// trial is the analysis of one shard.
 type trial struct {
 	revision, shard string
-	before, last    map[string]counts
+	// Counts of the pods, by uid: when the shard began to soak, once it had settled, and as they
+	// were reported last.
+	begun, settled, last snapshot
 }
 
-// tries reports whether the analysis of a shard goes on. It begins anew with another leader, and
-// after an agent has restarted, which does not know what pods did before.
-func (d *deciding) tries(shard string, now map[string]counts) bool {
+// snapshot are counts of pods, by uid.
+type snapshot map[string]counts
+
+// add adds the counts of pods that it lacks.
+func (s snapshot) add(now snapshot) {
+	for uid, c := range now {
+		if _, ok := s[uid]; !ok {
+			s[uid] = c
+		}
+	}
+}
+
+// since returns what was counted after s, by shard.
+func (s snapshot) since(now snapshot, members map[string]handover.Member) map[string]counts {
+	out := map[string]counts{}
+	for uid, c := range now {
+		of := members[uid].Shard
+		out[of] = out[of].plus(c.since(s[uid]))
+	}
+	return out
+}
+
+// compares reports whether an analysis compares a shard with the others.
+func compares(spec *v1alpha1.RolloutAnalysis) bool {
+	return spec.MaxWritesRatio != nil || spec.MaxLatencyRatio != nil
+}
+
+// duration returns how long an analysis takes at least.
+func duration(spec *v1alpha1.RolloutAnalysis) time.Duration {
+	if compares(spec) {
+		return settling + leastTrial
+	}
+	return leastTrial
+}
+
+// tries reports whether the analysis of a shard goes on. It begins anew with another manager, if
+// there was no analysis before, and after an agent has restarted, which does not know what pods did before.
+func (d *deciding) tries(shard string, now snapshot) bool {
 	t := d.memory.trial
-	return t.revision == d.v.Revision.Update && t.shard == shard &&
+	return t.begun != nil && t.revision == d.v.Revision.Update && t.shard == shard &&
 		!collect.Any(now, func(uid string, c counts) bool { return c.restarted(t.last[uid]) })
 }
 
 // counted returns what agents have counted of each member on which they have reported, by uid.
-func (d *deciding) counted() map[string]counts {
-	out := map[string]counts{}
+func (d *deciding) counted() snapshot {
+	out := snapshot{}
 	for uid, m := range d.next.Members {
 		if d.v.exists(m) && d.v.observe(m.Node, uid).Known {
 			out[uid] = d.v.countsOf(m)
@@ -80,36 +117,33 @@ func (d *deciding) counted() map[string]counts {
 }
 
 // analyze returns why a shard that has soaked for a time must not be followed by others; empty if
-// nothing is wrong so far. It is compared with other shards once agents have reported on all of
-// them.
-func (d *deciding) analyze(spec *v1alpha1.RolloutAnalysis, shard string, now map[string]counts, served time.Duration) string {
-	sums := map[string]counts{}
-	before := maps.Clone(now) // of pods on which agents have just reported
-	maps.Copy(before, d.memory.trial.before)
-	d.memory.trial.before, d.memory.trial.last = before, now
-	for uid, c := range now {
-		of := d.next.Members[uid].Shard
-		sums[of] = sums[of].plus(c.since(before[uid]))
-	}
-	if why := exceeded(spec, sums[shard]); why != "" || served < leastTrial || !d.v.reported(d.next.Members) {
+// nothing is wrong so far. It is compared with other shards once it has settled, and agents have
+// reported on all of them.
+func (d *deciding) analyze(spec *v1alpha1.RolloutAnalysis, shard string, now snapshot, served time.Duration) string {
+	t := &d.memory.trial
+	t.begun.add(now)
+	maps.Copy(t.last, now)
+	if why := exceeded(spec, t.begun.since(now, d.next.Members)[shard]); why != "" || !compares(spec) || served < settling {
 		return why
 	}
+	if t.settled == nil {
+		t.settled = snapshot{}
+	}
+	t.settled.add(now)
+	if served < duration(spec) || !d.v.reported(d.next.Members) {
+		return ""
+	}
+	sums := t.settled.since(now, d.next.Members)
 	return cmp.Or(writesTooMuch(spec, shard, sums, d.sizes()), answeredTooLate(spec, shard, sums))
 }
 
-// countsOf returns what agents have counted of a member. Only its writes of divided resources count.
-func (v *view) countsOf(m handover.Member) (c counts) {
-	o := v.observe(m.Node, m.UID)
-	c = counts{
-		requests: o.Outcomes.Requests, errors: o.Outcomes.Errors, conflicts: o.Outcomes.Conflicts,
-		answered: o.Outcomes.Answered, micros: o.Outcomes.LatencyMicros,
+// countsOf returns what agents have counted of a member.
+func (v *view) countsOf(m handover.Member) counts {
+	o := v.observe(m.Node, m.UID).Outcomes
+	return counts{
+		requests: o.Requests, errors: o.Errors, conflicts: o.Conflicts, writes: o.Writes,
+		answered: o.Answered, micros: o.LatencyMicros,
 	}
-	for _, a := range o.Activity {
-		if a.GetDivided() {
-			c.writes += a.GetWrites()
-		}
-	}
-	return c
 }
 
 // exceeded returns which bound of an analysis the requests of a shard exceed; empty if none.

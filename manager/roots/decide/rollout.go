@@ -2,6 +2,7 @@ package decide
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -76,6 +77,7 @@ func (d *deciding) rollOut() {
 	d.rollout = rollout{status: out, due: map[string]bool{}, later: map[string]bool{}}
 	if phase, why := d.cannotRollOut(); why != "" {
 		out.Phase, out.Message, out.Shard, out.Shards = phase, why, before.Shard, before.Shards
+		d.memory.trial = trial{} // shards may write more than before once their keys have changed
 		return
 	}
 	failed := ""
@@ -248,13 +250,13 @@ func (d *deciding) soak(s *step) {
 		s.Soaked = true
 		return
 	}
-	counted := map[string]counts{}
+	var counted snapshot // nil without an analysis
 	if spec.Analysis != nil {
 		counted = d.counted()
 	}
-	if s.Since == nil || spec.Analysis != nil && !d.tries(s.Name, counted) {
+	if s.Since == nil || counted != nil && !d.tries(s.Name, counted) {
 		s.Since = new(seconds(now))
-		d.memory.trial = trial{d.v.Revision.Update, s.Name, counted, counted}
+		d.memory.trial = trial{d.v.Revision.Update, s.Name, maps.Clone(counted), nil, maps.Clone(counted)}
 	}
 	soak, _ := time.ParseDuration(string(spec.Soak)) // the schema holds its syntax
 	served := now.Sub(s.Since.Time)
@@ -262,7 +264,7 @@ func (d *deciding) soak(s *step) {
 		if d.rollout.status.Failure = d.analyze(spec.Analysis, s.Name, counted, served); d.rollout.status.Failure != "" {
 			return
 		}
-		soak = max(soak, leastTrial)
+		soak = max(soak, duration(spec.Analysis))
 	}
 	s.Soaked = served >= soak
 }

@@ -9,10 +9,12 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 )
 
-// activityOf counts the writes and watches of one plan in the log of the pod.
+// activityOf counts the writes and watches of one plan in the log of the pod, and the writes of
+// divided resources in its outcomes.
 type activityOf struct {
 	*isolation.Activity
-	counter *activity.Counter
+	counter  *activity.Counter
+	outcomes *activity.Outcomes
 }
 
 // newActivity returns nil for requests that are not counted.
@@ -21,7 +23,7 @@ func newActivity(p *Policy, key match.Kind) pipeline.Activity {
 	if a == nil || !match.Storable(key.Group, key.Resource) {
 		return nil
 	}
-	return activityOf{a, p.env.Activity.Counter(key.GroupResource(), a.Divided)}
+	return activityOf{a, p.env.Activity.Counter(key.GroupResource(), a.Divided), &p.env.Outcomes}
 }
 
 // Written implements pipeline.Activity.
@@ -29,6 +31,9 @@ func (a activityOf) Written(x *pipeline.State) {
 	namespace, name := x.Req.Info.Namespace, x.Req.Info.Name
 	if x.Lock != nil || strings.Contains(x.Out.Query, "dryRun=") || a.Everyones(namespace, name) {
 		return
+	}
+	if a.Divided {
+		a.outcomes.Wrote()
 	}
 	a.counter.Write(a.Key(namespace, name), x.Would == observedForeign || a.Foreign(x.Req.Cluster, namespace, name))
 }

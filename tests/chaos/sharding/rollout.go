@@ -35,10 +35,13 @@ var badVersions = []struct {
 	{"a hot loop", func(c *corev1.Container) { c.Args = append(c.Args, "-refresh=10ms") }},
 }
 
-// rolloutDisruptions delete no pods: their successors would have the new version.
-var rolloutDisruptions = []siteDisruption{
-	{"an agent killed", killAgent, disruptAgentsEvery},
-	{"the manager killed", killManager, killManagerEvery},
+// disruptRolloutEvery is longer than an analysis takes, which begins anew after each disruption.
+const disruptRolloutEvery = 100 * time.Second
+
+// meshDisruptions disrupt the mesh, and delete no pods of an operator: their successors would have its
+// new version.
+func meshDisruptions(agents, managers time.Duration) []siteDisruption {
+	return []siteDisruption{{"an agent killed", killAgent, agents}, {"the manager killed", killManager, managers}}
 }
 
 // rollout rolls out bad versions, which the manager rolls back, and then a good one, while the manager
@@ -60,7 +63,7 @@ func (s *suite) rollout(ctx context.Context) error {
 		breaking, stop := context.WithCancel(ctx)
 		broken := make(chan error, 1)
 		go func() {
-			broken <- disruptAll(breaking, rolloutSeed, 20*time.Second, rolloutDisruptions, []*shardedOperator{o})
+			broken <- disruptAll(breaking, rolloutSeed, 20*time.Second, meshDisruptions(disruptRolloutEvery, disruptRolloutEvery), []*shardedOperator{o})
 		}()
 		err := o.rollOut(ctx)
 		stop()

@@ -40,7 +40,7 @@ func (s *suite) shadow(ctx context.Context) error {
 		defer stop()
 		broken := make(chan error, 1)
 		go func() {
-			broken <- disruptAll(breaking, shadowSeed, 20*time.Second, rolloutDisruptions, []*shardedOperator{o})
+			broken <- disruptAll(breaking, shadowSeed, 20*time.Second, meshDisruptions(disruptAgentsEvery, killManagerEvery), []*shardedOperator{o})
 		}()
 		err := errors.Join(o.readShadow(breaking), <-broken)
 		if ctx.Err() == nil {
