@@ -4,6 +4,7 @@
 package sample
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
@@ -25,10 +26,15 @@ func Key(namespace, name string) uint64 {
 
 // Merge returns the sample of the union of sets by their samples, sorted.
 func Merge(samples ...[]uint64) []uint64 {
-	all := slices.Concat(samples...)
+	return Least(Size, samples...)
+}
+
+// Least returns the n least elements of the union of sets, sorted.
+func Least[T cmp.Ordered](n int, sets ...[]T) []T {
+	all := slices.Concat(sets...)
 	slices.Sort(all)
 	all = slices.Compact(all)
-	return slices.Clip(all[:min(len(all), Size)])
+	return slices.Clip(all[:min(len(all), n)])
 }
 
 // Common returns the keys that at least two of the samples have, sorted.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sample"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 )
@@ -53,8 +54,5 @@ func add(all map[shadowed]*v1alpha1.ShadowDifference, d push.ShadowDifference) {
 	}
 	sum := all[key]
 	sum.Writes += int64(d.Writes)
-	sum.Fields = slices.Concat(sum.Fields, d.Fields)
-	slices.Sort(sum.Fields)
-	sum.Fields = slices.Compact(sum.Fields)
-	sum.Fields = slices.Clip(sum.Fields[:min(len(sum.Fields), meshv1.MaxShadowFields)])
+	sum.Fields = sample.Least(meshv1.MaxShadowFields, sum.Fields, d.Fields)
 }

@@ -1,11 +1,7 @@
 package shadow
 
 import (
-	"cmp"
 	"context"
-	"errors"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -22,17 +18,7 @@ const (
 	// Objects are read at growing intervals between these.
 	minInterval = 100 * time.Millisecond
 	maxInterval = 5 * time.Second
-)
-
-// Result is how a write of a shadow ended.
-type Result string
-
-// Results of writes.
-const (
-	Agreed     Result = "agreed"
-	Differed   Result = "differed"
-	Refused    Result = "refused"
-	Uncompared Result = "uncompared"
+	readTimeout = 10 * time.Second
 )
 
 // Write is a write of a shadow that the apiserver has accepted as a dry run.
@@ -52,8 +38,8 @@ type Write struct {
 	Count func(Result)
 }
 
-func (w *Write) size() int {
-	n := 0
+// size returns what the write takes in memory until its change is known, in bytes.
+func (w *Write) size() (n int) {
 	for _, o := range []*Object{w.Body, w.After} {
 		if o != nil {
 			n += o.Size()
@@ -62,198 +48,241 @@ func (w *Write) size() int {
 	return n
 }
 
-// Comparer compares the writes of one pod. Its zero value is ready to use, and it is safe for
-// concurrent use.
-type Comparer struct {
-	mu          sync.Mutex
-	pending     map[string]*pending
-	held        int
-	reads       chan struct{}
-	counts      map[Result]uint64
-	differences map[kind]*difference
-}
-
-// pending is a write that waits to be compared.
-type pending struct {
-	write    *Write
-	deadline time.Time
-	replace  context.CancelFunc
-}
-
-// kind is what differences are counted by.
-type kind struct{ group, resource, verb string }
-
-type difference struct {
-	fields []string
-	writes uint64
-}
-
-// Compare compares a write until ctx ends. A later write of the same kind to the same object takes
-// its place, within the same window.
-func (c *Comparer) Compare(ctx context.Context, w *Write) {
-	key := w.Verb + " " + w.Resource + " " + w.Path
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.pending == nil {
-		c.pending, c.reads = map[string]*pending{}, make(chan struct{}, maxReads)
-	}
-	p := &pending{write: w, deadline: time.Now().Add(w.Window)}
-	if before := c.pending[key]; before != nil {
-		p.deadline = before.deadline
-		before.replace()
-		c.remove(key, before)
-	}
-	if len(c.pending) >= maxPending || c.held+w.size() > maxHeld {
-		c.count(w, Uncompared, nil)
-		return
-	}
-	ctx, p.replace = context.WithDeadline(ctx, p.deadline.Add(maxInterval))
-	c.pending[key] = p
-	c.held += w.size()
-	go func() {
-		defer p.replace()
-		result, missing := c.await(ctx, p)
-		c.end(ctx, key, p, result, missing)
-	}()
-}
-
-// Note counts a write that is not to be compared.
-func (c *Comparer) Note(w *Write, r Result) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.count(w, r, nil)
-}
-
-// end counts the result of a write, unless another one has replaced it.
-func (c *Comparer) end(ctx context.Context, key string, p *pending, r Result, missing Change) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.pending[key] != p {
-		return
-	}
-	c.remove(key, p)
-	if !errors.Is(ctx.Err(), context.Canceled) {
-		c.count(p.write, r, missing)
-	}
-}
-
-// remove forgets a write. c.mu is held.
-func (c *Comparer) remove(key string, p *pending) {
-	delete(c.pending, key)
-	c.held -= p.write.size()
-}
-
-// await reads the object until it shows the change, or the window is over.
-func (c *Comparer) await(ctx context.Context, p *pending) (Result, Change) {
-	now, err := c.read(ctx, p.write)
-	if err != nil {
-		return Uncompared, nil
-	}
-	change, ok := p.write.change(now)
-	if !ok {
-		return Uncompared, nil
-	}
-	for interval := minInterval; ; interval = min(2*interval, maxInterval) {
-		left := time.Until(p.deadline)
-		if err == nil {
-			if result, missing := p.write.compare(change, now); result != Differed || left <= 0 {
-				return result, missing
-			}
-		}
-		if left <= 0 {
-			return Uncompared, nil
-		}
-		select {
-		case <-time.After(min(interval, left)):
-		case <-ctx.Done():
-			return Uncompared, nil
-		}
-		now, err = c.read(ctx, p.write)
-	}
-}
-
-// read reads the object as it is; nil if there is none.
-func (c *Comparer) read(ctx context.Context, w *Write) (*Object, error) {
-	select {
-	case c.reads <- struct{}{}:
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
-	defer func() { <-c.reads }()
-	return w.Read(ctx)
-}
+// creates reports whether there was no object: an update or patch may create it, too.
+func (w *Write) creates() bool { return w.After != nil && w.After.Version == "" }
 
 // change returns what the write would have changed of the object, which was read right after it.
 // It is not ok if others have changed the object in between.
-func (w *Write) change(now *Object) (Change, bool) {
+func (w *Write) change(now *Object) (change Change, ok bool) {
 	switch {
 	case w.After == nil:
-		return nil, true
+		return Deletion(), true
 	case w.creates():
 		return Creation(w.Body, w.After), true
 	case now == nil:
 		return nil, false
 	}
-	change := Between(now, w.After)
+	change = Between(now, w.After)
 	return change, len(change) == 0 || now.Version == w.After.Version
 }
 
-// creates reports whether there was no object: an update or patch may create it, too.
-func (w *Write) creates() bool { return w.After.Version == "" }
-
-// compare returns how the write ends if the object remains as it is now, and which part of a change
-// it lacks.
-func (w *Write) compare(change Change, now *Object) (Result, Change) {
+// of returns the uid of the object that the write changes, which was read right after it; empty if
+// there is none yet.
+func (w *Write) of(now *Object) string {
 	switch {
-	case w.After == nil && (now == nil || now.Deleting):
-		return Agreed, nil
-	case w.After == nil, w.creates() && now == nil:
-		return Differed, nil
-	case now == nil, !w.creates() && now.UID != w.After.UID:
-		return Uncompared, nil // others have deleted it
+	case w.creates():
+		return ""
+	case w.After != nil:
+		return w.After.UID
+	case now != nil:
+		return now.UID
 	}
-	if missing := change.Missing(now, w.Window); len(missing) > 0 {
-		return Differed, missing
-	}
-	return Agreed, nil
+	return ""
 }
 
-// count counts a write. c.mu is held.
-func (c *Comparer) count(w *Write, r Result, missing Change) {
-	if c.counts == nil {
-		c.counts, c.differences = map[Result]uint64{}, map[kind]*difference{}
-	}
-	c.counts[r]++
-	w.Count(r)
-	if r != Differed {
+// Comparer compares the writes of one pod. Its zero value is ready to use, and it is safe for
+// concurrent use.
+type Comparer struct {
+	mu      sync.Mutex
+	pending map[string]*pending // by verb, resource and path
+	running int                 // goroutines
+	held    int                 // bytes
+	reads   chan struct{}
+	counts  counts
+}
+
+// pending is a comparison that goes on. Comparer.mu guards it, except for what never changes.
+type pending struct {
+	comparison
+	key      string
+	kind     kind
+	read     func(context.Context) (*Object, error)
+	count    func(Result)
+	interval time.Duration
+	held     int
+	stop     context.CancelFunc
+}
+
+// Compare compares a write until ctx ends. If an earlier write of the same kind to the same object
+// is still compared, both are compared together, and each field has a window of its own.
+func (c *Comparer) Compare(ctx context.Context, w *Write) {
+	if !c.reserve(w) {
 		return
 	}
-	k := kind{w.Group, w.Resource, w.Verb}
-	d := c.differences[k]
-	if d == nil {
-		if len(c.differences) >= meshv1.MaxShadowDifferences {
-			return
+	go func() {
+		if ctx, p := c.begin(ctx, w); p != nil {
+			c.poll(ctx, p)
 		}
-		d = &difference{}
-		c.differences[k] = d
-	}
-	d.writes++
-	d.fields = slices.Concat(d.fields, missing.Paths())
-	slices.Sort(d.fields)
-	d.fields = slices.Compact(d.fields)
-	d.fields = slices.Clip(d.fields[:min(len(d.fields), meshv1.MaxShadowFields)])
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.running--
+	}()
+}
+
+// Note counts a write that is not to be compared.
+func (c *Comparer) Note(r Result) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.counts.add(r)
 }
 
 // Report returns what was counted.
 func (c *Comparer) Report() *meshv1.ShadowReport {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	out := &meshv1.ShadowReport{Agreed: c.counts[Agreed], Differed: c.counts[Differed], Refused: c.counts[Refused], Uncompared: c.counts[Uncompared]}
-	for k, d := range c.differences {
-		out.Differences = append(out.Differences, &meshv1.ShadowDifference{Group: k.group, Resource: k.resource, Verb: k.verb, Fields: d.fields, Writes: d.writes})
+	return c.counts.report()
+}
+
+// reserve reserves a goroutine, and memory until the change is known.
+func (c *Comparer) reserve(w *Write) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.running >= 2*maxPending || c.held+w.size() > maxHeld {
+		c.uncompared(w.Count)
+		return false
 	}
-	slices.SortFunc(out.Differences, func(a, b *meshv1.ShadowDifference) int {
-		return cmp.Or(strings.Compare(a.GetGroup(), b.GetGroup()), strings.Compare(a.GetResource(), b.GetResource()), strings.Compare(a.GetVerb(), b.GetVerb()))
-	})
-	return out
+	if c.pending == nil {
+		c.pending, c.reads = map[string]*pending{}, make(chan struct{}, maxReads)
+	}
+	c.running++
+	c.held += w.size()
+	return true
+}
+
+// begin begins a comparison, or continues that of an earlier write, with an object as it is right
+// after a write. It returns nil if that shows the result.
+func (c *Comparer) begin(ctx context.Context, w *Write) (context.Context, *pending) {
+	now, err := c.read(ctx, w.Read)
+	at := time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.held -= w.size()
+	if ctx.Err() != nil {
+		return nil, nil
+	}
+	p := &pending{
+		comparison: comparison{window: w.Window}, key: w.Verb + " " + w.Resource + " " + w.Path, kind: kind{w.Group, w.Resource, w.Verb},
+		read: w.Read, count: w.Count, interval: minInterval,
+	}
+	var change Change
+	known := err == nil
+	if known {
+		p.uid, p.deletion = w.of(now), w.After == nil
+		change, known = w.change(now)
+	}
+	before := c.pending[p.key]
+	if before != nil && err == nil && !c.see(before, now, at) {
+		before = nil
+	}
+	if !known || before == nil && len(c.pending) >= maxPending {
+		c.uncompared(w.Count)
+		return nil, nil
+	}
+	if before != nil {
+		p.wants, p.differed, p.interval = before.wants, before.differed, before.interval
+		c.remove(before)
+	}
+	p.add(change, w.Verb == "update", at)
+	if p.held = p.size(); c.held+p.held > maxHeld {
+		c.uncompared(w.Count)
+		return nil, nil
+	}
+	ctx, p.stop = context.WithCancel(ctx)
+	c.held += p.held
+	c.pending[p.key] = p
+	if !c.see(p, now, at) {
+		return nil, nil
+	}
+	return ctx, p
+}
+
+// poll reads the object until it shows all that the shadow wants, a later write continues the
+// comparison, or ctx ends.
+func (c *Comparer) poll(ctx context.Context, p *pending) {
+	for next := c.next(p); ctx.Err() == nil; next = c.next(p) {
+		select {
+		case <-time.After(next):
+		case <-ctx.Done():
+		}
+		now, err := c.read(ctx, p.read)
+		if !c.seen(ctx, p, now, err) {
+			return
+		}
+	}
+}
+
+// next returns how long to wait until the object is read again.
+func (c *Comparer) next(p *pending) time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	next := min(p.interval, time.Until(p.due()))
+	p.interval = min(2*p.interval, maxInterval)
+	return next
+}
+
+// seen compares an object that was read again, and reports whether the comparison goes on.
+func (c *Comparer) seen(ctx context.Context, p *pending, now *Object, err error) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := time.Now()
+	switch {
+	case c.pending[p.key] != p:
+		return false
+	case ctx.Err() != nil:
+		c.remove(p)
+		return false
+	case err == nil:
+		return c.see(p, now, at)
+	case at.Before(p.due()):
+		return true
+	}
+	c.uncompared(p.count)
+	c.remove(p)
+	return false
+}
+
+// see compares an object, and reports whether the comparison goes on. c.mu is held.
+func (c *Comparer) see(p *pending, now *Object, at time.Time) bool {
+	missing, lost := p.comparison.see(now, at)
+	if len(missing) > 0 {
+		c.counts.differ(p.kind, missing)
+		p.count(Differed)
+	}
+	switch {
+	case lost:
+		c.uncompared(p.count)
+	case len(p.wants) > 0:
+		return true
+	case !p.differed:
+		c.counts.add(Agreed)
+		p.count(Agreed)
+	}
+	c.remove(p)
+	return false
+}
+
+// uncompared counts a write without a comparison. c.mu is held.
+func (c *Comparer) uncompared(count func(Result)) {
+	c.counts.add(Uncompared)
+	count(Uncompared)
+}
+
+// remove ends a comparison. c.mu is held.
+func (c *Comparer) remove(p *pending) {
+	delete(c.pending, p.key)
+	c.held -= p.held
+	p.stop()
+}
+
+// read reads an object as it is; nil if there is none.
+func (c *Comparer) read(ctx context.Context, read func(context.Context) (*Object, error)) (*Object, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	select {
+	case c.reads <- struct{}{}:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	defer func() { <-c.reads }()
+	return read(ctx)
 }

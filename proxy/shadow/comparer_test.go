@@ -153,17 +153,71 @@ func TestObjectChangedRightAfterTheWriteIsUncompared(t *testing.T) {
 	})
 }
 
-func TestLaterWriteReplacesTheOneBefore(t *testing.T) {
+// Others change the object each second, and at times between a write and the read after it.
+func TestDifferenceOfABusyObjectIsFound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{T: t}
-		w.set(object(t, 1, `,"data":{"a":"1"}`), nil)
-		w.write("update", object(t, 1, `,"data":{"a":"2"}`))
-		w.pass(20 * time.Second)
-		w.write("update", object(t, 1, `,"data":{"a":"3"}`))
-		w.pass(9 * time.Second)
-		require.Equal(t, "0 agreed, 0 differed, 0 uncompared", w.ended())
+		version := 0
+		for range 62 {
+			version += 2
+			before := version
+			if version%10 == 0 {
+				before-- // others have changed it since
+			}
+			w.set(object(t, version, fmt.Sprintf(`,"data":{"n":"%d"}`, version)), nil)
+			w.write("update", object(t, before, fmt.Sprintf(`,"data":{"n":"%d","mine":"%d"}`, version+2, version)))
+			w.pass(time.Second)
+		}
+		require.Equal(t, []string{"data.mine"}, w.paths())
+		require.EqualValues(t, 2, w.Report().GetDiffered(), "once in each window")
+	})
+}
+
+func TestEachFieldHasAWindowOfItsOwn(t *testing.T) {
+	is := `,"data":{"a":"1","b":"1"}`
+	for verb, want := range map[string][]string{"patch": {"data.a", "data.b"}, "update": {"data.b"}} {
+		t.Run(verb, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := &world{T: t}
+				w.set(object(t, 1, is), nil)
+				w.write(verb, object(t, 1, `,"data":{"a":"2","b":"1"}`))
+				w.pass(20 * time.Second)
+				w.write(verb, object(t, 1, `,"data":{"a":"1","b":"2"}`))
+				w.pass(29 * time.Second)
+				require.Equal(t, want[:len(want)-1], append([]string{}, w.paths()...), "an update wants each field as it has it")
+				w.pass(time.Second)
+				require.Equal(t, want, w.paths())
+				require.Zero(t, w.held)
+			})
+		})
+	}
+}
+
+// Others have set what the shadow wanted, and have gone on since the object was read last.
+func TestEarlierValuesOfACounterAreRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{T: t}
+		n := func(i int) string { return fmt.Sprintf(`,"data":{"n":"%d"}`, i) }
+		w.set(object(t, 1, n(1)), nil)
+		for i := range 5 {
+			w.write("update", object(t, 1, n(2+i)))
+		}
+		w.set(object(t, 2, n(5)), nil)
+		w.pass(maxInterval)
+		require.Equal(t, "1 agreed, 0 differed, 0 uncompared", w.ended())
+	})
+}
+
+func TestObjectCreatedAnewWasDeleted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{T: t}
+		w.set(object(t, 1, ""), nil)
+		w.write("delete", nil)
+		another := object(t, 2, "")
+		another.UID = "another"
+		w.set(another, nil)
 		w.pass(time.Second)
-		require.Equal(t, "0 agreed, 1 differed, 0 uncompared", w.ended(), "within the same window")
+		require.Equal(t, "1 agreed, 0 differed, 0 uncompared", w.ended())
 	})
 }
 

@@ -6,5 +6,7 @@
 //
 //	object.go    objects as fields, and what a write changes of them
 //	options.go   dry runs of deletions
-//	comparer.go  writes that wait to be compared, and counts
+//	comparison.go  what a shadow wants of one object
+//	comparer.go  the comparisons of a pod, and when objects are read
+//	counts.go    how writes ended
 package shadow

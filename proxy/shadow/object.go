@@ -13,6 +13,7 @@ import (
 	"time"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sample"
 )
 
 const (
@@ -206,15 +207,7 @@ func Between(before, after *Object) Change {
 	return out
 }
 
-// Size returns what the change takes in memory, in bytes.
-func (c Change) Size() (n int) {
-	for path := range c {
-		n += len(path) + fieldSize
-	}
-	return n
-}
-
-// Creation returns what the creation of an object asks for: the fields of the body that the
+// Creation returns what the creation of an object asks for: its existence, and the fields of the body that the
 // apiserver has taken as they are, or, if the body is nil, all except for those that it allocates.
 func Creation(body, created *Object) Change {
 	after := maps.Clone(created.values)
@@ -223,29 +216,40 @@ func Creation(body, created *Object) Change {
 	} else {
 		maps.DeleteFunc(after, func(path string, v value) bool { return body.values[path] != v })
 	}
-	return Between(&Object{}, &Object{values: after})
+	change := Between(&Object{}, &Object{values: after})
+	change[existence] = &value{}
+	return change
 }
 
-// Missing returns the part of a change that an object does not show.
-func (c Change) Missing(o *Object, window time.Duration) Change {
-	out := Change{}
-	for path, want := range c {
-		if is, ok := o.values[path]; want == nil && ok || want != nil && (!ok || !is.equals(*want, window)) {
-			out[path] = want
-		}
+// existence is the path that says whether there is an object.
+const existence = ""
+
+// Deletion returns what the deletion of an object changes.
+func Deletion() Change { return Change{existence: nil} }
+
+// shows reports whether an object has a value, or lacks it if want is nil. Times may differ by a
+// window. o is nil if there is no object.
+func (o *Object) shows(path string, want *value, window time.Duration) bool {
+	switch {
+	case path == existence:
+		return want != nil && o != nil || want == nil && (o == nil || o.Deleting)
+	case o == nil:
+		return want == nil
 	}
-	return out
+	is, ok := o.values[path]
+	return want == nil && !ok || want != nil && ok && is.equals(*want, window)
 }
 
 // Paths returns the paths of the fields of a change, sorted and bounded, with "[]" for each item
-// of a list.
+// of a list; none if there should be an object, or should be none.
 func (c Change) Paths() []string {
+	if _, ok := c[existence]; ok {
+		return nil
+	}
 	var out []string
 	for path := range c {
 		path = general(path)
 		out = append(out, strings.ToValidUTF8(path[:min(len(path), meshv1.MaxFieldPath)], ""))
 	}
-	slices.Sort(out)
-	out = slices.Compact(out)
-	return slices.Clip(out[:min(len(out), meshv1.MaxShadowFields)])
+	return sample.Least(meshv1.MaxShadowFields, out)
 }

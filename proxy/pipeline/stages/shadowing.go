@@ -211,7 +211,7 @@ func (s *shadowWrite) respond(x *pipeline.State, resp *upstream.Response) *pipel
 	return nil
 }
 
-func (s *shadowWrite) parse(body []byte) (*shadow.Object, error) {
+func (s *shadowStage) parse(body []byte) (*shadow.Object, error) {
 	if len(body) > maxCompared {
 		return nil, fmt.Errorf("it is larger than %d bytes", maxCompared)
 	}
@@ -220,24 +220,25 @@ func (s *shadowWrite) parse(body []byte) (*shadow.Object, error) {
 
 // note counts a write that is not compared.
 func (s *shadowWrite) note(r shadow.Result) {
-	s.policy.env.Shadow.Note(&shadow.Write{Count: s.count}, r)
+	s.count(r)
+	s.policy.env.Shadow.Note(r)
 }
 
-func (s *shadowWrite) count(r shadow.Result) {
+func (s *shadowStage) count(r shadow.Result) {
 	s.policy.Metrics.Action(s.policy.env.Metrics.Shadow, s.key.Verb, string(r)).Inc()
 }
 
 // await has a write compared with the object at a path. The caller's credentials are kept in
 // memory until the window is over, to read it.
 func (s *shadowWrite) await(x *pipeline.State, after *shadow.Object, path string) {
-	get := s.policy.reading(x, path, typeJSON)
+	stage, get := s.shadowStage, s.policy.reading(x, path, typeJSON)
 	resource := s.key.Resource
 	if s.key.Subresource != "" {
 		resource += "/" + s.key.Subresource
 	}
 	env := s.policy.env
 	env.Shadow.Compare(env.Draining, &shadow.Write{
-		Verb: s.key.Verb, Group: s.key.Group, Resource: resource, Path: path, Body: s.body, After: after, Window: s.window, Count: s.count,
+		Verb: s.key.Verb, Group: s.key.Group, Resource: resource, Path: path, Body: s.body, After: after, Window: s.window, Count: stage.count,
 		Read: func(ctx context.Context) (*shadow.Object, error) {
 			one := *get
 			one.Header = maps.Clone(get.Header)
@@ -255,7 +256,7 @@ func (s *shadowWrite) await(x *pipeline.State, after *shadow.Object, path string
 			case resp.Status != http.StatusOK:
 				return nil, fmt.Errorf("reading an object: HTTP status %d", resp.Status)
 			}
-			return s.parse(body)
+			return stage.parse(body)
 		},
 	})
 }
