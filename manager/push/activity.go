@@ -28,7 +28,7 @@ func outcomes(reported *meshv1.Outcomes) Outcomes {
 // no resource can have.
 func activity(reported []*meshv1.ResourceActivity) (out []*meshv1.ResourceActivity) {
 	for _, a := range reported[:min(len(reported), 2*meshv1.MaxActivity)] {
-		if a.GetGroup() != "" && len(validation.IsDNS1123Subdomain(a.GetGroup())) > 0 || len(validation.IsDNS1123Label(a.GetResource())) > 0 {
+		if !namesResource(a.GetGroup(), a.GetResource()) {
 			continue
 		}
 		writes := min(a.GetWrites(), maxWrites)
@@ -38,4 +38,9 @@ func activity(reported []*meshv1.ResourceActivity) (out []*meshv1.ResourceActivi
 		})
 	}
 	return out
+}
+
+// namesResource reports whether a resource can have such a name, in such a group.
+func namesResource(group, resource string) bool {
+	return (group == "" || len(validation.IsDNS1123Subdomain(group)) == 0) && len(validation.IsDNS1123Label(resource)) == 0
 }

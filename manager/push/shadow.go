@@ -34,7 +34,7 @@ func shadow(reported *meshv1.ShadowReport) *Shadow {
 	}
 	for _, d := range reported.GetDifferences()[:min(len(reported.GetDifferences()), meshv1.MaxShadowDifferences)] {
 		resource, subresource, _ := strings.Cut(d.GetResource(), "/")
-		if d.GetGroup() != "" && len(validation.IsDNS1123Subdomain(d.GetGroup())) > 0 || len(validation.IsDNS1123Label(resource)) > 0 ||
+		if !namesResource(d.GetGroup(), resource) ||
 			subresource != "" && len(validation.IsDNS1123Label(subresource)) > 0 || len(validation.IsDNS1123Label(d.GetVerb())) > 0 {
 			continue
 		}

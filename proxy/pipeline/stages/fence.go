@@ -215,8 +215,6 @@ const (
 	typeJSON = "application/json"
 	// partial requests only the metadata of an object.
 	partial = typeJSON + ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
-	// maxRead bounds an object that is read for its uid, in bytes.
-	maxRead = 4 * lock.MaxObject
 )
 
 // object decides by the uid of the object that a request is for. For a get, the response
@@ -307,12 +305,9 @@ func (s *fenceStage) Respond(x *pipeline.State, resp *upstream.Response) *pipeli
 		return nil
 	}
 	contentType := resp.Get("Content-Type")
-	body, err := x.ReadAll(resp.Body, maxRead)
-	if refused, ok := errors.AsType[*apierrors.StatusError](err); ok {
-		return x.Plan.BadResponse(x.Req.Info.Resource, refused)
-	}
-	if err != nil {
-		return pipeline.Failure(err)
+	body, end := readWhole(x, resp, x.Req.Info.Resource)
+	if end != nil {
+		return end
 	}
 	_, _, uid, err := filter.KeyOf(contentType, body)
 	if err != nil {
@@ -353,7 +348,7 @@ func (s *fenceStage) lookUp(x *pipeline.State) (uid string, refused *apierrors.S
 		return "", s.noResponse(x, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
-	body, err := x.ReadAll(resp.Body, maxRead)
+	body, err := x.ReadAll(resp.Body, maxWhole)
 	if err != nil {
 		return "", s.noResponse(x, err)
 	}

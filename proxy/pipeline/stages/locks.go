@@ -159,12 +159,9 @@ func (s *lockStage) Respond(x *pipeline.State, resp *upstream.Response) *pipelin
 		resp.Replace(events)
 		return nil
 	}
-	body, err := x.ReadAll(resp.Body, maxLockAnswer)
-	if refused, ok := errors.AsType[*apierrors.StatusError](err); ok {
-		return x.Plan.BadResponse("the lock", refused)
-	}
-	if err != nil {
-		return pipeline.Failure(err)
+	body, end := readWhole(x, resp, "the lock")
+	if end != nil {
+		return end
 	}
 	s.noteRefusal(x, resp, body)
 	if resp.Status/100 == 2 {
@@ -196,6 +193,3 @@ func (s *lockStage) noteRefusal(x *pipeline.State, resp *upstream.Response, body
 	q := lock.Request{Lock: x.Lock, Resource: x.Req.Info.Resource, Verb: x.Req.Info.Verb}
 	s.policy.env.Refusals.Note(q, s.locks, resp.Status, resp.Get("Content-Type"), body, time.Now())
 }
-
-// maxLockAnswer bounds the response to a lock request, in bytes.
-const maxLockAnswer = 4 * lock.MaxObject

@@ -3,7 +3,6 @@ package stages
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -14,7 +13,6 @@ import (
 	"strings"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -189,12 +187,9 @@ func (s *shadowWrite) Respond(x *pipeline.State, resp *upstream.Response) *pipel
 
 // respond reads the object as it would be, and passes it on.
 func (s *shadowWrite) respond(x *pipeline.State, resp *upstream.Response) *pipeline.Outcome {
-	body, err := x.ReadAll(resp.Body, maxRead)
-	if refused, ok := errors.AsType[*apierrors.StatusError](err); ok {
-		return x.Plan.BadResponse(x.Req.Info.Resource, refused)
-	}
-	if err != nil {
-		return pipeline.Failure(err)
+	body, end := readWhole(x, resp, x.Req.Info.Resource)
+	if end != nil {
+		return end
 	}
 	pipeline.SetLength(resp.Header, len(body))
 	x.Whole = body
