@@ -243,7 +243,7 @@ func (c *Comparer) seen(ctx context.Context, p *pending, now *Object, err error)
 
 // see compares an object, and reports whether the comparison goes on. c.mu is held.
 func (c *Comparer) see(p *pending, now *Object, at time.Time) bool {
-	missing, lost := p.comparison.see(now, at)
+	missing, lost := p.see(now, at)
 	if len(missing) > 0 {
 		c.counts.differ(p.kind, missing)
 		p.count(Differed)

@@ -25,6 +25,7 @@ const (
 	minAdoptions  = 100
 	minRestores   = 20
 	minShadowed   = 100
+	minCutOff     = 5
 	maxHandover   = 30 * time.Second // the 99th percentile of the undisturbed parts
 	maxSkew       = 1.25             // at rest, with a few dozen namespaces of very different weight
 	maxFailover   = 5 * time.Second
@@ -49,6 +50,8 @@ type counts struct {
 	shadowFound                                int // planted differences
 	outside                                    int // writes by pods outside the mesh of keys that a shard owned
 	restores                                   int // of etcd
+	// Other clusters that were cut off for a while, writes in them, and those by pods that did not own them.
+	cutOff, clusterWrites, clusterDoubles int
 }
 
 // list returns the counts with those of the operators, after the given parts ran.
@@ -86,6 +89,9 @@ func (c *counts) list(o *operator.Counts, ran []string) []harness.Count {
 		harness.Exactly("shadow_false", c.shadowFalse, 0, "shadow"),
 		harness.Exactly("shadow_found", c.shadowFound, 1, "shadow"),
 		harness.Exactly("shadow_writes_persisted", c.shadowPersisted, 0, "shadow"),
+		harness.Number("clusters_cut_off", c.cutOff, c.cutOff >= minCutOff, "clusters"),
+		harness.Number("clusters_writes", c.clusterWrites, c.clusterWrites > 0, "clusters"),
+		harness.Exactly("clusters_double_writes", c.clusterDoubles, 0, "clusters"),
 		harness.Number("adoptions", c.adoptions, c.adoptions >= minAdoptions, "adoption"),
 		harness.Number("restores", c.restores, c.restores >= minRestores, "restore"),
 		harness.Exactly("outside_writes", c.outside, 0, "adoption"),

@@ -31,6 +31,7 @@ func New(w *harness.World, r *harness.Result) harness.Suite {
 			{Name: "edits", Run: s.edits},
 			{Name: "rollout", Run: s.rollout},
 			{Name: "shadow", Run: s.shadow},
+			{Name: "clusters", Run: s.clusters},
 			{Name: "balance", Run: s.balance},
 			{Name: "failover", Run: s.failover},
 			{Name: "adoption", Run: s.adoption},
