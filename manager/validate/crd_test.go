@@ -3,8 +3,6 @@ package validate
 import (
 	"testing"
 
-	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/defaulting"
-	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/pruning"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/crdtest"
@@ -20,9 +18,8 @@ func newCRD(t testing.TB, plural string) crd {
 
 // admit fills in defaults, and finds what the apiserver would.
 func (c crd) admit(o map[string]any) field.ErrorList {
-	pruning.Prune(o, c.Structural, true)
-	defaulting.Default(o, c.Structural)
-	return c.Validate(o)
+	_, errs := c.Admit(o)
+	return errs
 }
 
 func TestCRDs(t *testing.T) {
