@@ -1,0 +1,131 @@
+package snapshot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/version"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/dialect/serve"
+)
+
+// pageSize is how many objects one request lists.
+const pageSize = 500
+
+// NewScheme returns the scheme of the objects that are read.
+func NewScheme() (*runtime.Scheme, error) {
+	s := runtime.NewScheme()
+	return s, errors.Join(clientgoscheme.AddToScheme(s), apiextensionsv1.AddToScheme(s), v1alpha1.AddToScheme(s), serve.AddToScheme(s))
+}
+
+// Reader reads snapshots.
+type Reader struct {
+	// Client reads, and reviews the user's own access.
+	Client client.Client
+	// Version returns the version of the apiserver.
+	Version func() (*version.Info, error)
+	// Now returns the time at the apiserver.
+	Now func() time.Time
+	// Namespace of the mesh.
+	Namespace string
+}
+
+// Part is a part of a snapshot.
+type Part struct {
+	what string
+	read func(context.Context, Reader, *Snapshot) error
+}
+
+// Read reads parts, in order. Parts that cannot be read are in Unread. It returns an error if the
+// apiserver cannot be reached at all.
+func (r Reader) Read(ctx context.Context, parts ...Part) (*Snapshot, error) {
+	info, err := r.Version()
+	if err != nil {
+		return nil, fmt.Errorf("reading the version of the apiserver: %w", err)
+	}
+	s := &Snapshot{
+		Namespace: r.Namespace, Kubernetes: info.GitVersion, Now: r.Now(),
+		Outside: map[types.NamespacedName]bool{}, Leases: map[types.NamespacedName]coordinationv1.Lease{}, LeasesRead: map[string]bool{}, Exists: map[string]bool{},
+	}
+	return s, r.Extend(ctx, s, parts...)
+}
+
+// Extend reads more parts into a snapshot. It returns an error if the context ends.
+func (r Reader) Extend(ctx context.Context, s *Snapshot, parts ...Part) error {
+	for _, p := range parts {
+		if err := p.read(ctx, r, s); err != nil {
+			s.Unread = append(s.Unread, Unread{p.what, err})
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// list calls use for each object of a list that is read page by page.
+func list[L any, P interface {
+	*L
+	client.ObjectList
+}](ctx context.Context, r Reader, use func(L), opts ...client.ListOption) error {
+	for next := ""; ; {
+		page := P(new(L))
+		if err := r.Client.List(ctx, page, append(slices.Clone(opts), client.Limit(pageSize), client.Continue(next))...); err != nil {
+			return err
+		}
+		use(*page)
+		if next = page.GetContinue(); next == "" {
+			return nil
+		}
+	}
+}
+
+// get reads an object. It returns nil if the object, or its kind, does not exist.
+func get[O any, P interface {
+	*O
+	client.Object
+}](ctx context.Context, r Reader, namespace, name string) (*O, error) {
+	out := P(new(O))
+	err := r.Client.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, out)
+	if absent(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return (*O)(out), nil
+}
+
+// collect reads objects by their names into a map, without those that do not exist.
+func collect[O any, P interface {
+	*O
+	client.Object
+}](ctx context.Context, r Reader, namespace string, names []string) (map[string]O, error) {
+	out := map[string]O{}
+	var errs []error
+	for _, name := range names {
+		o, err := get[O, P](ctx, r, namespace, name)
+		if err != nil {
+			errs = append(errs, err)
+		} else if o != nil {
+			out[name] = *o
+		}
+	}
+	return out, errors.Join(errs...)
+}
+
+// absent reports whether an error means that an object or its kind does not exist.
+func absent(err error) bool { return apierrors.IsNotFound(err) || meta.IsNoMatchError(err) }
