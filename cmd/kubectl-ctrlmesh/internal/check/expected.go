@@ -1,0 +1,58 @@
+package check
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
+)
+
+// definitions are the files of deploy/crd that the mesh needs, and those of its dialects.
+var (
+	ownDefinitions     = []string{"ctrlmesh.kusionstack.io_circuitbreakers", "ctrlmesh.kusionstack.io_faultinjections", "ctrlmesh.kusionstack.io_shardingconfigs"}
+	dialectDefinitions = []string{"ctrlmesh.kruise.io_trafficpolicies", "ctrlmesh.kruise.io_virtualapps", "kridge.kusionstack.io_shardingconfigs"}
+)
+
+// definitionName returns the name of the CustomResourceDefinition in a file.
+func definitionName(file string) string {
+	group, plural, _ := strings.Cut(file, "_")
+	return plural + "." + group
+}
+
+func definitionNames() (out []string) {
+	for _, file := range slices.Concat(ownDefinitions, dialectDefinitions) {
+		out = append(out, definitionName(file))
+	}
+	return out
+}
+
+// Names of cluster-wide objects of deploy/manager.
+var (
+	mutatingNames   = []string{"ctrlmesh", "ctrlmesh-stamp", "ctrlmesh-virtualapps"}
+	validatingNames = []string{"ctrlmesh"}
+	policyNames     = []string{
+		"ctrlmesh-bindings", "ctrlmesh-locks", "ctrlmesh-manager-configs", "ctrlmesh-manager-creates", "ctrlmesh-manager-grants", "ctrlmesh-manager-leases",
+		"ctrlmesh-manager-objects", "ctrlmesh-manager-webhooks", "ctrlmesh-namespaces", "ctrlmesh-pods",
+	}
+)
+
+// Webhooks of the configurations ctrlmesh, and those of the dialects.
+var (
+	mutatingWebhooks          = []string{"pods.ctrlmesh.kusionstack.io"}
+	mutatingDialectWebhooks   = []string{"pods.kridge.kusionstack.io"}
+	validatingWebhooks        = []string{"circuitbreakers.ctrlmesh.kusionstack.io", "faultinjections.ctrlmesh.kusionstack.io", "shardingconfigs.ctrlmesh.kusionstack.io"}
+	validatingDialectWebhooks = []string{"shardingconfigs.kridge.kusionstack.io", "trafficpolicies.ctrlmesh.kruise.io", "virtualapps.ctrlmesh.kruise.io"}
+)
+
+// servesDialects reports whether the manager serves the kinds of the dialects.
+func servesDialects(s *snapshot.Snapshot) bool {
+	if s.Mesh.Manager == nil {
+		return true
+	}
+	for _, c := range s.Mesh.Manager.Spec.Template.Spec.Containers {
+		if slices.Contains(c.Args, "--dialects=false") {
+			return false
+		}
+	}
+	return true
+}
