@@ -19,7 +19,7 @@ import (
 const (
 	// Healthy: nothing was found.
 	Healthy = 0
-	// Found: there are findings.
+	// Found: there are findings, or lint refuses an object.
 	Found = 1
 	// Unknown: the state cannot be read, or the command line is wrong.
 	Unknown = 2
@@ -81,7 +81,7 @@ func (e *environment) root() *cobra.Command {
 	e.flags.AddFlags(c.PersistentFlags())
 	c.PersistentFlags().StringVarP(&e.output, "output", "o", "table", "table, json or yaml")
 	c.PersistentFlags().StringVar(&e.meshNamespace, "mesh-namespace", snapshot.DefaultNamespace, "namespace of the mesh")
-	c.AddCommand(e.statusCommand(), e.shardsCommand(), e.ownerCommand(), e.checkCommand(), e.versionCommand())
+	c.AddCommand(e.statusCommand(), e.shardsCommand(), e.ownerCommand(), e.checkCommand(), e.lintCommand(), e.versionCommand())
 	return c
 }
 
