@@ -1,6 +1,7 @@
 package check
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -16,8 +17,10 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -248,6 +251,14 @@ var faults = map[string]struct {
 		config(t, c).Status.Locks[0].HeldByMesh = false
 		meshtest.Find[*coordinationv1.Lease](t, c, meshtest.Operator, "operator-leader").Spec.HolderIdentity = new("laptop")
 	}, []string{`warning lock-outside "laptop" holds lock operator-demo/operator-leader`}},
+	"Leases that cannot be read": {func(_ *testing.T, c cluster) {
+		c.Forbidden = func(list client.ObjectList) error {
+			if _, leases := list.(*coordinationv1.LeaseList); !leases {
+				return nil
+			}
+			return apierrors.NewForbidden(schema.GroupResource{Resource: "leases"}, "", errors.New("no"))
+		}
+	}, []string{"unknown unread Leases of operators cannot be read: in namespace operator-demo"}},
 	"no mesh": {func(_ *testing.T, c cluster) { c.Objects = nil }, []string{"error mesh-missing ctrlmesh-system"}},
 }
 
