@@ -44,10 +44,14 @@ type environment struct {
 
 // Run runs a command line, and returns its exit code.
 func Run(ctx context.Context, streams genericiooptions.IOStreams, version string, args []string) int {
+	return newEnvironment(streams, version).run(ctx, args)
+}
+
+func newEnvironment(streams genericiooptions.IOStreams, version string) *environment {
 	e := &environment{IOStreams: streams, version: version, flags: genericclioptions.NewConfigFlags(false), poll: 2 * time.Second}
 	e.flags.ClusterName = nil // --cluster names a member cluster
 	e.connect = e.dial
-	return e.run(ctx, args)
+	return e
 }
 
 func (e *environment) run(ctx context.Context, args []string) int {

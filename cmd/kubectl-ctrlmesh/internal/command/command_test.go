@@ -20,7 +20,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -50,11 +49,8 @@ func (r result) String() string {
 func run(t *testing.T, c *meshtest.Cluster, in string, args ...string) result {
 	t.Helper()
 	var out, errs bytes.Buffer
-	e := &environment{
-		IOStreams: genericiooptions.IOStreams{In: strings.NewReader(in), Out: &out, ErrOut: &errs},
-		version:   "v0.3.1", flags: genericclioptions.NewConfigFlags(false), poll: time.Millisecond,
-	}
-	e.flags.ClusterName = nil
+	e := newEnvironment(genericiooptions.IOStreams{In: strings.NewReader(in), Out: &out, ErrOut: &errs}, "v0.3.1")
+	e.poll = time.Millisecond
 	e.connect = func() (snapshot.Reader, string, error) {
 		namespace := meshtest.Operator
 		if n := *e.flags.Namespace; n != "" {
