@@ -122,6 +122,16 @@ func handsOver(t *testing.T, c *meshtest.Cluster) {
 	meshtest.SetCondition(r, v1alpha1.ConditionReady, false, v1alpha1.ReasonHandingOver, "2 of 2 members ready in 2 shards; keys are handed over")
 }
 
+// plans lets the second shard wait for a ready pod before it receives the key team-42.
+func plans(t *testing.T, c *meshtest.Cluster) {
+	handsOver(t, c)
+	r := root(t, c)
+	r.Status.Root.Handover, r.Status.Root.Handovers = "Waiting", nil
+	for i := range r.Status.Root.Shards {
+		r.Status.Root.Shards[i].Target = r.Status.Root.Shards[i].Held
+	}
+}
+
 // grants is handsOver in its second phase.
 func grants(t *testing.T, c *meshtest.Cluster) {
 	handsOver(t, c)
@@ -258,7 +268,10 @@ func TestCommandsAboutOperators(t *testing.T) {
 		{name: "shards-no-pods", plant: withoutPods, args: "shards operator-demo", code: Found, tables: true},
 		{name: "owner-healthy", plant: nothing, args: "owner operator-demo team-42"},
 		{name: "owner-releasing", plant: handsOver, args: "owner operator-demo team-42", code: Found},
+		{name: "owner-planned", plant: plans, args: "owner operator-demo team-42", tables: true},
+		{name: "shards-planned", plant: plans, args: "shards operator-demo", tables: true},
 		{name: "owner-granting", plant: grants, args: "owner operator-demo team-42", tables: true},
+		{name: "owner-no-namespace", plant: nothing, args: "owner operator-demo team-43", tables: true},
 		{name: "owner-cluster", plant: byCluster, args: "owner operator-demo --cluster member-1", tables: true},
 		{name: "owner-object", plant: byObject, args: "owner operator-demo --uid 0a1b2c3d-0000-4000-8000-000000000000", tables: true},
 		{name: "owner-wrong-key", plant: byObject, args: "owner operator-demo team-42", code: Unknown, tables: true},

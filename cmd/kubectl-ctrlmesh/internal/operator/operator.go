@@ -27,9 +27,10 @@ type Shard struct {
 	// Status is what the root's status says about the shard. For a hand-written shard, only the
 	// name and the counts of pods are set.
 	Status v1alpha1.ShardStatus
-	// Held are the keys that the shard owns; Target are those that it is to keep.
-	Held, Target sharding.Scope
-	Leader       Leader
+	// Held are the keys that the shard owns. Target are those that it is to own, and Wanted those that
+	// are planned for it.
+	Held, Target, Wanted sharding.Scope
+	Leader               Leader
 	// Pods are its labelled pods.
 	Pods []*corev1.Pod
 	// Members is what the status says about them, at most 200 of all shards.
@@ -79,12 +80,14 @@ func Shards(s *snapshot.Snapshot, c *v1alpha1.ShardingConfig) ([]Shard, error) {
 	var out []Shard
 	for _, status := range c.Status.Root.Shards {
 		one := Shard{Status: status}
-		var err error
-		if one.Held, err = sharding.Parse(status.Held); err == nil {
-			one.Target, err = sharding.Parse(status.Target)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("reading what shard %s of %s/%s owns: %w", status.Name, c.Namespace, c.Name, err)
+		for _, scope := range []struct {
+			of   []string
+			into *sharding.Scope
+		}{{status.Held, &one.Held}, {status.Target, &one.Target}, {status.Wanted, &one.Wanted}} {
+			var err error
+			if *scope.into, err = sharding.Parse(scope.of); err != nil {
+				return nil, fmt.Errorf("reading what shard %s of %s/%s owns: %w", status.Name, c.Namespace, c.Name, err)
+			}
 		}
 		one.Pods = podsOf(s, c.Namespace, func(pod *corev1.Pod) bool {
 			return cmp.Or(shardOf[pod.UID], pod.Labels[v1alpha1.ShardLabel]) == status.Name

@@ -29,6 +29,8 @@ type Owner struct {
 	LeaderlessSince *time.Time           `json:"leaderlessSince,omitempty"`
 	// Move is the handover of the key that is in progress.
 	Move *Move `json:"move,omitempty"`
+	// Planned is another shard that is to own the key, before a handover begins.
+	Planned string `json:"planned,omitempty"`
 	// Summary says all this in one or two sentences.
 	Summary string `json:"summary"`
 }
@@ -75,17 +77,27 @@ func OwnerOf(s *snapshot.Snapshot, c *v1alpha1.ShardingConfig, key Key) (Owner, 
 		return out, err
 	}
 	for i := range shards {
-		if o := &shards[i]; o.Held.OwnsHash(hash) {
-			out.Shard = o.Status.Name
-			out.Writable = o.Target.OwnsHash(hash) && !c.Status.Root.RolledBack
-			out.LeaderState, out.Leader, out.LeaderNode = o.Leader.State, o.Leader.Pod, o.Leader.Node
-			if o.Leader.State == operator.Missing && !o.Leader.Since.IsZero() {
-				out.LeaderlessSince = new(o.Leader.Since.UTC())
-			}
+		if shards[i].Held.OwnsHash(hash) {
+			out.owned(&shards[i])
+			out.Writable = shards[i].Target.OwnsHash(hash) && !c.Status.Root.RolledBack
+		}
+	}
+	for i := range shards {
+		if o := &shards[i]; out.Move == nil && o.Wanted.OwnsHash(hash) && o.Status.Name != out.Shard {
+			out.Planned = o.Status.Name
 		}
 	}
 	out.Summary = out.summarize(s, c)
 	return out, nil
+}
+
+// owned fills in the owner.
+func (o *Owner) owned(by *operator.Shard) {
+	o.Shard = by.Status.Name
+	o.LeaderState, o.Leader, o.LeaderNode = by.Leader.State, by.Leader.Pod, by.Leader.Node
+	if by.Leader.State == operator.Missing && !by.Leader.Since.IsZero() {
+		o.LeaderlessSince = new(by.Leader.Since.UTC())
+	}
 }
 
 // moving returns the handover of a key; nil if there is none.
@@ -126,16 +138,22 @@ func (o Owner) summarize(s *snapshot.Snapshot, c *v1alpha1.ShardingConfig) strin
 	case m != nil:
 		text += fmt.Sprintf(". It moves to shard %s%s", nobody(short(m.To)), waiting(*m))
 	}
+	return text + o.remarks(s, c)
+}
+
+// remarks returns what else a user must know about the owner.
+func (o Owner) remarks(s *snapshot.Snapshot, c *v1alpha1.ShardingConfig) (text string) {
 	if o.Shard != "" && !o.Writable && !c.Status.Root.RolledBack {
-		text += "; no shard may write it until then"
+		text = "; no shard may write it until then"
+	}
+	if o.Planned != "" {
+		text += fmt.Sprintf(". It is planned for shard %s", operator.Short(c.Spec.Root, o.Planned))
 	}
 	if c.Spec.DryRun {
 		text += ". Nothing of this is enforced (spec.dryRun)"
 	}
-	if o.KeyKind == v1alpha1.KeyNamespace {
-		if exists, known := s.Exists[o.Key]; known && !exists {
-			text += ". This namespace does not exist"
-		}
+	if exists, known := s.Exists[o.Key]; o.KeyKind == v1alpha1.KeyNamespace && known && !exists {
+		text += ". This namespace does not exist"
 	}
 	return text
 }

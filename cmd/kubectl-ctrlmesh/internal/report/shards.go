@@ -11,7 +11,6 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/operator"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/render"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
-	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
 // Shards is the state of the shards of an operator.
@@ -46,7 +45,7 @@ type Shard struct {
 	Handovers []Move   `json:"handovers,omitempty"`
 	// Unready says why members are not ready.
 	Unready []string `json:"unready,omitempty"`
-	// Pending says that keys are planned for the shard, and what they wait for.
+	// Pending says that keys are planned for the shard whose handover has not begun.
 	Pending string `json:"pending,omitempty"`
 
 	title string
@@ -74,11 +73,7 @@ func ShardsOf(s *snapshot.Snapshot, c *v1alpha1.ShardingConfig) (Shards, error) 
 	}
 	mean := meanOf(c, shards)
 	for i := range shards {
-		one, err := shardOf(c, &shards[i], mean)
-		if err != nil {
-			return out, err
-		}
-		out.Shards = append(out.Shards, one)
+		out.Shards = append(out.Shards, shardOf(c, &shards[i], mean))
 	}
 	if len(shards) == 0 {
 		out.Notes = append(out.Notes, "no shard exists: "+operator.Condition(c, v1alpha1.ConditionReady).Message)
@@ -107,7 +102,7 @@ func meanOf(c *v1alpha1.ShardingConfig, shards []operator.Shard) float64 {
 	return float64(sum) / float64(count)
 }
 
-func shardOf(c *v1alpha1.ShardingConfig, o *operator.Shard, mean float64) (Shard, error) {
+func shardOf(c *v1alpha1.ShardingConfig, o *operator.Shard, mean float64) Shard {
 	out := Shard{
 		Name: o.Status.Name, LeaderState: o.Leader.State, Leader: o.Leader.Pod, LeaderNode: o.Leader.Node,
 		Members: o.Status.Members, Ready: o.Ready(), Captures: o.Captures(), Unready: o.Unready(), title: o.Status.Name,
@@ -116,7 +111,7 @@ func shardOf(c *v1alpha1.ShardingConfig, o *operator.Shard, mean float64) (Shard
 		out.LeaderlessSince = new(o.Leader.Since.UTC())
 	}
 	if c.Spec.Root == nil {
-		return out, nil
+		return out
 	}
 	out.title = operator.Short(c.Spec.Root, out.Name)
 	if operator.KeyOf(c) == v1alpha1.KeyNamespace {
@@ -133,14 +128,10 @@ func shardOf(c *v1alpha1.ShardingConfig, o *operator.Shard, mean float64) (Shard
 			out.Handovers = append(out.Handovers, moveOf(h))
 		}
 	}
-	wanted, err := sharding.Parse(o.Status.Wanted)
-	if err != nil {
-		return out, fmt.Errorf("reading what shard %s is to own: %w", out.Name, err)
+	if !o.Wanted.Minus(o.Target).Empty() {
+		out.Pending = "more keys are planned for it"
 	}
-	if !wanted.Minus(o.Target).Empty() {
-		out.Pending = "keys wait until it has a ready pod"
-	}
-	return out, nil
+	return out
 }
 
 func moveOf(h v1alpha1.HandoverStatus) Move {
