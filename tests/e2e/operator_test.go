@@ -210,6 +210,8 @@ func (o *operatorTest) noManager(t *testing.T) {
 	err := cluster.Create(t.Context(), netPod(o.op.namespace, "new", nodes(t)[0]))
 	require.ErrorContains(t, err, "webhook", "its shard is unknown without a manager")
 	outsider(t, o.op.namespace, "not-on-the-mesh")
+	says(t, 1, []string{"status"}, "manager: 0/", o.op.namespace)
+	says(t, 0, []string{"shards", o.op.shards[0].name, "-n", o.op.namespace}, "2/2")
 
 	// The agents of both leaders restart without a manager.
 	var led []string

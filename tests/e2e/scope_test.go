@@ -50,6 +50,15 @@ func testScopes(t *testing.T) {
 	// A watch delivers what a list contains, with a delay.
 	t.Run("watch", s.watch)
 	owners := s.divided(t, perTenant+1, words(t, s.listCommand("")+nameColumns))
+	t.Run("the plugin names the owners", func(t *testing.T) {
+		pod := map[string]string{} // by shard
+		for namespace, owner := range owners {
+			name := ownerByPlugin(t, r.home, "root", namespace)
+			require.Contains(t, []string{"", owner}, pod[name], "shard %s has two pods", name)
+			pod[name] = owner
+		}
+		require.Len(t, pod, 2)
+	})
 	for _, method := range []meshv1alpha1.Method{meshv1alpha1.MethodLabels, meshv1alpha1.MethodFilter, meshv1alpha1.MethodServerSide, meshv1alpha1.MethodAuto} {
 		t.Run("method "+string(method), func(t *testing.T) {
 			r.change(t, 2, func(spec *meshv1alpha1.ShardingConfigSpec) { spec.Root.Method = method })

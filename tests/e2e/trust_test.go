@@ -32,6 +32,7 @@ func TestPodsNotCapturedTrustNoApiserver(t *testing.T) {
 		late.Pod = ready(t, p.namespace, "late")
 		require.Equal(t, meshv1alpha1.TrustMesh, late.Annotations[meshv1alpha1.TrustAnnotation])
 		late.refused(t, unknownAuthority)
+		says(t, 1, []string{"check"}, "agent-missing: node "+node)
 		traffic, err := cluster.Traffic(t.Context(), audit.Callers{Pods: []string{p.namespace + "/late"}, Since: start})
 		require.NoError(t, err)
 		require.Empty(t, traffic.Requests)
