@@ -2,6 +2,7 @@ package kube
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -55,17 +56,26 @@ type podConn struct {
 // Read returns the reason for which nc ended, instead of io.EOF.
 func (c *podConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
+	return n, c.because(err)
+}
+
+// Write returns the reason for which nc ended, instead of io.ErrClosedPipe.
+func (c *podConn) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	return n, c.because(err)
+}
+
+// because replaces an error by its cause, if nc has failed.
+func (c *podConn) because(err error) error {
 	if err == nil {
-		return n, nil
+		return nil
 	}
 	select {
 	case <-c.ended:
-		if c.err != nil {
-			err = c.err
-		}
+		return cmp.Or(c.err, err)
 	default: // a deadline, or closed on this side
+		return err
 	}
-	return n, err
 }
 
 // Close ends nc as well.
