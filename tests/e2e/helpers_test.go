@@ -109,14 +109,8 @@ func probeSpec() corev1.PodSpec {
 // ready waits until a pod is ready and returns it.
 func ready(t *testing.T, namespace, name string) *corev1.Pod {
 	t.Helper()
-	pod := &corev1.Pod{}
-	until(t, "pod "+namespace+"/"+name, func(ctx context.Context) error {
-		err := cluster.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, pod)
-		if err == nil && !kube.PodReady(pod) {
-			err = fmt.Errorf("it is %s and not ready", pod.Status.Phase)
-		}
-		return err
-	})
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+	until(t, "pod "+namespace+"/"+name, func(ctx context.Context) error { return cluster.Ready(ctx, pod) })
 	return pod
 }
 

@@ -50,15 +50,7 @@ func (s *Site) createGateway(ctx context.Context) error {
 		pod); err != nil {
 		return err
 	}
-	if err := kube.UntilWithin(ctx, within, "the gateway's pod", func(ctx context.Context) error {
-		if err := s.Get(ctx, client.ObjectKeyFromObject(pod), pod); err != nil {
-			return err
-		}
-		if !kube.PodReady(pod) {
-			return fmt.Errorf("it is not ready: %+v", pod.Status)
-		}
-		return nil
-	}); err != nil {
+	if err := kube.UntilWithin(ctx, within, "the gateway's pod", func(ctx context.Context) error { return s.Ready(ctx, pod) }); err != nil {
 		return err
 	}
 	if err := client.IgnoreNotFound(s.Delete(ctx, s.apiService())); err != nil { // of a run that was interrupted

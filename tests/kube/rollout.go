@@ -66,6 +66,15 @@ func PodReady(pod *corev1.Pod) bool {
 	return false
 }
 
+// Ready reads a pod, and returns an error unless it is ready. Use it in [Until].
+func (c *Cluster) Ready(ctx context.Context, pod *corev1.Pod) error {
+	err := c.Get(ctx, client.ObjectKeyFromObject(pod), pod)
+	if err == nil && !PodReady(pod) {
+		err = fmt.Errorf("it is %s and not ready", pod.Status.Phase)
+	}
+	return err
+}
+
 // Restarts returns how often the containers of a pod were restarted.
 func Restarts(pod *corev1.Pod) (n int32) {
 	for _, c := range pod.Status.ContainerStatuses {

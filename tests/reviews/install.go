@@ -288,11 +288,5 @@ func (s *Site) Open(ctx context.Context, pod *corev1.Pod) error {
 	if _, _, err := s.Exec(ctx, pod.Namespace, pod.Name, "gate", "touch", gateDir+"/open"); err != nil {
 		return err
 	}
-	return kube.UntilWithin(ctx, within, "pod "+pod.Name+" to be ready", func(ctx context.Context) error {
-		err := s.Get(ctx, client.ObjectKeyFromObject(pod), pod)
-		if err == nil && !kube.PodReady(pod) {
-			err = errors.New("it is not")
-		}
-		return err
-	})
+	return kube.UntilWithin(ctx, within, "pod "+pod.Name+" to be ready", func(ctx context.Context) error { return s.Ready(ctx, pod) })
 }
