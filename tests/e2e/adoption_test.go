@@ -123,9 +123,22 @@ func (op *running) object() client.Object {
 	return &appsv1.StatefulSet{ObjectMeta: meta}
 }
 
+// rolledOut waits until all pods are current and ready, and no earlier one runs.
 func (op *running) rolledOut(t *testing.T) {
 	t.Helper()
-	until(t, "the rollout of the operator", func(ctx context.Context) error { return cluster.RolledOut(ctx, op.object()) })
+	until(t, "the rollout of the operator", func(ctx context.Context) error {
+		if err := cluster.RolledOut(ctx, op.object()); err != nil {
+			return err
+		}
+		var pods corev1.PodList
+		err := cluster.List(ctx, &pods, client.InNamespace(op.home), client.MatchingLabels{"app": "tally"})
+		for _, p := range pods.Items {
+			if p.DeletionTimestamp != nil {
+				err = errors.Join(err, fmt.Errorf("pod %s is terminating", p.Name))
+			}
+		}
+		return err
+	})
 }
 
 // label sets or removes the label of the mesh on the pod template. A StatefulSet keeps its
@@ -267,30 +280,41 @@ func (op *running) sharded(t *testing.T) {
 }
 
 // unsharded waits until a pod that is in no shard holds the operator's own lock, and
-// requires that it does all the work.
+// requires that it does all the work while it holds the lock.
 func (op *running) unsharded(t *testing.T) {
 	t.Helper()
-	var leader string
+	for {
+		before := op.leads(t)
+		op.works(t) // waits until the new leader's first reconciles have ended
+		by := op.works(t)
+		if after := op.leads(t); holder(after) == holder(before) {
+			require.Equal(t, []string{leaderPod(after)}, by)
+			return
+		}
+	}
+}
+
+// leads waits until a pod that is in no shard and runs holds the operator's own lock.
+func (op *running) leads(t *testing.T) *coordinationv1.Lease {
+	t.Helper()
+	lease := &coordinationv1.Lease{}
 	until(t, "a leader without shards", func(ctx context.Context) error {
-		lease := &coordinationv1.Lease{}
 		if err := cluster.Get(ctx, op.lock, lease); err != nil {
 			return err
 		}
-		if leader = holder(lease); leader == "" || strings.HasPrefix(leader, meshv1alpha1.LockIdentityPrefix) {
-			return fmt.Errorf("%q holds the lock", leader)
+		if identity := holder(lease); identity == "" || strings.HasPrefix(identity, meshv1alpha1.LockIdentityPrefix) {
+			return fmt.Errorf("%q holds the lock", identity)
 		}
-		leader = leader[:strings.Index(leader, "_")]
-		pod := &corev1.Pod{}
-		if err := cluster.Get(ctx, client.ObjectKey{Namespace: op.home, Name: leader}, pod); err != nil {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: op.home, Name: leaderPod(lease)}}
+		if err := cluster.Ready(ctx, pod); err != nil {
 			return err
 		}
-		if pod.DeletionTimestamp != nil { // the record of a pod that a rolling update replaced
-			return fmt.Errorf("pod %s, which holds the lock, is terminating", leader)
+		if lease.Spec.RenewTime.Before(&metav1.MicroTime{Time: pod.CreationTimestamp.Time}) {
+			return fmt.Errorf("a pod %s that is gone held the lock last", pod.Name)
 		}
 		return nil
 	})
-	op.works(t) // waits until the new leader's first reconciles have ended
-	require.Equal(t, []string{leader}, op.works(t))
+	return lease
 }
 
 // heldByMesh requires that the mesh owns a Lease.

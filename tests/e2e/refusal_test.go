@@ -161,6 +161,6 @@ func TestWrongPodsAreRefused(t *testing.T) {
 		require.ErrorContains(t, err, "set it on the pod template")
 		stored := &corev1.Pod{}
 		require.NoError(t, cluster.Get(t.Context(), client.ObjectKeyFromObject(pod), stored))
-		require.Equal(t, pod.Labels, stored.Labels)
+		require.Equal(t, pod.Labels[meshv1alpha1.EnableProxyLabel], stored.Labels[meshv1alpha1.EnableProxyLabel])
 	}
 }

@@ -149,7 +149,8 @@ func inForce(t *testing.T, obj client.Object, pods int) {
 	})
 }
 
-// notInForce waits until an object reports the reason for which it has no effect.
+// notInForce waits until an object reports the reason for which it has no effect, and its spec has
+// reached each pod.
 func notInForce(t *testing.T, obj client.Object, reason string) {
 	t.Helper()
 	until(t, obj.GetName()+" to be "+reason, func(ctx context.Context) error {
@@ -157,8 +158,29 @@ func notInForce(t *testing.T, obj client.Object, reason string) {
 		if err == nil && (generation != obj.GetGeneration() || ready == nil || ready.Reason != reason) {
 			err = fmt.Errorf("generation %d of %d: %+v", generation, obj.GetGeneration(), ready)
 		}
-		return err
+		if err != nil {
+			return err
+		}
+		return known(obj)
 	})
+}
+
+// known returns an error unless the spec of an object has reached each pod.
+func known(obj client.Object) error {
+	var hash string
+	var targets []meshv1alpha1.TargetStatus
+	switch o := obj.(type) {
+	case *meshv1alpha1.CircuitBreaker:
+		hash, targets = o.Status.CurrentSpecHash, o.Status.TargetStatus
+	case *meshv1alpha1.FaultInjection:
+		hash, targets = o.Status.CurrentSpecHash, o.Status.TargetStatus
+	}
+	for _, target := range targets {
+		if target.ConfigHash != hash {
+			return fmt.Errorf("pod %s has %q instead of %q: %s", target.PodName, target.ConfigHash, hash, target.Message)
+		}
+	}
+	return nil
 }
 
 func fares(ctx context.Context, obj client.Object) (generation int64, pods int32, ready *metav1.Condition, err error) {
