@@ -13,6 +13,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/readiness"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
@@ -25,14 +26,7 @@ const LeaderlessAfter = 30 * time.Second
 
 // Serves reports whether a pod is ready, captured, and has a policy in force.
 func Serves(pod *corev1.Pod, o push.Observation) bool {
-	return o.Capture != "" && o.Version != "" && PodReady(pod)
-}
-
-// PodReady reports whether the kubelet says that a pod is ready.
-func PodReady(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	})
+	return o.Capture != "" && o.Version != "" && readiness.Of(pod)
 }
 
 // Led is the input for the leader of a shard that should act.

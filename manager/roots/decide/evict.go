@@ -8,11 +8,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/ctrlmesh/ctrlmesh/internal/readiness"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
-	"github.com/ctrlmesh/ctrlmesh/manager/status"
 )
 
 // askAgain is the time after which a refused eviction is requested again.
@@ -137,7 +137,7 @@ func (e evictions) misfit(v *view, members map[string]handover.Member) *corev1.P
 	if len(candidates) == 0 || e.lacking(v.Pods.Workload) > 0 {
 		return nil
 	}
-	unready := collect.Filter(v.Pods.Workload, func(p *corev1.Pod) bool { return !status.PodReady(p) })
+	unready := collect.Filter(v.Pods.Workload, func(p *corev1.Pod) bool { return !readiness.Of(p) })
 	switch {
 	case len(unready) == 0:
 		return slices.MinFunc(candidates, func(a, b *corev1.Pod) int { return strings.Compare(a.Name, b.Name) })

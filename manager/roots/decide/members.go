@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/readiness"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
@@ -25,7 +26,7 @@ func (v *view) exists(m handover.Member) bool {
 // scope of its shard.
 func (v *view) serves(m handover.Member, o push.Observation) bool {
 	_, sharded := compile.Serial(o.Version)
-	return v.exists(m) && status.PodReady(v.Pods.ByUID[m.UID]) && o.Capture != "" && sharded && v.policy(m.UID).GetRefuse() == ""
+	return v.exists(m) && readiness.Of(v.Pods.ByUID[m.UID]) && o.Capture != "" && sharded && v.policy(m.UID).GetRefuse() == ""
 }
 
 // health returns the health of a member. Only the API reports that a member is down: its
@@ -35,7 +36,7 @@ func (v *view) health(m handover.Member) handover.Health {
 	switch {
 	case !v.exists(m):
 		return handover.Unknown
-	case !status.PodReady(v.Pods.ByUID[m.UID]):
+	case !readiness.Of(v.Pods.ByUID[m.UID]):
 		return handover.Down
 	case v.serves(m, o) && o.Connected && o.Version == v.policy(m.UID).GetVersion():
 		return handover.Up
@@ -66,7 +67,7 @@ func (v *view) reported(members map[string]handover.Member) bool {
 // unsharded reports whether a pod is ready, and runs without a shard by its policy.
 func (v *view) unsharded(p *corev1.Pod) bool {
 	o, policy := v.observed(p), v.policy(string(p.UID))
-	return status.PodReady(p) && policy.PodPolicy != nil && policy.Refuse == "" && policy.Sharding == nil && o.Connected && o.Version == policy.Version
+	return readiness.Of(p) && policy.PodPolicy != nil && policy.Refuse == "" && policy.Sharding == nil && o.Connected && o.Version == policy.Version
 }
 
 // admitted reports whether a pod was admitted as the configuration requires: a pod whose
@@ -114,7 +115,7 @@ func (v *view) uncovered(members map[string]handover.Member) []string {
 	placed, _ := layout.Place(v.Spec.Config.Spec.Root, v.Spec.FirstOrdinal, v.Pods.Workload, members)
 	covered := map[string]bool{}
 	for _, p := range v.Pods.Workload {
-		if uid := string(p.UID); v.refuses(p) && v.admitted(p) && status.PodReady(p) && v.observed(p).Capture != "" {
+		if uid := string(p.UID); v.refuses(p) && v.admitted(p) && readiness.Of(p) && v.observed(p).Capture != "" {
 			covered[cmp.Or(members[uid].Shard, placed[uid])] = true
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/operator"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/render"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
+	"github.com/ctrlmesh/ctrlmesh/internal/readiness"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 )
@@ -150,8 +151,8 @@ func AgentsByNode(s *snapshot.Snapshot) []Agent {
 		if pod.Spec.NodeName == "" {
 			continue
 		}
-		if a := at(pod.Spec.NodeName); a.Pod == "" || snapshot.Ready(pod) {
-			a.Pod, a.Ready, a.Version = pod.Name, snapshot.Ready(pod), VersionOfImage(imageOf(pod))
+		if a := at(pod.Spec.NodeName); a.Pod == "" || readiness.Of(pod) {
+			a.Pod, a.Ready, a.Version = pod.Name, readiness.Of(pod), VersionOfImage(imageOf(pod))
 		}
 	}
 	for i := range s.Pods {

@@ -146,17 +146,7 @@ func (s *Snapshot) Program(name string) (out []*corev1.Pod) {
 	return out
 }
 
-// Ready reports whether the kubelet says that a pod is ready.
-func Ready(pod *corev1.Pod) bool {
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodReady {
-			return c.Status == corev1.ConditionTrue
-		}
-	}
-	return false
-}
-
-// Holder returns who holds a Lease; empty if nobody does at that time. since is when the last holder
+// Holder returns the holder of a Lease at a time; empty if it has none. since is when the last holder
 // lost it, as far as the Lease shows.
 func Holder(l *coordinationv1.Lease, now time.Time) (identity string, since time.Time) {
 	if l == nil {
