@@ -9,7 +9,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -82,8 +81,7 @@ func (r *reverting) allow() {
 func (r *reverting) fails(revision string) {
 	r.revise(revision)
 	r.turns(soak / 2)
-	canary := &corev1.Pod{}
-	require.NoError(r, r.Get(r.Context(), client.ObjectKey{Namespace: "ns", Name: "op-0"}, canary))
+	canary := r.current("op-0")
 	r.outcomes = map[string]push.Outcomes{string(canary.UID): {Requests: 1000, Errors: 60}}
 }
 

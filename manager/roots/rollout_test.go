@@ -104,6 +104,14 @@ func (r *rolling) turns(d time.Duration) {
 
 var names = []string{"op-0", "op-1", "op-2"}
 
+// current returns a pod as it is now.
+func (r *rolling) current(name string) *corev1.Pod {
+	r.Helper()
+	p := &corev1.Pod{}
+	require.NoError(r, r.Get(r.Context(), client.ObjectKey{Namespace: "ns", Name: name}, p))
+	return p
+}
+
 func (r *rolling) replace(ordinal int) {
 	p, revision := r.pod(ordinal), r.set.Status.UpdateRevision
 	r.made = append(r.made, p.Name+" "+revision)
@@ -200,8 +208,7 @@ func TestRolloutIsHaltedByItsAnalysis(t *testing.T) {
 	r.revise("op-v2")
 	r.turns(soak / 2)
 	require.Equal(t, []string{"op-0 op-v2"}, r.made)
-	canary := &corev1.Pod{}
-	require.NoError(t, r.Get(t.Context(), client.ObjectKey{Namespace: "ns", Name: "op-0"}, canary))
+	canary := r.current("op-0")
 	r.outcomes = map[string]push.Outcomes{string(canary.UID): {Requests: 1000, Errors: 60}}
 	r.turns(10 * time.Second)
 	require.Equal(t, v1alpha1.RolloutHalted, r.rollout().Phase)
@@ -250,8 +257,7 @@ func TestRolloutWaitsForAnEarlierShard(t *testing.T) {
 	r.turns(soak + 20*time.Second)
 	require.Len(t, r.made, 2)
 	require.Equal(t, "op-1-normal", r.rollout().Shard)
-	canary := &corev1.Pod{}
-	require.NoError(t, r.Get(t.Context(), client.ObjectKey{Namespace: "ns", Name: "op-0"}, canary))
+	canary := r.current("op-0")
 	ready := func(is corev1.ConditionStatus) {
 		canary.Status.Conditions[0].Status = is
 		require.NoError(t, r.Status().Update(t.Context(), canary))
@@ -274,14 +280,13 @@ func (r *rolling) work(d time.Duration, canary, others uint64) {
 	}
 	for end := r.now.Add(d); r.now.Before(end); r.turns(2 * time.Second) {
 		for i, name := range names {
-			pod, writes := &corev1.Pod{}, others
-			require.NoError(r, r.Get(r.Context(), client.ObjectKey{Namespace: "ns", Name: name}, pod))
+			uid, writes := string(r.current(name).UID), others
 			if i == 0 {
 				writes = canary
 			}
-			o := r.outcomes[string(pod.UID)]
+			o := r.outcomes[uid]
 			o.Requests, o.Writes = o.Requests+writes, o.Writes+writes
-			r.outcomes[string(pod.UID)] = o
+			r.outcomes[uid] = o
 		}
 	}
 }
@@ -334,8 +339,7 @@ func TestRolloutHaltsWhileAgentsRestart(t *testing.T) {
 			r := comparing(t)
 			for range 2 {
 				r.work(40*time.Second, 100, 1)
-				pod := &corev1.Pod{}
-				require.NoError(t, r.Get(t.Context(), client.ObjectKey{Namespace: "ns", Name: name}, pod))
+				pod := r.current(name)
 				uid, node := string(pod.UID), pod.Spec.NodeName
 				seen := r.seen[uid]
 				delete(r.seen, uid)
@@ -361,8 +365,7 @@ func TestRolloutAnalyzesAnewAfterAnAgentRestarted(t *testing.T) {
 	})
 	r.revise("op-v2")
 	r.turns(20 * time.Second)
-	canary := &corev1.Pod{}
-	require.NoError(t, r.Get(t.Context(), client.ObjectKey{Namespace: "ns", Name: "op-0"}, canary))
+	canary := r.current("op-0")
 	r.outcomes = map[string]push.Outcomes{string(canary.UID): {Requests: 40, Errors: 40}} // too few to judge
 	r.turns(4 * time.Second)
 	r.outcomes = map[string]push.Outcomes{string(canary.UID): {Requests: 1}}
@@ -382,8 +385,7 @@ func TestRolloutIsHaltedByItsLatency(t *testing.T) {
 	r.turns(soak * 3 / 4) // the shard has settled
 	r.outcomes = map[string]push.Outcomes{}
 	for i, name := range names {
-		pod := &corev1.Pod{}
-		require.NoError(t, r.Get(t.Context(), client.ObjectKey{Namespace: "ns", Name: name}, pod))
+		pod := r.current(name)
 		r.outcomes[string(pod.UID)] = push.Outcomes{Requests: 60, Answered: 60, LatencyMicros: []uint64{60 * 70, 60 * 10, 60 * 20}[i]}
 	}
 	r.turns(soak / 2)
@@ -398,8 +400,7 @@ func TestRolloutIsHaltedByRestarts(t *testing.T) {
 		c.Spec.Root.Rollout.Analysis = &v1alpha1.RolloutAnalysis{MaxRestarts: new(int32(2))}
 	})
 	restart := func(name string, n int32, ready corev1.ConditionStatus) {
-		pod := &corev1.Pod{}
-		require.NoError(t, r.Get(t.Context(), client.ObjectKey{Namespace: "ns", Name: name}, pod))
+		pod := r.current(name)
 		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{RestartCount: n}}
 		pod.Status.Conditions[0].Status = ready
 		require.NoError(t, r.Status().Update(t.Context(), pod))
@@ -432,8 +433,7 @@ func TestEarlierRestartsDoNotHaltRollout(t *testing.T) {
 	r.change(func(c *v1alpha1.ShardingConfig) {
 		c.Spec.Root.Rollout.Analysis = &v1alpha1.RolloutAnalysis{MaxRestarts: new(int32(0))}
 	})
-	pod := &corev1.Pod{}
-	require.NoError(t, r.Get(t.Context(), client.ObjectKey{Namespace: "ns", Name: "op-1"}, pod))
+	pod := r.current("op-1")
 	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{RestartCount: 100}}
 	require.NoError(t, r.Status().Update(t.Context(), pod))
 	r.revise("op-v2")

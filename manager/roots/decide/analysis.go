@@ -62,6 +62,11 @@ type trial struct {
 	begun, settled, last snapshot
 }
 
+// newTrial returns a trial that begins now. Without an analysis, counted is nil.
+func newTrial(revision, shard string, counted snapshot) trial {
+	return trial{revision, shard, maps.Clone(counted), snapshot{}, maps.Clone(counted)}
+}
+
 // snapshot are counts of pods, by uid.
 type snapshot map[string]counts
 
@@ -98,7 +103,8 @@ func duration(spec *v1alpha1.RolloutAnalysis) time.Duration {
 }
 
 // tries reports whether the analysis of a shard goes on. It begins anew with another manager, if
-// there was no analysis before, and after an agent has restarted, which does not know what pods did before.
+// there was no analysis before, and after an agent has restarted, which does not know what pods did
+// before.
 func (d *deciding) tries(shard string, now snapshot) bool {
 	t := d.memory.trial
 	return t.begun != nil && t.revision == d.v.Revision.Update && t.shard == shard &&
@@ -125,9 +131,6 @@ func (d *deciding) analyze(spec *v1alpha1.RolloutAnalysis, shard string, now sna
 	maps.Copy(t.last, now)
 	if why := exceeded(spec, t.begun.since(now, d.next.Members)[shard]); why != "" || !compares(spec) || served < settling {
 		return why
-	}
-	if t.settled == nil {
-		t.settled = snapshot{}
 	}
 	t.settled.add(now)
 	if served < duration(spec) || !d.v.reported(d.next.Members) {

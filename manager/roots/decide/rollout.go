@@ -2,7 +2,6 @@ package decide
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -256,7 +255,7 @@ func (d *deciding) soak(s *step) {
 	}
 	if s.Since == nil || counted != nil && !d.tries(s.Name, counted) {
 		s.Since = new(seconds(now))
-		d.memory.trial = trial{d.v.Revision.Update, s.Name, maps.Clone(counted), nil, maps.Clone(counted)}
+		d.memory.trial = newTrial(d.v.Revision.Update, s.Name, counted)
 	}
 	soak, _ := time.ParseDuration(string(spec.Soak)) // the schema holds its syntax
 	served := now.Sub(s.Since.Time)
