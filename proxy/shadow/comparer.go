@@ -160,24 +160,24 @@ func (c *Comparer) begin(ctx context.Context, w *Write) (context.Context, *pendi
 	if ctx.Err() != nil {
 		return nil, nil
 	}
+	if err != nil {
+		c.uncompared(w.Count)
+		return nil, nil
+	}
 	p := &pending{
 		comparison: comparison{window: w.Window}, key: w.Verb + " " + w.Resource + " " + w.Path, kind: kind{w.Group, w.Resource, w.Verb},
 		read: w.Read, count: w.Count, interval: minInterval,
 	}
-	var change Change
-	known := err == nil
-	if known {
-		p.uid, p.deletion = w.of(now), w.After == nil
-		change, known = w.change(now)
-	}
 	before := c.pending[p.key]
-	if before != nil && err == nil && !c.see(before, now, at) {
+	if before != nil && !c.see(before, now, at) {
 		before = nil
 	}
+	change, known := w.change(now)
 	if !known || before == nil && len(c.pending) >= maxPending {
 		c.uncompared(w.Count)
 		return nil, nil
 	}
+	p.uid, p.deletion = w.of(now), w.After == nil
 	if before != nil {
 		p.wants, p.differed, p.interval = before.wants, before.differed, before.interval
 		c.remove(before)

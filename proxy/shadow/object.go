@@ -207,8 +207,9 @@ func Between(before, after *Object) Change {
 	return out
 }
 
-// Creation returns what the creation of an object asks for: its existence, and the fields of the body that the
-// apiserver has taken as they are, or, if the body is nil, all except for those that it allocates.
+// Creation returns what the creation of an object asks for: its existence, and the fields of the
+// body that the apiserver has taken as they are, or, if the body is nil, all except for those that
+// it allocates.
 func Creation(body, created *Object) Change {
 	after := maps.Clone(created.values)
 	if body == nil {
