@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"strings"
 	"sync"
 
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
@@ -49,6 +50,18 @@ func Definition(name string) (*apiextensionsv1.CustomResourceDefinition, error) 
 	}
 	definitions.Store(name, out.DeepCopy())
 	return out, nil
+}
+
+// Names returns the names of the definitions, sorted.
+func Names() (out []string) {
+	files, err := crd.Files.ReadDir(".")
+	if err != nil {
+		panic(err) // they are part of the program
+	}
+	for _, f := range files {
+		out = append(out, strings.TrimSuffix(f.Name(), ".yaml"))
+	}
+	return out
 }
 
 // Load returns the schema of a definition, of its only version.

@@ -214,7 +214,7 @@ var faults = map[string]struct {
 	}, []string{"warning shard-idle NoWrites: shard a"}},
 	"a shard whose Lease has expired": {func(t *testing.T, c cluster) {
 		meshtest.Find[*coordinationv1.Lease](t, c, meshtest.Operator, "operator-leader---operator-demo-1-normal").Spec.RenewTime = new(metav1.NewMicroTime(meshtest.Now.Add(-16 * time.Second)))
-	}, []string{"error shard-leaderless nobody holds Lease operator-demo/operator-leader---operator-demo-1-normal since 2026-01-02T03:04:04Z"}},
+	}, []string{"error shard-leaderless Lease operator-demo/operator-leader---operator-demo-1-normal has no holder since 2026-01-02T03:04:04Z"}},
 	"a shard whose Lease has no holder": {func(t *testing.T, c cluster) {
 		meshtest.Find[*coordinationv1.Lease](t, c, meshtest.Operator, "operator-leader---operator-demo-1-normal").Spec.HolderIdentity = new("")
 	}, []string{"error shard-leaderless shard operator-demo-1-normal has no leader"}},
@@ -251,7 +251,7 @@ var faults = map[string]struct {
 		config(t, c).Status.Locks[0].HeldByMesh = false
 		meshtest.Find[*coordinationv1.Lease](t, c, meshtest.Operator, "operator-leader").Spec.HolderIdentity = new("laptop")
 	}, []string{`warning lock-outside "laptop" holds lock operator-demo/operator-leader`}},
-	"Leases that cannot be read": {func(_ *testing.T, c cluster) {
+	"unreadable Leases": {func(_ *testing.T, c cluster) {
 		c.Forbidden = func(list client.ObjectList) error {
 			if _, leases := list.(*coordinationv1.LeaseList); !leases {
 				return nil

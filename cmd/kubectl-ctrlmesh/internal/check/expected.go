@@ -4,14 +4,16 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
+	"github.com/ctrlmesh/ctrlmesh/internal/crdschema"
 )
 
-// definitions are the files of deploy/crd that the mesh needs, and those of its dialects.
-var (
-	ownDefinitions     = []string{"ctrlmesh.kusionstack.io_circuitbreakers", "ctrlmesh.kusionstack.io_faultinjections", "ctrlmesh.kusionstack.io_shardingconfigs"}
-	dialectDefinitions = []string{"ctrlmesh.kruise.io_trafficpolicies", "ctrlmesh.kruise.io_virtualapps", "kridge.kusionstack.io_shardingconfigs"}
-)
+// definitions returns the files of deploy/crd that the mesh needs, with or without those of its
+// dialects.
+func definitions(dialects bool) []string {
+	return slices.DeleteFunc(crdschema.Names(), func(file string) bool { return !dialects && !strings.HasPrefix(file, v1alpha1.GroupName+"_") })
+}
 
 // definitionName returns the name of the CustomResourceDefinition in a file.
 func definitionName(file string) string {
@@ -20,7 +22,7 @@ func definitionName(file string) string {
 }
 
 func definitionNames() (out []string) {
-	for _, file := range slices.Concat(ownDefinitions, dialectDefinitions) {
+	for _, file := range definitions(true) {
 		out = append(out, definitionName(file))
 	}
 	return out

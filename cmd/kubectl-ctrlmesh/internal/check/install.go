@@ -38,11 +38,7 @@ func (f *findings) definitions(s *snapshot.Snapshot) {
 	if s.Install.Definitions == nil || !s.Has(snapshot.Definitions(nil)) {
 		return
 	}
-	expected := ownDefinitions
-	if servesDialects(s) {
-		expected = slices.Concat(ownDefinitions, dialectDefinitions)
-	}
-	for _, file := range expected {
+	for _, file := range definitions(servesDialects(s)) {
 		name := definitionName(file)
 		if is, ok := s.Install.Definitions[name]; ok {
 			f.definition(file, is)

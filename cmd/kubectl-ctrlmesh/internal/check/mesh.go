@@ -37,7 +37,7 @@ func (f *findings) programs(s *snapshot.Snapshot) {
 	case m.Ready < m.Replicas:
 		f.add(Warning, "manager-not-ready", docsTrouble, logs, "%d of %d replicas of the manager are ready", m.Ready, m.Replicas)
 	case m.Leader == "":
-		f.add(Error, "manager-leaderless", docsTrouble, logs, "no replica of the manager leads: nobody holds Lease %s/%s", s.Namespace, snapshot.Manager)
+		f.add(Error, "manager-leaderless", docsTrouble, logs, "no replica of the manager leads: Lease %s/%s has no holder", s.Namespace, snapshot.Manager)
 	}
 	if s.Mesh.Agents == nil {
 		f.add(Error, "agents-missing", "README.md#install-it", "install the mesh again: labelled pods cannot reach the apiserver", "DaemonSet %s does not exist in namespace %s", snapshot.Agent, s.Namespace)

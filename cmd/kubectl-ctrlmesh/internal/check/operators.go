@@ -65,8 +65,8 @@ func (f *findings) conditions(c *v1alpha1.ShardingConfig) {
 	add(Warning, "shard-idle", docsLeaderless, operator.Condition(c, v1alpha1.ConditionShardIdle))
 }
 
-// leaders finds shards whose lock nobody holds, which no condition reports yet, or which no manager is
-// there to report.
+// leaders finds shards whose lock has no holder. No condition may report them yet, or no manager may
+// run to report them.
 func (f *findings) leaders(s *snapshot.Snapshot, c *v1alpha1.ShardingConfig) {
 	shards, err := operator.Shards(s, c)
 	if err != nil {
@@ -82,7 +82,7 @@ func (f *findings) leaders(s *snapshot.Snapshot, c *v1alpha1.ShardingConfig) {
 			since = fmt.Sprintf(" since %s", shard.Leader.Since.UTC().Format(time.RFC3339))
 		}
 		f.add(Error, "shard-leaderless", docsLeaderless, "see the log of the pods of the shard, and whether the apiserver refuses their Lease",
-			"%s: shard %s has no leader: nobody holds Lease %s%s", title(c), shard.Status.Name, shard.Leader.Lock, since)
+			"%s: shard %s has no leader: Lease %s has no holder%s", title(c), shard.Status.Name, shard.Leader.Lock, since)
 	}
 }
 

@@ -105,7 +105,7 @@ func (f *findings) access(s *snapshot.Snapshot) {
 
 // leftovers finds definitions of another version.
 func (f *findings) leftovers(s *snapshot.Snapshot) {
-	for _, file := range slices.Concat(ownDefinitions, dialectDefinitions) {
+	for _, file := range definitions(true) {
 		if is, ok := s.Install.Definitions[definitionName(file)]; ok {
 			f.definition(file, is)
 		}

@@ -32,7 +32,7 @@ type Document struct {
 	Err error
 }
 
-// Parse reads the documents of a file. A document that cannot be parsed has an error.
+// Parse reads the documents of a file. A document that is no YAML has an error.
 func Parse(file string, r io.Reader) ([]Document, error) {
 	var out []Document
 	reader := utilyaml.NewYAMLReader(bufio.NewReader(r))

@@ -23,10 +23,8 @@ import (
 	kruise "github.com/ctrlmesh/ctrlmesh/api/kruise/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/render"
 	"github.com/ctrlmesh/ctrlmesh/internal/crdschema"
-	"github.com/ctrlmesh/ctrlmesh/manager/dialect/serve"
 	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
-	"github.com/ctrlmesh/ctrlmesh/manager/validate"
 )
 
 // Level is whether admission refuses an object for a problem.
@@ -88,16 +86,6 @@ func (r Report) WriteText(t *render.Text) {
 	}
 }
 
-// definitions are the files of deploy/crd by kind.
-var definitions = map[schema.GroupVersionKind]string{
-	origin.Native: v1alpha1.GroupName + "_shardingconfigs",
-	v1alpha1.GroupVersion.WithKind("CircuitBreaker"): v1alpha1.GroupName + "_circuitbreakers",
-	v1alpha1.GroupVersion.WithKind("FaultInjection"): v1alpha1.GroupName + "_faultinjections",
-	origin.Kridge:     kridge.GroupName + "_shardingconfigs",
-	origin.VirtualApp: kruise.GroupName + "_virtualapps",
-	kruise.GroupVersion.WithKind("TrafficPolicy"): kruise.GroupName + "_trafficpolicies",
-}
-
 // manager is a user that no author of a file is: it alone may write derived shards.
 const manager = "system:serviceaccount:ctrlmesh-system:ctrlmesh-manager"
 
@@ -153,11 +141,11 @@ func (l *linter) document(ctx context.Context, d Document) error {
 	}
 	for _, o := range d.Objects {
 		gvk := o.GroupVersionKind()
-		definition, known := definitions[gvk]
+		k, known := kinds[gvk]
 		switch {
 		case known:
 			l.Checked++
-			if err := l.object(ctx, d, o, definition); err != nil {
+			if err := l.object(ctx, d, o, k); err != nil {
 				return err
 			}
 		case gvk.Group == v1alpha1.GroupName || gvk.Group == kridge.GroupName || gvk.Group == kruise.GroupName:
@@ -169,7 +157,7 @@ func (l *linter) document(ctx context.Context, d Document) error {
 }
 
 // object checks an object by its schema, and then as the webhooks do.
-func (l *linter) object(ctx context.Context, d Document, o *unstructured.Unstructured, definition string) error {
+func (l *linter) object(ctx context.Context, d Document, o *unstructured.Unstructured, k kind) error {
 	before := len(l.Problems)
 	if o.GetNamespace() == "" {
 		o.SetNamespace(l.namespace)
@@ -182,7 +170,7 @@ func (l *linter) object(ctx context.Context, d Document, o *unstructured.Unstruc
 	}
 	gvk := o.GroupVersionKind()
 	if l.schemas[gvk] == nil {
-		s, err := crdschema.Load(definition)
+		s, err := crdschema.Load(k.definition)
 		if err != nil {
 			return err
 		}
@@ -196,7 +184,7 @@ func (l *linter) object(ctx context.Context, d Document, o *unstructured.Unstruc
 	if len(l.Problems) > before {
 		return nil
 	}
-	return l.admit(ctx, d, o)
+	return l.admit(ctx, d, o, k)
 }
 
 func (l *linter) fields(d Document, o *unstructured.Unstructured, errs field.ErrorList) {
@@ -206,43 +194,18 @@ func (l *linter) fields(d Document, o *unstructured.Unstructured, errs field.Err
 }
 
 // admit asks the webhooks of the manager.
-func (l *linter) admit(ctx context.Context, d Document, o *unstructured.Unstructured) error {
+func (l *linter) admit(ctx context.Context, d Document, o *unstructured.Unstructured, k kind) error {
 	raw, err := o.MarshalJSON()
 	if err != nil {
 		return fmt.Errorf("encoding %s %s: %w", o.GetKind(), o.GetName(), err)
 	}
-	var config *v1alpha1.ShardingConfig
-	var errs field.ErrorList
-	gvk := o.GroupVersionKind()
-	switch definitions[gvk] {
-	case v1alpha1.GroupName + "_circuitbreakers":
-		b := &v1alpha1.CircuitBreaker{}
-		if err = json.Unmarshal(raw, b); err == nil {
-			errs = validate.Breaker(b)
-		}
-	case v1alpha1.GroupName + "_faultinjections":
-		f := &v1alpha1.FaultInjection{}
-		if err = json.Unmarshal(raw, f); err == nil {
-			errs = validate.Injection(f)
-		}
-	case v1alpha1.GroupName + "_shardingconfigs":
-		config = &v1alpha1.ShardingConfig{}
-		if err = json.Unmarshal(raw, config); err == nil {
-			errs = validate.Config(config)
-		}
-	case kruise.GroupName + "_trafficpolicies":
-	default:
-		config, _, errs, err = serve.Decode(gvk, o.GetNamespace(), raw)
-		if err == nil && len(errs) == 0 {
-			errs = validate.Config(config)
-		}
-	}
+	config, errs, err := k.read(o.GroupVersionKind(), o.GetNamespace(), raw)
 	if err != nil {
 		l.add(Refused, d, o, "", err.Error())
 		return nil
 	}
 	if l.fields(d, o, errs); len(errs) == 0 {
-		l.review(ctx, d, o, raw)
+		l.review(ctx, d, o, raw, k)
 	}
 	if config != nil {
 		l.applied.configs = append(l.applied.configs, *config)
@@ -251,12 +214,12 @@ func (l *linter) admit(ctx context.Context, d Document, o *unstructured.Unstruct
 }
 
 // review adds the answer of a webhook, which knows the objects that were applied before.
-func (l *linter) review(ctx context.Context, d Document, o *unstructured.Unstructured, raw []byte) {
+func (l *linter) review(ctx context.Context, d Document, o *unstructured.Unstructured, raw []byte, k kind) {
 	req := admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{Operation: admissionv1.Create, Namespace: o.GetNamespace(), Name: o.GetName()}}
 	gvk := o.GroupVersionKind()
 	req.Kind.Group, req.Kind.Version, req.Kind.Kind = gvk.Group, gvk.Version, gvk.Kind
 	req.Object.Raw = raw
-	r := l.handler(gvk).Handle(ctx, req)
+	r := k.webhook(l).Handle(ctx, req)
 	for _, w := range r.Warnings {
 		path, message := split(w)
 		l.add(Warned, d, o, path, message)
@@ -265,18 +228,6 @@ func (l *linter) review(ctx context.Context, d Document, o *unstructured.Unstruc
 		path, message := split(r.Result.Message)
 		l.add(Refused, d, o, path, message)
 	}
-}
-
-func (l *linter) handler(gvk schema.GroupVersionKind) admission.Handler {
-	switch {
-	case gvk == v1alpha1.GroupVersion.WithKind("CircuitBreaker"):
-		return &validate.Breakers{Reader: l.applied}
-	case gvk == v1alpha1.GroupVersion.WithKind("FaultInjection"):
-		return &validate.Injections{Reader: l.applied}
-	case gvk == kruise.GroupVersion.WithKind("TrafficPolicy"):
-		return serve.PolicyWebhook{Reader: l.applied}
-	}
-	return &validate.Webhook{Reader: l.applied, Manager: manager, Namespace: l.mesh, Settings: func() *platform.Settings { return l.settings }, Translate: serve.Decode}
 }
 
 // leading is the path of a field at the beginning of a message.

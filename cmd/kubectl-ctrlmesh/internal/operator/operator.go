@@ -17,6 +17,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
+	"github.com/ctrlmesh/ctrlmesh/internal/readiness"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
@@ -44,7 +45,7 @@ type LeaderState string
 const (
 	// Leads: a pod holds the shard's lock.
 	Leads LeaderState = "Leads"
-	// Missing: nobody holds the shard's lock.
+	// Missing: the shard's lock has no holder.
 	Missing LeaderState = "Missing"
 	// Unneeded: the shard owns nothing, or the mesh knows no lock of the operator.
 	Unneeded LeaderState = "Unneeded"
@@ -143,7 +144,7 @@ func (o *Shard) pod(name string) *corev1.Pod {
 func (o *Shard) Ready() int32 {
 	ready := int32(0)
 	for _, pod := range o.Pods {
-		if snapshot.Ready(pod) {
+		if readiness.Of(pod) {
 			ready++
 		}
 	}
@@ -157,7 +158,7 @@ func (o *Shard) Unready() (out []string) {
 		if i := slices.IndexFunc(o.Members, func(m v1alpha1.MemberStatus) bool { return m.Name == pod.Name }); i >= 0 {
 			why = o.Members[i].Message
 		}
-		if why == "" && !snapshot.Ready(pod) {
+		if why == "" && !readiness.Of(pod) {
 			why = "the kubelet says that it is not ready"
 		}
 		if why != "" {

@@ -53,8 +53,8 @@ func (k Key) of(kind v1alpha1.Key) (string, error) {
 	return value, nil
 }
 
-// OwnerOf returns the owner of a key, from the state in force. It returns an error if that cannot be
-// read.
+// OwnerOf returns the owner of a key, from the state in force. It returns an error if that state is
+// missing or invalid.
 func OwnerOf(s *snapshot.Snapshot, c *v1alpha1.ShardingConfig, key Key) (Owner, error) {
 	out := Owner{Namespace: c.Namespace, Root: c.Name}
 	if c.Spec.Root == nil {

@@ -49,7 +49,7 @@ type Part struct {
 	read func(context.Context, Reader, *Snapshot) error
 }
 
-// Read reads parts, in order. Parts that cannot be read are in Unread. It returns an error if the
+// Read reads parts, in order. Unread names the parts that it failed to read. It returns an error if the
 // apiserver cannot be reached at all.
 func (r Reader) Read(ctx context.Context, parts ...Part) (*Snapshot, error) {
 	info, err := r.Version()
