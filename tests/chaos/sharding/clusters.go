@@ -141,13 +141,14 @@ func (c *clusters) move(ctx context.Context, shards int32) error {
 
 // besides returns the names of the pods that are in the shard of one of them.
 func besides(pods []corev1.Pod, name string) (out []string) {
-	shard := map[string]string{}
-	for _, p := range pods {
-		shard[p.Name] = p.Labels[meshv1alpha1.ShardLabel]
-	}
-	for other, of := range shard {
-		if of == shard[name] {
-			out = append(out, other)
+	for _, one := range pods {
+		if one.Name != name {
+			continue
+		}
+		for _, p := range pods {
+			if p.Labels[meshv1alpha1.ShardLabel] == one.Labels[meshv1alpha1.ShardLabel] {
+				out = append(out, p.Name)
+			}
 		}
 	}
 	return out

@@ -19,7 +19,7 @@ import (
 
 const (
 	rolloutSeed = 15
-	// rolloutSoak is that of the least time that an analysis takes, and shorter than a manager lives.
+	// rolloutSoak is shorter than the analysis takes, which therefore decides.
 	rolloutSoak = "30s"
 	// rolloutTimeout bounds a rollout until it has halted, or is complete, while managers are killed.
 	rolloutTimeout = 10 * time.Minute
