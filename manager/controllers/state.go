@@ -21,6 +21,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/resources"
 	"github.com/ctrlmesh/ctrlmesh/manager/roots"
 	"github.com/ctrlmesh/ctrlmesh/manager/roots/decide"
+	"github.com/ctrlmesh/ctrlmesh/manager/transfer"
 )
 
 // State is what the controllers share. Each field has one writer.
@@ -111,6 +112,8 @@ type Listed struct {
 	Namespaces []string // sorted
 	// Enacted is by what Configs follow what their shards act by.
 	Enacted *roots.Enacted
+	// Acting is what the members of the hand-written configurations among Configs act by.
+	Acting transfer.Memory
 	// Resolved is which roots among Configs were matched with the namespaces.
 	Resolved roots.Resolved
 	// Unknown are the resources that configurations name, by uid, and that are not served.

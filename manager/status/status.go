@@ -16,6 +16,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/transfer"
 )
 
 const (
@@ -56,6 +57,10 @@ type Input struct {
 	Shard compile.Shard
 	// Leader is the leader of a hand-written shard that should act.
 	Leader Leader
+	// Acting are the limits that members of a hand-written shard act by.
+	Acting *v1alpha1.ActingLimits
+	// Waits names the pod that the limits of the spec wait for; empty if members act by them.
+	Waits string
 }
 
 // verdict is the status of one member. An empty reason means that the member is ready, or
@@ -86,6 +91,7 @@ func Of(in Input) v1alpha1.ShardingConfigStatus {
 		Lock:               in.Shard.Lock,
 		Stamping:           in.Stamping,
 		Locks:              in.Locks,
+		Acting:             in.Acting,
 	}
 	if !compile.PassesThrough(config) {
 		out.Shards = 1
@@ -96,8 +102,8 @@ func Of(in Input) v1alpha1.ShardingConfigStatus {
 	verdicts := make([]verdict, len(in.Shard.Members))
 	for i, pod := range in.Shard.Members {
 		verdicts[i] = in.member(pod)
-		if verdicts[i].ready && in.standby() {
-			verdicts[i].ready, verdicts[i].Message = false, "it is in standby until the mesh holds the operator's locks"
+		if why := in.standby(); why != "" && verdicts[i].ready {
+			verdicts[i].ready, verdicts[i].Message = false, "it is in standby until "+why
 		}
 		if verdicts[i].ready {
 			out.ReadyMembers++
@@ -111,9 +117,17 @@ func Of(in Input) v1alpha1.ShardingConfigStatus {
 	return out
 }
 
-// standby reports whether members wait for a lock that the configuration names.
-func (in Input) standby() bool {
-	return !compile.Shadows(in.Shard.Config) && slices.ContainsFunc(in.Locks, func(l v1alpha1.LockStatus) bool { return !l.Discovered && !l.HeldByMesh })
+// standby returns what ready members in standby wait for; empty if they act.
+func (in Input) standby() string {
+	switch config := in.Shard.Config; {
+	case compile.Shadows(config):
+		return ""
+	case slices.ContainsFunc(in.Locks, func(l v1alpha1.LockStatus) bool { return !l.Discovered && !l.HeldByMesh }):
+		return "the mesh holds the operator's locks"
+	case in.Waits != "" && in.Acting != nil && in.Acting.Hash == transfer.None:
+		return "no other pod may act on its objects"
+	}
+	return ""
 }
 
 // show returns as many members as a status has room for. It prefers those that are not ready.
@@ -258,6 +272,8 @@ func (in Input) ready(out *v1alpha1.ShardingConfigStatus, verdicts []verdict) co
 		return *impeded(in.Obstacle, members)
 	case in.Leader.Missing != nil:
 		return *impeded(in.Leader.Missing, members)
+	case in.Waits != "":
+		return condition{false, v1alpha1.ReasonHandingOver, members + "; " + takingOverMessage + in.Waits}
 	case out.ReadyMembers == out.Members:
 		return condition{true, v1alpha1.ReasonAllReady, members}
 	}
@@ -270,6 +286,8 @@ func (in Input) ready(out *v1alpha1.ShardingConfigStatus, verdicts []verdict) co
 
 func (in Input) progressing(verdicts []verdict) condition {
 	switch {
+	case in.Waits != "":
+		return condition{true, v1alpha1.ReasonHandingOver, takingOverMessage + in.Waits}
 	case slices.ContainsFunc(verdicts, verdict.waiting):
 		return condition{true, v1alpha1.ReasonStarting, describe(verdicts, verdict.waiting)}
 	case in.Stamping != nil && !in.Stamping.Done && in.Shard.Problem == nil:
@@ -319,6 +337,7 @@ const (
 
 	unroutedMessage    = "reviews that the apiserver sends to some members are not routed to the shard that owns the namespace: "
 	handingOverMessage = "keys are handed over"
+	takingOverMessage  = "spec.limits takes effect once no pod acts on other objects of the operator: "
 	bundleMessage      = "the CAs in its namespace are out of date, so that new pods do not start, and those that run will refuse their agents after the next rotation: make room in the namespace's quota, or exempt the ConfigMap from its policies: "
 	distrustMessage    = "clients do not trust the mesh's CA and reach no apiserver: let them verify it by /var/run/secrets/kubernetes.io/serviceaccount/ca.crt, and by no CA from their image, their environment, a Secret or the API: "
 	stuckMessage       = "failurePolicy is Open, but members that are not captured by ebpf are refused when their agent dies: "

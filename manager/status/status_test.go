@@ -17,6 +17,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/transfer"
 )
 
 var now = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
@@ -272,4 +273,22 @@ func TestClientsThatDoNotTrustTheMeshDegrade(t *testing.T) {
 	require.EqualValues(t, v1alpha1.ReasonMeshCANotTrusted, degraded.Reason)
 	require.Contains(t, degraded.Message, "serviceaccount/ca.crt")
 	require.Contains(t, degraded.Message, "pod a")
+}
+
+func TestLimitsThatWait(t *testing.T) {
+	in := input(fine, pod("a"))
+	in.Acting, in.Waits = &v1alpha1.ActingLimits{Hash: "other"}, "pod b"
+	s := Of(in)
+	require.Equal(t, in.Acting, s.Acting)
+	require.EqualValues(t, 1, s.ReadyMembers, "members act by earlier limits")
+	for _, kind := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionProgressing} {
+		is := findCondition(t, s, kind)
+		require.EqualValues(t, v1alpha1.ReasonHandingOver, is.Reason, kind)
+		require.Contains(t, is.Message, "pod b", kind)
+	}
+
+	in.Acting = &v1alpha1.ActingLimits{Hash: transfer.None}
+	s = Of(in)
+	require.Zero(t, s.ReadyMembers)
+	require.Contains(t, s.Pods[0].Message, "in standby until no other pod may act on its objects")
 }

@@ -4,11 +4,17 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -67,6 +73,47 @@ func TestMemberSeesNothingWithoutItsConfig(t *testing.T) {
 	create(t, shard(p.namespace, "a", []string{p.a.Name}, []string{p.a.owns}, "configmaps"))
 	p.a.works(t)
 	require.Zero(t, restarts(t, p.a.Pod))
+}
+
+// A namespace moves from one hand-written shard to another while the agent of a member that loses
+// it is stopped, and so may have a write of it in flight. The other shard gets it once that
+// agent has confirmed, and nothing but that stops.
+func TestHandWrittenShardsHandOver(t *testing.T) {
+	p := newPair(t)
+	moved := owned(t)
+	writes := func(m *member) func(context.Context) error {
+		clientset, err := kubernetes.NewForConfig(from(t, m.Pod))
+		require.NoError(t, err)
+		return func(ctx context.Context) error {
+			_, err := clientset.CoreV1().ConfigMaps(moved).Patch(ctx, "here", types.MergePatchType, []byte(`{"data": {"by": "`+m.Name+`"}}`), metav1.PatchOptions{})
+			return err
+		}
+	}
+	a, b := writes(p.a), writes(p.b)
+	owns(t, p.namespace, "a", p.a.owns, moved)
+	until(t, "a to own the namespace", a)
+	require.True(t, apierrors.IsForbidden(b(t.Context())))
+
+	signalAgent(t, p.a.Spec.NodeName, "STOP")
+	running := sync.OnceFunc(func() { signalAgent(t, p.a.Spec.NodeName, "CONT") })
+	t.Cleanup(running)
+	owns(t, p.namespace, "a", p.a.owns)
+	owns(t, p.namespace, "b", p.b.owns, moved)
+	until(t, "b to wait for a", func(ctx context.Context) error {
+		c := &meshv1alpha1.ShardingConfig{}
+		if err := cluster.Get(ctx, client.ObjectKey{Namespace: p.namespace, Name: "b"}, c); err != nil {
+			return err
+		}
+		is := meta.FindStatusCondition(c.Status.Conditions, meshv1alpha1.ConditionReady)
+		return orElse(is != nil && is.ObservedGeneration == c.Generation && is.Reason == string(meshv1alpha1.ReasonHandingOver) && strings.Contains(is.Message, "pod a"), fmt.Sprintf("%+v", is))
+	})
+	require.True(t, apierrors.IsForbidden(b(t.Context())), "a may still write there")
+	p.b.works(t)
+	running()
+	until(t, "b to own the namespace", b)
+	require.True(t, apierrors.IsForbidden(a(t.Context())))
+	settled(t, p.namespace, "b", 1)
+	p.a.works(t)
 }
 
 // owns changes what a shard owns.

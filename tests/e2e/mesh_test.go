@@ -170,6 +170,13 @@ func killAgent(t *testing.T, node string) {
 	require.NoError(t, err)
 }
 
+// signalAgent sends a signal to the agent of a node, also when the test has ended.
+func signalAgent(t *testing.T, node, signal string) {
+	t.Helper()
+	_, err := cluster.NodeExec(context.WithoutCancel(t.Context()), node, "bash", "-c", `for p in $(pidof ctrlmesh-agent); do kill -"$1" "$p"; done`, "bash", signal)
+	require.NoError(t, err)
+}
+
 // agentStarted waits until the agent of a node has started since a time, and returns the
 // start time in its own log: the line may come a moment after its first work.
 func agentStarted(t *testing.T, node string, since time.Time) (started time.Time) {

@@ -826,9 +826,26 @@ type ShardingConfigStatus struct {
 	// Shadow compares the writes of a shadow with those of others.
 	// +optional
 	Shadow *ShadowStatus `json:"shadow,omitempty"`
+	// Acting are the limits that the members of a hand-written configuration act by. They differ
+	// from those of the spec while other pods of the operator may act by earlier ones. If anybody
+	// else writes this, two shards may own one object.
+	// +optional
+	Acting *ActingLimits `json:"acting,omitempty"`
 	// Root describes the derived shards.
 	// +optional
 	Root *RootStatus `json:"root,omitempty"`
+}
+
+// ActingLimits are limits of a hand-written configuration.
+type ActingLimits struct {
+	// Hash identifies the limits; "none" while members own nothing.
+	// +kubebuilder:validation:MaxLength=64
+	Hash string `json:"hash"`
+	// Limits are what the hash identifies. It is empty if they are those of the spec, or too long.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=128
+	Limits []ObjectLimiter `json:"limits,omitempty"`
 }
 
 // ShadowStatus counts the writes of a shadow since the agents serve its pods, by how they ended.

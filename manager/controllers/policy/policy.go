@@ -12,6 +12,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -34,6 +35,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/resources"
 	"github.com/ctrlmesh/ctrlmesh/manager/roots"
+	"github.com/ctrlmesh/ctrlmesh/manager/transfer"
 )
 
 // Controller compiles everything anew at each run. That is cheap, because its cost grows
@@ -57,6 +59,7 @@ type Controller struct {
 	// rendered is what need not be rendered again.
 	rendered compile.Cache
 	resolver roots.Resolver
+	acting   transfer.Memory
 	// until is when the policies change by themselves, as when the next FaultInjection
 	// expires, for which agents do not wait.
 	until time.Time
@@ -148,8 +151,8 @@ func elapsed() func() time.Duration {
 }
 
 // addHandWritten adds what is known of hand-written configurations: whether their
-// members must be in standby, because a resource is unknown or a pod outside the mesh may
-// lead. It reports false until the lock controller has looked at the locks.
+// members must be in standby, because a resource is unknown, or another pod may act on their
+// objects or lead. It reports false until the lock controller has looked at the locks.
 func (r *Controller) addHandWritten(known map[origin.Name]compile.Root, l *controllers.Listed) (ok bool) {
 	for _, c := range l.Configs {
 		if !compile.HandWritten(c) {
@@ -163,19 +166,18 @@ func (r *Controller) addHandWritten(known map[origin.Name]compile.Root, l *contr
 			known[origin.Of(c)] = compile.Root{Standby: unknown.Message, Locks: c.Status.Locks}
 			continue
 		}
-		if len(compile.OperatorLocks(c, c.Status.Locks)) == 0 {
-			if unknown.Message != "" {
-				known[origin.Of(c)] = compile.Root{Standby: unknown.Message, Undivided: true}
-			}
-			continue
-		}
-		if !r.State.LocksKnown.Load() {
-			return false
-		}
 		one := compile.Root{Standby: unknown.Message, Undivided: unknown.Message != ""}
-		one.Locks, _ = locks.Survey(c, c.Status.Locks, nil, nil, r.Keeper)
-		if why := unheld(compile.NamedLocks(c), r.Keeper.States(client.ObjectKeyFromObject(c))); why != "" {
-			one.Standby = why
+		if l.Acting[c.UID].Sent == transfer.None {
+			one.Standby = "pods of other shards may act on its objects until they have confirmed their policies"
+		}
+		if len(compile.OperatorLocks(c, c.Status.Locks)) > 0 {
+			if !r.State.LocksKnown.Load() {
+				return false
+			}
+			one.Locks, _ = locks.Survey(c, c.Status.Locks, nil, nil, r.Keeper)
+			if why := unheld(compile.NamedLocks(c), r.Keeper.States(client.ObjectKeyFromObject(c))); why != "" {
+				one.Standby = why
+			}
 		}
 		known[origin.Of(c)] = one
 	}
@@ -245,6 +247,8 @@ func (r *Controller) list(ctx context.Context) (out *controllers.Listed, known m
 		}
 		out.Enacted = roots.Enact(out.Configs, known)
 	}
+	r.acting = r.acting.Enact(out.Configs)
+	out.Acting = r.acting
 	within := resolveWithin
 	if r.State.Compiled.Load() == nil {
 		within = resolveFirst
@@ -384,9 +388,10 @@ func sameMeaning(before, after any) bool {
 	return dialect && same && sameConfig(a, b)
 }
 
-// sameConfig reports whether two states of a configuration have the same spec and locks.
+// sameConfig reports whether two states of a configuration have the same spec and locks, and
+// members that act by the same limits.
 func sameConfig(a, b *v1alpha1.ShardingConfig) bool {
-	return compile.SameSpec(a, b) && slices.Equal(compile.OperatorLocks(a, a.Status.Locks), compile.OperatorLocks(b, b.Status.Locks))
+	return compile.SameSpec(a, b) && equality.Semantic.DeepEqual(a.Status.Acting, b.Status.Acting) && slices.Equal(compile.OperatorLocks(a, a.Status.Locks), compile.OperatorLocks(b, b.Status.Locks))
 }
 
 // sameRules reports whether two states of an object have the same spec and labels.

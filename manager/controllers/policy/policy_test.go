@@ -17,6 +17,7 @@ import (
 func TestEventsThatTriggerPolicies(t *testing.T) {
 	b := &v1alpha1.CircuitBreaker{ObjectMeta: metav1.ObjectMeta{UID: "1", Generation: 1}}
 	f := &v1alpha1.FaultInjection{ObjectMeta: metav1.ObjectMeta{UID: "1", Generation: 1}}
+	s := &v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{UID: "1", Generation: 1}}
 	n := controllers.MetadataOf(controllers.NamespaceKind)
 	for _, c := range []struct {
 		what   string
@@ -35,6 +36,10 @@ func TestEventsThatTriggerPolicies(t *testing.T) {
 		{"spec", b, func(o any) { o.(*v1alpha1.CircuitBreaker).Generation++ }, true},
 		{"status", f, func(o any) { o.(*v1alpha1.FaultInjection).Status.Injected++ }, false},
 		{"expiry", f, func(o any) { o.(*v1alpha1.FaultInjection).Status.ExpirationGeneration++ }, true},
+		{"status", s, func(o any) { o.(*v1alpha1.ShardingConfig).Status.ReadyMembers++ }, false},
+		{"limits that members act by", s, func(o any) {
+			o.(*v1alpha1.ShardingConfig).Status.Acting = &v1alpha1.ActingLimits{Hash: "a"}
+		}, true},
 		{"namespace", n, func(o any) { o.(*metav1.PartialObjectMetadata).ResourceVersion = "2" }, false},
 		{"no faults", n, func(o any) {
 			o.(*metav1.PartialObjectMetadata).Labels = map[string]string{v1alpha1.NoFaultsLabel: ""}

@@ -69,50 +69,74 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	}
 	r.countPolicies(c)
 	countUnready(c.Configs)
-	leaders := r.lead(ctx, c)
-	wanted := func(uid string) string { return c.Policies[types.UID(uid)].GetVersion() }
+	newest, err := r.newest(ctx, c)
+	errs := []error{err}
+	w := round{c, r.lead(ctx, c), r.transfers(c, newest)}
+	for _, shard := range c.Shards {
+		if shard.Config != nil && newest[shard.Config.UID] != nil {
+			errs = append(errs, r.write(ctx, w, shard, newest[shard.Config.UID]))
+		}
+	}
+	r.written = newest
+	return errors.Join(errs...)
+}
+
+// round is what the statuses of one run follow from.
+type round struct {
+	*controllers.Compiled
+	leaders   map[string]status.Leader
+	transfers transfers
+}
+
+// newest returns the configurations whose statuses are written here, by uid, as they are now.
+// Those that changed since they were compiled are left out.
+func (r *Controller) newest(ctx context.Context, c *controllers.Compiled) (map[types.UID]*writtenStatus, error) {
+	out := map[types.UID]*writtenStatus{}
 	var errs []error
-	statuses := map[types.UID]*writtenStatus{}
 	for _, shard := range c.Shards {
 		if shard.Config == nil || shard.Config.Spec.Root != nil {
 			continue // there is no object yet, or package roots writes it
 		}
 		// The spec is the one compiled; the status the newest known.
 		current := &v1alpha1.ShardingConfig{TypeMeta: shard.Config.TypeMeta}
-		err := r.Cache.Get(ctx, shard.NamespacedName, current)
-		if apierrors.IsNotFound(err) || err == nil && (current.UID != shard.Config.UID || current.Generation != shard.Config.Generation) {
-			continue // it will be compiled soon
-		}
-		if err != nil {
+		switch err := r.Cache.Get(ctx, shard.NamespacedName, current); {
+		case apierrors.IsNotFound(err), err == nil && (current.UID != shard.Config.UID || current.Generation != shard.Config.Generation):
+			// It will be compiled soon.
+		case err != nil:
 			errs = append(errs, err)
-			continue
+		default:
+			out[current.UID] = r.written[current.UID].since(current)
 		}
-		last := r.written[current.UID].since(current)
-		statuses[current.UID] = last
-		current = last.object
-		shard.Config = current
-		known, obstacle := r.surveyHandWritten(shard, c)
-		next := status.Of(status.Input{Shard: shard, Leader: leaders[shard.String()], Common: status.Common{
-			Locks: known, Obstacle: obstacle, Stamping: r.Sweeper.Status(current),
-			MissingBundle: r.State.MissingBundle(current.Namespace), Wanted: wanted, Observe: r.Push.Observe, Now: time.Now(), Since: r.since,
-		}})
-		if equality.Semantic.DeepEqual(current.Status, next) {
-			continue
-		}
-		before := current.Status
-		updated := current.DeepCopy()
-		updated.Status = next
-		if err := r.Client.Status().Update(ctx, updated); err != nil {
-			if !apierrors.IsNotFound(err) {
-				errs = append(errs, fmt.Errorf("writing the status of %s: %w", origin.Of(current), err))
-			}
-			continue
-		}
-		last.replaced, last.object = append(last.replaced, current.ResourceVersion), updated
-		r.report(updated, before, next)
 	}
-	r.written = statuses
-	return errors.Join(errs...)
+	return out, errors.Join(errs...)
+}
+
+// write writes the status of a shard if it has a new one.
+func (r *Controller) write(ctx context.Context, w round, shard compile.Shard, last *writtenStatus) error {
+	current := last.object
+	shard.Config = current
+	known, obstacle := r.surveyHandWritten(shard, w.Compiled)
+	acting, waits := w.transfers.record(current)
+	next := status.Of(status.Input{Shard: shard, Leader: w.leaders[shard.String()], Acting: acting, Waits: waits, Common: status.Common{
+		Locks: known, Obstacle: obstacle, Stamping: r.Sweeper.Status(current), MissingBundle: r.State.MissingBundle(current.Namespace),
+		Wanted:  func(uid string) string { return w.Policies[types.UID(uid)].GetVersion() },
+		Observe: r.Push.Observe, Now: time.Now(), Since: r.since,
+	}})
+	if equality.Semantic.DeepEqual(current.Status, next) {
+		return nil
+	}
+	before := current.Status
+	updated := current.DeepCopy()
+	updated.Status = next
+	if err := r.Client.Status().Update(ctx, updated); err != nil {
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("writing the status of %s: %w", origin.Of(current), err)
+	}
+	last.replaced, last.object = append(last.replaced, current.ResourceVersion), updated
+	r.report(updated, before, next)
+	return nil
 }
 
 // writtenStatus is a configuration with the status that this leader wrote last.
