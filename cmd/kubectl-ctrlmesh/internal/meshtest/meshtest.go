@@ -61,8 +61,17 @@ type Cluster struct {
 	Unreachable error
 	// Forbidden returns the error of a list; nil if it is permitted. It may be nil.
 	Forbidden func(client.ObjectList) error
-	// MayCreate reports whether the user may create a resource.
+	// MayCreate reports whether the user may create or change a resource.
 	MayCreate func(resource string) bool
+	// Refuse returns the error of a write; nil if it is permitted. If Refuse is nil, no write is. Otherwise
+	// all readers share what was written, and later changes of Objects have no effect.
+	Refuse func(verb string, o client.Object) error
+	// Written are the writes of the reader, without dry runs: verb, kind and name.
+	Written []string
+	// Advance changes the cluster before each snapshot is read. It may be nil.
+	Advance func(client.Client)
+
+	shared client.WithWatch
 }
 
 // Healthy returns a cluster in which nothing is wrong.
@@ -101,9 +110,14 @@ func Remove[O client.Object](t testing.TB, c *Cluster, namespace, name string) {
 // Reader returns a reader of the cluster.
 func (c *Cluster) Reader(t testing.TB) snapshot.Reader {
 	t.Helper()
-	scheme, err := snapshot.NewScheme()
-	require.NoError(t, err)
-	fakes := fake.NewClientBuilder().WithScheme(scheme).WithObjects(c.Objects...).WithInterceptorFuncs(interceptor.Funcs{
+	cluster := c.shared
+	if cluster == nil || c.Refuse == nil {
+		scheme, err := snapshot.NewScheme()
+		require.NoError(t, err)
+		cluster = fake.NewClientBuilder().WithScheme(scheme).WithObjects(c.Objects...).Build()
+		c.shared = cluster
+	}
+	user := interceptor.NewClient(cluster, interceptor.Funcs{
 		List: func(ctx context.Context, next client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
 			if c.Forbidden != nil {
 				if err := c.Forbidden(list); err != nil {
@@ -112,19 +126,46 @@ func (c *Cluster) Reader(t testing.TB) snapshot.Reader {
 			}
 			return next.List(ctx, list, opts...)
 		},
-		Create: func(_ context.Context, _ client.WithWatch, o client.Object, _ ...client.CreateOption) error {
-			review, ok := o.(*authorizationv1.SelfSubjectAccessReview)
-			if !ok {
-				return errors.New("the plugin writes nothing")
+		Create: func(ctx context.Context, next client.WithWatch, o client.Object, opts ...client.CreateOption) error {
+			if review, ok := o.(*authorizationv1.SelfSubjectAccessReview); ok {
+				review.Status.Allowed = c.MayCreate(review.Spec.ResourceAttributes.Resource)
+				return nil
 			}
-			review.Status.Allowed = c.MayCreate(review.Spec.ResourceAttributes.Resource)
-			return nil
+			dry := len((&client.CreateOptions{}).ApplyOptions(opts).DryRun) > 0
+			return c.write("create", o, dry, func() error { return next.Create(ctx, o, opts...) })
 		},
-	}).Build()
+		Patch: func(ctx context.Context, next client.WithWatch, o client.Object, patch client.Patch, opts ...client.PatchOption) error {
+			dry := len((&client.PatchOptions{}).ApplyOptions(opts).DryRun) > 0
+			return c.write("patch", o, dry, func() error { return next.Patch(ctx, o, patch, opts...) })
+		},
+		Delete: func(ctx context.Context, next client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
+			dry := len((&client.DeleteOptions{}).ApplyOptions(opts).DryRun) > 0
+			return c.write("delete", o, dry, func() error { return next.Delete(ctx, o, opts...) })
+		},
+	})
 	return snapshot.Reader{
-		Client: fakes, Namespace: snapshot.DefaultNamespace, Now: func() time.Time { return Now },
-		Version: func() (*version.Info, error) { return &version.Info{GitVersion: c.Kubernetes}, c.Unreachable },
+		Client: user, Namespace: snapshot.DefaultNamespace, Now: func() time.Time { return Now },
+		Version: func() (*version.Info, error) {
+			if c.Advance != nil {
+				c.Advance(cluster)
+			}
+			return &version.Info{GitVersion: c.Kubernetes}, c.Unreachable
+		},
 	}
+}
+
+// write does a write of the reader, if it is permitted.
+func (c *Cluster) write(verb string, o client.Object, dry bool, do func() error) error {
+	if c.Refuse == nil {
+		return errors.New("the command writes nothing")
+	}
+	if err := c.Refuse(verb, o); err != nil {
+		return err
+	}
+	if !dry {
+		c.Written = append(c.Written, fmt.Sprintf("%s %T %s", verb, o, o.GetName()))
+	}
+	return do()
 }
 
 // install adds the manifests.

@@ -33,7 +33,7 @@ func NewScheme() (*runtime.Scheme, error) {
 
 // Reader reads snapshots.
 type Reader struct {
-	// Client reads, and reviews the user's own access.
+	// Client reads, and reviews the user's own access. Commands that change something write with it.
 	Client client.Client
 	// Version returns the version of the apiserver.
 	Version func() (*version.Info, error)

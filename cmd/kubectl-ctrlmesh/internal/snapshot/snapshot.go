@@ -55,8 +55,10 @@ type Snapshot struct {
 	Nodes      []corev1.Node
 	// Exists reports, for requested namespaces, whether they exist.
 	Exists map[string]bool
-	// Access is what the user may do, for requests of an installation.
+	// Access is what the user may do, as far as it was requested.
 	Access []Access
+	// Subjects are what commands list and change beside ShardingConfigs.
+	Subjects Subjects
 	// Unread is what could not be read.
 	Unread []Unread
 }
@@ -92,6 +94,12 @@ type Install struct {
 	Bundles map[types.NamespacedName]corev1.ConfigMap
 	// Namespace is the namespace of the mesh; nil if it does not exist.
 	Namespace *corev1.Namespace
+}
+
+// Subjects are objects that commands list and change.
+type Subjects struct {
+	// Workload is nil if it does not exist.
+	Workload *Workload
 }
 
 // Access is whether the user may do something.
