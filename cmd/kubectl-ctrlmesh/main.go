@@ -1,5 +1,5 @@
-// Command kubectl-ctrlmesh shows what the mesh does, from the objects of the API alone. In the PATH it
-// is kubectl ctrlmesh.
+// Command kubectl-ctrlmesh shows what the mesh does, and puts operators on it, by the objects of the API
+// alone. In the PATH it is kubectl ctrlmesh.
 package main
 
 import (

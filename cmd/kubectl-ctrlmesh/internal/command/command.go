@@ -40,6 +40,8 @@ type environment struct {
 	connect func() (snapshot.Reader, string, error)
 	// poll is the time between two polls.
 	poll time.Duration
+	// warnings are those of the apiserver.
+	warnings *warnings
 }
 
 // Run runs a command line, and returns its exit code.
@@ -48,7 +50,7 @@ func Run(ctx context.Context, streams genericiooptions.IOStreams, version string
 }
 
 func newEnvironment(streams genericiooptions.IOStreams, version string) *environment {
-	e := &environment{IOStreams: streams, version: version, flags: genericclioptions.NewConfigFlags(false), poll: 2 * time.Second}
+	e := &environment{IOStreams: streams, version: version, flags: genericclioptions.NewConfigFlags(false), poll: 2 * time.Second, warnings: &warnings{}}
 	e.flags.ClusterName = nil // --cluster names a member cluster
 	e.connect = e.dial
 	return e
@@ -74,8 +76,8 @@ func (e *environment) run(ctx context.Context, args []string) int {
 func (e *environment) root() *cobra.Command {
 	c := &cobra.Command{
 		Use:           "kubectl-ctrlmesh",
-		Short:         "Show what the mesh does",
-		Long:          "Show what the mesh does, from the objects of the API. It works while no manager runs.\n\nExit codes: 0 healthy, 1 findings, 2 unknown: the state cannot be read.",
+		Short:         "Show what the mesh does, and put operators on it",
+		Long:          "Show what the mesh does, from the objects of the API, and put operators on it. Commands that only show something work while no manager runs.\n\nExit codes: 0 healthy, 1 findings, 2 unknown: the state cannot be read.",
 		SilenceErrors: true, SilenceUsage: true,
 		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl ctrlmesh"},
 		PersistentPreRunE: func(*cobra.Command, []string) error {
@@ -86,6 +88,7 @@ func (e *environment) root() *cobra.Command {
 	c.PersistentFlags().StringVarP(&e.output, "output", "o", "table", "table, json or yaml")
 	c.PersistentFlags().StringVar(&e.meshNamespace, "mesh-namespace", snapshot.DefaultNamespace, "namespace of the mesh")
 	c.AddCommand(e.statusCommand(), e.shardsCommand(), e.ownerCommand(), e.checkCommand(), e.lintCommand(), e.versionCommand())
+	c.AddCommand(e.adoptCommand())
 	return c
 }
 

@@ -48,6 +48,12 @@ func (r result) String() string {
 // run runs a command in a cluster. The namespace of the command line is that of the operator.
 func run(t *testing.T, c *meshtest.Cluster, in string, args ...string) result {
 	t.Helper()
+	return runUntil(t.Context(), t, c, in, args...)
+}
+
+// runUntil runs a command that is interrupted when a context ends.
+func runUntil(ctx context.Context, t *testing.T, c *meshtest.Cluster, in string, args ...string) result {
+	t.Helper()
 	var out, errs bytes.Buffer
 	e := newEnvironment(genericiooptions.IOStreams{In: strings.NewReader(in), Out: &out, ErrOut: &errs}, "v0.3.1")
 	e.poll = time.Millisecond
@@ -58,7 +64,7 @@ func run(t *testing.T, c *meshtest.Cluster, in string, args ...string) result {
 		}
 		return c.Reader(t), namespace, nil
 	}
-	code := e.run(t.Context(), args)
+	code := e.run(ctx, args)
 	require.NotContains(t, out.String()+errs.String(), meshtest.SecretText)
 	return result{out.String(), errs.String(), code}
 }
@@ -376,4 +382,12 @@ func TestClockFollowsTheApiserver(t *testing.T) {
 	require.InDelta(t, -time.Hour.Seconds(), time.Duration(c.ahead.Load()).Seconds(), 2)
 	c.set("nonsense", here)
 	require.NotZero(t, c.ahead.Load())
+}
+
+func TestEveryCommandIsDocumented(t *testing.T) {
+	text, err := os.ReadFile("../../../../docs/commands.md")
+	require.NoError(t, err)
+	for _, c := range newEnvironment(genericiooptions.IOStreams{}, "v0").root().Commands() {
+		require.Contains(t, string(text), "\n## "+c.Name()+"\n")
+	}
 }

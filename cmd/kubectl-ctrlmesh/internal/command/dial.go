@@ -30,7 +30,7 @@ func (e *environment) dial() (snapshot.Reader, string, error) {
 	config = rest.CopyConfig(config)
 	config.UserAgent = "kubectl-ctrlmesh/" + e.version
 	config.QPS = -1 // the apiserver's priority and fairness decides
-	config.WarningHandler = rest.NoWarnings{}
+	config.WarningHandler = e.warnings
 	if config.Timeout == 0 {
 		config.Timeout = requestTimeout
 	}
