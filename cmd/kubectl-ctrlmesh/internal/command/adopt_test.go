@@ -160,7 +160,7 @@ func clusterOf(t *testing.T) (*meshtest.Cluster, *controllers) {
 	return c, m
 }
 
-func TestAdopt(t *testing.T) {
+func TestAdoptAndRemove(t *testing.T) {
 	for _, format := range []string{"table", "json"} {
 		t.Run(format, func(t *testing.T) {
 			c, _ := clusterOf(t)
@@ -176,6 +176,9 @@ func TestAdopt(t *testing.T) {
 			step("adopt-again", nil, "adopt sts/tally -f -")
 			step("adopt-without-file", nil, "adopt sts/tally")
 			step("adopt-dry-run-again", nil, "adopt sts/tally -f - --dry-run")
+			step("remove-dry-run", nil, "remove tally --dry-run")
+			step("remove-done", []string{"delete *v1alpha1.ShardingConfig tally", "patch *v1.StatefulSet tally"}, "remove tally")
+			step("remove-again", nil, "remove sts/tally")
 		})
 	}
 }
@@ -193,6 +196,15 @@ func TestAdoptGoesOnWhereItWas(t *testing.T) {
 	require.Equal(t, Healthy, r.code, "%s", r)
 	require.Empty(t, c.Written)
 	require.Contains(t, r.out, "leaders: tally-0, tally-1\n")
+
+	m.idle = true
+	r = run(t, c, "", "remove", "tally", "-n", team, "--timeout=2s")
+	require.Equal(t, Found, r.code, "%s", r)
+	require.Contains(t, r.out, "ShardingConfig tally is being deleted")
+	require.Contains(t, r.out, "run kubectl ctrlmesh remove statefulset/tally -n team to go on")
+	m.idle = false
+	r = run(t, c, "", "remove", "sts/tally", "-n", team)
+	require.Equal(t, Healthy, r.code, "%s", r)
 }
 
 func TestAdoptMakesTheRoot(t *testing.T) {
@@ -328,6 +340,38 @@ func TestAdoptSaysThatItWasInterrupted(t *testing.T) {
 	r := runUntil(ctx, t, c, tallyRoot, "adopt", "sts/tally", "-f", "-", "-n", team)
 	require.Equal(t, Unknown, r.code, "%s", r)
 	require.Contains(t, r.err, "interrupted, waiting for this: 0 of 2 pods are replaced")
+}
+
+func TestRemoveRefuses(t *testing.T) {
+	for args, want := range map[string]string{
+		"remove by-hand":                       "is a hand-written shard",
+		"remove none":                          "there is no ShardingConfig none",
+		"remove sts/none":                      "there is no StatefulSet none",
+		"remove ds/none":                       "name it as statefulset/NAME",
+		"remove operator-demo-1-normal":        "name the root",
+		"remove operator-demo --namespace=not": "there is no ShardingConfig operator-demo in namespace not",
+	} {
+		c := meshtest.Healthy(t)
+		r := run(t, c, "", strings.Fields(args)...)
+		require.Equal(t, Unknown, r.code, "%s: %s", args, r)
+		require.Contains(t, r.err, want)
+	}
+	c := outsideTheMesh(t)
+	meshtest.Find[*appsv1.StatefulSet](t, c, team, "tally").Spec.Template.Labels = map[string]string{"app": "tally", v1alpha1.EnableProxyLabel: "true"}
+	mayNot("statefulsets")(t, c)
+	r := run(t, c, "", "remove", "sts/tally", "-n", team)
+	require.Equal(t, Unknown, r.code, "%s", r)
+	require.Contains(t, r.err, "you may not patch statefulsets.apps")
+}
+
+func TestRemoveShowsWhatAdmissionRefuses(t *testing.T) {
+	c := meshtest.Healthy(t)
+	refuses("delete", apierrors.NewForbidden(schema.GroupResource{Resource: "shardingconfigs"}, "operator-demo", errors.New("production is frozen")))(t, c)
+	r := run(t, c, "", "remove", "operator-demo")
+	require.Equal(t, Found, r.code, "%s", r)
+	require.Contains(t, r.out, "! the apiserver refuses it (delete the ShardingConfig of StatefulSet operator-demo): ")
+	require.Contains(t, r.out, "production is frozen")
+	require.Empty(t, c.Written)
 }
 
 func TestAdoptDeployment(t *testing.T) {

@@ -88,7 +88,7 @@ func (e *environment) root() *cobra.Command {
 	c.PersistentFlags().StringVarP(&e.output, "output", "o", "table", "table, json or yaml")
 	c.PersistentFlags().StringVar(&e.meshNamespace, "mesh-namespace", snapshot.DefaultNamespace, "namespace of the mesh")
 	c.AddCommand(e.statusCommand(), e.shardsCommand(), e.ownerCommand(), e.checkCommand(), e.lintCommand(), e.versionCommand())
-	c.AddCommand(e.adoptCommand())
+	c.AddCommand(e.adoptCommand(), e.removeCommand())
 	return c
 }
 
