@@ -5,9 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
@@ -38,6 +40,8 @@ type environment struct {
 	meshNamespace string
 	// connect returns a reader, and the namespace of the command line.
 	connect func() (snapshot.Reader, string, error)
+	// logs follows the log of a pod. It ends with the context.
+	logs func(ctx context.Context, namespace, pod string, options *corev1.PodLogOptions) (io.ReadCloser, error)
 	// poll is the time between two polls.
 	poll time.Duration
 	// warnings are those of the apiserver.
@@ -52,7 +56,7 @@ func Run(ctx context.Context, streams genericiooptions.IOStreams, version string
 func newEnvironment(streams genericiooptions.IOStreams, version string) *environment {
 	e := &environment{IOStreams: streams, version: version, flags: genericclioptions.NewConfigFlags(false), poll: 2 * time.Second, warnings: &warnings{}}
 	e.flags.ClusterName = nil // --cluster names a member cluster
-	e.connect = e.dial
+	e.connect, e.logs = e.dial, e.follow
 	return e
 }
 
@@ -88,7 +92,7 @@ func (e *environment) root() *cobra.Command {
 	c.PersistentFlags().StringVarP(&e.output, "output", "o", "table", "table, json or yaml")
 	c.PersistentFlags().StringVar(&e.meshNamespace, "mesh-namespace", snapshot.DefaultNamespace, "namespace of the mesh")
 	c.AddCommand(e.statusCommand(), e.shardsCommand(), e.ownerCommand(), e.checkCommand(), e.lintCommand(), e.versionCommand())
-	c.AddCommand(e.adoptCommand(), e.removeCommand())
+	c.AddCommand(e.adoptCommand(), e.removeCommand(), e.tapCommand())
 	return c
 }
 

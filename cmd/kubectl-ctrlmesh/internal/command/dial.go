@@ -1,12 +1,16 @@
 package command
 
 import (
+	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"sync/atomic"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/discovery"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -18,19 +22,15 @@ const requestTimeout = 30 * time.Second
 
 // dial connects to the apiserver of the kubeconfig.
 func (e *environment) dial() (snapshot.Reader, string, error) {
-	config, err := e.flags.ToRESTConfig()
+	config, err := e.config()
 	if err != nil {
-		return snapshot.Reader{}, "", fmt.Errorf("reading the kubeconfig: %w: name another by --kubeconfig or --context", err)
+		return snapshot.Reader{}, "", err
 	}
 	namespace, _, err := e.flags.ToRawKubeConfigLoader().Namespace()
 	if err != nil {
 		return snapshot.Reader{}, "", fmt.Errorf("reading the namespace of the kubeconfig: %w: name one by -n", err)
 	}
 	at := &clock{}
-	config = rest.CopyConfig(config)
-	config.UserAgent = "kubectl-ctrlmesh/" + e.version
-	config.QPS = -1 // the apiserver's priority and fairness decides
-	config.WarningHandler = e.warnings
 	if config.Timeout == 0 {
 		config.Timeout = requestTimeout
 	}
@@ -48,6 +48,33 @@ func (e *environment) dial() (snapshot.Reader, string, error) {
 		return snapshot.Reader{}, "", fmt.Errorf("connecting to the apiserver: %w: check the kubeconfig", err)
 	}
 	return snapshot.Reader{Client: c, Version: d.ServerVersion, Now: at.now, Namespace: e.meshNamespace}, namespace, nil
+}
+
+// config returns how to connect to the apiserver of the kubeconfig.
+func (e *environment) config() (*rest.Config, error) {
+	config, err := e.flags.ToRESTConfig()
+	if err != nil {
+		return nil, fmt.Errorf("reading the kubeconfig: %w: name another by --kubeconfig or --context", err)
+	}
+	config = rest.CopyConfig(config)
+	config.UserAgent = "kubectl-ctrlmesh/" + e.version
+	config.QPS = -1 // the apiserver's priority and fairness decides
+	config.WarningHandler = e.warnings
+	return config, nil
+}
+
+// follow follows the log of a pod.
+func (e *environment) follow(ctx context.Context, namespace, pod string, options *corev1.PodLogOptions) (io.ReadCloser, error) {
+	config, err := e.config()
+	if err != nil {
+		return nil, err
+	}
+	config.Timeout = 0 // it would end the log, too
+	c, err := typedcorev1.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("connecting to the apiserver: %w: check the kubeconfig", err)
+	}
+	return c.Pods(namespace).GetLogs(pod, options).Stream(ctx)
 }
 
 // clock is the clock of the apiserver, by which leases end. The clock of this machine may be wrong.

@@ -3,6 +3,7 @@ package command
 import (
 	"bytes"
 	"encoding/json"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
@@ -100,4 +102,25 @@ func TestClockIsThatOfTheApiserver(t *testing.T) {
 	s, err := r.Read(t.Context())
 	require.NoError(t, err)
 	require.InDelta(t, -time.Hour.Seconds(), time.Until(s.Now).Seconds(), 5)
+}
+
+// The log of an agent is followed without a timeout, and warnings of the apiserver are kept.
+func TestLogsAreFollowedOverHTTP(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		assert.Equal(t, "/api/v1/namespaces/ctrlmesh-system/pods/agent/log", r.URL.Path)
+		assert.Equal(t, "follow=true&tailLines=0", r.URL.RawQuery)
+		w.Header().Set("Warning", `299 - "the node is old"`)
+		_, err := w.Write([]byte("a line\n"))
+		assert.NoError(t, err)
+	}))
+	defer server.Close()
+	e := newEnvironment(genericiooptions.IOStreams{}, "v0")
+	*e.flags.KubeConfig = kubeconfig(t, server.URL)
+	log, err := e.follow(t.Context(), "ctrlmesh-system", "agent", &corev1.PodLogOptions{Follow: true, TailLines: new(int64(0))})
+	require.NoError(t, err)
+	defer log.Close()
+	text, err := io.ReadAll(log)
+	require.NoError(t, err)
+	require.Equal(t, "a line\n", string(text))
+	require.Equal(t, []string{"the node is old"}, e.warnings.take())
 }
