@@ -100,6 +100,8 @@ type Install struct {
 type Subjects struct {
 	// Workload is nil if it does not exist.
 	Workload *Workload
+	Breakers []v1alpha1.CircuitBreaker
+	Faults   []v1alpha1.FaultInjection
 }
 
 // Access is whether the user may do something.
