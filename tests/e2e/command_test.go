@@ -1,24 +1,38 @@
 package e2e
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
+
+// pluginCommand returns a command line of the kubectl plugin.
+func pluginCommand(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, filepath.Join(cluster.Root, "bin", "kubectl-ctrlmesh"), args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+cluster.Kubeconfig)
+	return cmd
+}
 
 // plugin runs the kubectl plugin, and returns what it printed and its exit code.
 func plugin(ctx context.Context, t *testing.T, args ...string) (out string, code int) {
 	t.Helper()
-	cmd := exec.CommandContext(ctx, filepath.Join(cluster.Root, "bin", "kubectl-ctrlmesh"), args...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+cluster.Kubeconfig)
-	printed, err := cmd.CombinedOutput()
+	printed, err := pluginCommand(ctx, args...).CombinedOutput()
 	if exited, ok := errors.AsType[*exec.ExitError](err); ok && ctx.Err() == nil {
 		return string(printed), exited.ExitCode()
 	}
@@ -64,4 +78,142 @@ func TestCommandLine(t *testing.T) {
 	misspelled := filepath.Join(t.TempDir(), "misspelled.yaml")
 	require.NoError(t, os.WriteFile(misspelled, []byte("apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a}\nspec: {limit: []}\n"), 0o600))
 	says(t, 1, []string{"lint", "-f", misspelled}, "spec.limit: unknown field")
+}
+
+// tallyRoot divides the operator of running. It hands nothing over by itself.
+const tallyRoot = `
+apiVersion: ctrlmesh.kusionstack.io/v1alpha1
+kind: ShardingConfig
+metadata: {name: tally}
+spec:
+  controller: {leaderElectionName: ` + tallyLock + `}
+  root:
+    prefix: tally
+    targetRef: {kind: StatefulSet, name: tally}
+    auto: {shardingSize: 2, everyShardReplicas: 1, rebalance: "Off"}
+    resourceSelector: [{relateResources: [{apiGroups: [tally.example.com], resources: [tallies]}]}]
+`
+
+// identities are the parts of an adopted operator that a second adoption must not change.
+func (op *running) identities(t *testing.T) []string {
+	t.Helper()
+	c, err := op.root(t.Context())
+	require.NoError(t, err)
+	workload := op.object()
+	require.NoError(t, cluster.Get(t.Context(), client.ObjectKeyFromObject(workload), workload))
+	out := []string{fmt.Sprintf("root %s, generation %d", c.UID, c.Generation), fmt.Sprintf("workload %s, generation %d", workload.GetUID(), workload.GetGeneration())}
+	var pods corev1.PodList
+	require.NoError(t, cluster.List(t.Context(), &pods, client.InNamespace(op.home), client.MatchingLabels{"app": "tally"}))
+	for _, pod := range pods.Items {
+		out = append(out, fmt.Sprintf("pod %s %s", pod.Name, pod.UID))
+	}
+	return out
+}
+
+// The plugin adopts a running operator, and removes it. Run again, it changes nothing.
+func testAdoptedByPlugin(t *testing.T) {
+	op := newRunning(t, "StatefulSet", types.NamespacedName{})
+	op.works(t)
+	file := filepath.Join(t.TempDir(), "root.yaml")
+	require.NoError(t, os.WriteFile(file, []byte(tallyRoot), 0o600))
+	absent := func() {
+		t.Helper()
+		_, err := op.root(t.Context())
+		require.True(t, apierrors.IsNotFound(err), "%v", err)
+	}
+	adopt := func(args ...string) []string {
+		return append([]string{"adopt", "statefulset/tally", "-n", op.home}, args...)
+	}
+	says(t, 1, adopt(), "no ShardingConfig targets StatefulSet tally")
+	says(t, 1, adopt("--shards=3", "--resources=tally.example.com/tallies"), "scale statefulset/tally --replicas=3")
+	says(t, 0, adopt("--shards=2", "--resources=tally.example.com/tallies", "--dry-run"), "shardingSize: 2", "kubectl -n "+op.home+" patch statefulset/tally")
+	absent()
+
+	says(t, 0, adopt("-f", file), "done: create ShardingConfig tally", "is adopted by ShardingConfig tally: 2 shards; leaders: tally-0, tally-1")
+	op.sharded(t)
+	before := op.identities(t)
+	says(t, 0, adopt("-f", file), "is adopted by ShardingConfig tally")
+	says(t, 0, adopt(), "is adopted by ShardingConfig tally")
+	require.Equal(t, before, op.identities(t))
+	op.sharded(t)
+
+	says(t, 0, []string{"remove", "tally", "-n", op.home, "--dry-run"}, "kubectl -n "+op.home+" delete shardingconfig tally")
+	require.Equal(t, before, op.identities(t))
+	says(t, 0, []string{"remove", "tally", "-n", op.home}, "done: delete the ShardingConfig", "StatefulSet tally is not on the mesh")
+	absent()
+	op.rolledOut(t)
+	op.unsharded(t)
+	says(t, 2, []string{"remove", "tally", "-n", op.home}, "name the workload")
+	says(t, 0, []string{"remove", "sts/tally", "-n", op.home}, "is not on the mesh")
+}
+
+// The plugin shows open breakers and faults in force, and ends them.
+func testTrafficByPlugin(t *testing.T) {
+	pod := clientPod(t)
+	ns, caller := pod.Namespace, hastyClient(t, pod)
+	in := "/api/v1/namespaces/" + ns
+	breaker(t, ns, "by-plugin", `
+rateLimitings:
+- name: by-hand
+  resourceRules: [{apiGroups: [""], resources: [secrets], verbs: ["*"], namespaces: ["*"]}]
+  bucket: {burst: 1, interval: 1h, limit: 1}
+  recoverPolicy: {type: Manual}
+`, 1)
+	require.Equal(t, http.StatusOK, caller.get(t, in+"/secrets").code)
+	require.Equal(t, http.StatusTooManyRequests, caller.get(t, in+"/secrets").code)
+	until(t, "the open breaker in the status", func(ctx context.Context) error {
+		out, code := plugin(ctx, t, "breaker", "-n", ns)
+		if code == 0 {
+			return errors.New(out)
+		}
+		require.Equal(t, 1, code, "%s", out)
+		require.Contains(t, out, "by kubectl ctrlmesh breaker close by-plugin -n "+ns)
+		return nil
+	})
+	says(t, 0, []string{"breaker", "close", "by-plugin", "-n", ns}, "no breaker of CircuitBreaker "+ns+"/by-plugin is open")
+	says(t, 0, []string{"breaker", "disable", "by-plugin", "-n", ns}, "none of its rules applies")
+	for range 3 {
+		require.Equal(t, http.StatusOK, caller.get(t, in+"/secrets").code)
+	}
+	says(t, 0, []string{"breaker", "enable", "by-plugin", "-n", ns}, "is enabled")
+
+	faults(t, ns, "by-plugin", `
+httpFault:
+- name: conflicts
+  match: {resources: [{resources: [services]}]}
+  abort: {httpStatus: 409, percent: "100"}
+`, 1)
+	require.Equal(t, http.StatusConflict, caller.get(t, in+"/services").code)
+	says(t, 1, []string{"faults", "-n", ns}, "InForce", "abort 409")
+	says(t, 0, []string{"faults", "stop", "by-plugin", "-n", ns}, "no fault is in force in a pod")
+	require.Equal(t, http.StatusOK, caller.get(t, in+"/services").code)
+	says(t, 0, []string{"faults", "-n", ns}, "Disabled")
+}
+
+// The plugin shows the requests of one pod, and ends when it is interrupted.
+func testTap(t *testing.T) {
+	pod := clientPod(t)
+	caller := hastyClient(t, pod)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := pluginCommand(ctx, "tap", pod.Name, "-n", pod.Namespace, "--resource=limitranges", "--code=200")
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	requests, stop := context.WithCancel(ctx)
+	defer stop()
+	go func() { // the log may be followed only after some of them
+		for kube.Sleep(requests, 200*time.Millisecond) == nil {
+			_, _ = caller.try(requests, http.MethodGet, "/api/v1/namespaces/"+pod.Namespace+"/limitranges")
+		}
+	}()
+	lines := bufio.NewScanner(out)
+	require.True(t, lines.Scan(), "%v", lines.Err())
+	require.Contains(t, lines.Text(), " 200 list limitranges "+pod.Namespace+" ")
+	require.NoError(t, cmd.Process.Signal(os.Interrupt))
+	for lines.Scan() {
+		require.Contains(t, lines.Text(), " 200 list limitranges "+pod.Namespace+" ")
+	}
+	require.NoError(t, cmd.Wait())
+	says(t, 2, []string{"tap", "none", "-n", pod.Namespace}, "there is no pod none")
 }

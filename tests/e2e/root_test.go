@@ -27,6 +27,7 @@ func TestRoots(t *testing.T) {
 	}{
 		{"AdoptedStatefulSet", testAdoptedStatefulSet}, // takes longest
 		{"AdoptedDeployment", testAdoptedDeployment},
+		{"AdoptedByPlugin", testAdoptedByPlugin},
 		{"AdoptedWithUnnamedLock", testAdoptedWithUnnamedLock},
 		{"LockInAnotherNamespace", testLockInAnotherNamespace},
 		{"HandWrittenShardWaitsForTheLock", testHandWrittenShardWaitsForTheLock},

@@ -38,6 +38,8 @@ func TestTraffic(t *testing.T) {
 		{"WorkloadLimit", testWorkloadLimit},
 		{"Limits", testLimits},
 		{"Breakers", testBreakers},
+		{"ByPlugin", testTrafficByPlugin},
+		{"Tap", testTap},
 		{"WatchFaults", testWatchFaults},
 		{"LockLost", testLockLost},
 		{"Faults", testFaults},
