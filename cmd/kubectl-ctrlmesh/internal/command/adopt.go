@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -115,7 +116,7 @@ func (w *walk) adopt(ctx context.Context, flags rootFlags, dryRun bool) error {
 	if result.Done {
 		root := w.request.Root(s)
 		result.Leaders = adoption.Leaders(s, root)
-		result.Summary = fmt.Sprintf("%s is adopted by ShardingConfig %s: %d shards; leaders: %s", w.request.Target, root.Name, root.Status.Shards, strings.Join(result.Leaders, ", "))
+		result.Summary = fmt.Sprintf("%s is adopted by ShardingConfig %s: %d shards; leaders: %s", w.request.Target, root.Name, root.Status.Shards, cmp.Or(strings.Join(result.Leaders, ", "), "none, because the mesh knows no lock of the operator"))
 	}
 	return w.print(result, !result.Done)
 }

@@ -69,6 +69,8 @@ type controllers struct {
 	idle bool
 	// reverts removes the label again.
 	reverts bool
+	// lockless is an operator that elects no leader.
+	lockless bool
 }
 
 func (m *controllers) advance(c client.Client) {
@@ -132,7 +134,9 @@ func (m *controllers) settles(ctx context.Context, c client.Client, root *v1alph
 		return
 	}
 	root.Status.Shards = 2
-	root.Status.Locks = []v1alpha1.LockStatus{{Namespace: team, Name: "tally", HeldByMesh: true}}
+	if !m.lockless {
+		root.Status.Locks = []v1alpha1.LockStatus{{Namespace: team, Name: "tally", HeldByMesh: true}}
+	}
 	root.Status.Root = &v1alpha1.RootStatus{}
 	for i, shard := range []string{"tally-1-normal", "tally-2-normal"} {
 		name := fmt.Sprintf("tally-%d", i)
@@ -300,6 +304,14 @@ func TestAdoptStopsIfItsLabelIsReverted(t *testing.T) {
 	require.Equal(t, Found, r.code, "%s", r)
 	require.Contains(t, r.out, "something reverts this change: label the pod template")
 	require.Len(t, c.Written, 1+maxRepeats)
+}
+
+func TestAdoptOperatorWithoutElection(t *testing.T) {
+	c, m := clusterOf(t)
+	m.lockless = true
+	r := run(t, c, tallyRoot, "adopt", "sts/tally", "-f", "-", "-n", team)
+	require.Equal(t, Healthy, r.code, "%s", r)
+	require.Contains(t, r.out, "2 shards; leaders: none, because the mesh knows no lock of the operator\n")
 }
 
 func TestAdoptReportsAWriteThatFails(t *testing.T) {
