@@ -57,8 +57,15 @@ func TestFailoverDoesNotWaitForLeaseExpiry(t *testing.T) {
 func awaitKnowing(t *testing.T) {
 	t.Helper()
 	until(t, "agents that have seen all requests in flight", func(context.Context) error {
-		for node, agent := range agents(t) {
-			if s := agent.Status.ContainerStatuses[0].State.Running; s == nil || time.Since(s.StartedAt.Time) < knowing {
+		all := agents(t)
+		for _, node := range nodes(t) {
+			agent := all[node]
+			if agent == nil {
+				return fmt.Errorf("the one on %s is not ready", node)
+			}
+			// It serves pods from before it is ready.
+			i := slices.IndexFunc(agent.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady })
+			if time.Since(agent.Status.Conditions[i].LastTransitionTime.Time) < knowing {
 				return fmt.Errorf("the one on %s is too young", node)
 			}
 		}
