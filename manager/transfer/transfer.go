@@ -85,6 +85,16 @@ type Acting struct {
 // Memory is what the members of each configuration act by, by its uid.
 type Memory map[types.UID]Acting
 
+// Settled reports whether the members of all configurations act by the limits of the spec.
+func (m Memory) Settled() bool {
+	for _, a := range m {
+		if a.Recorded != a.Wanted {
+			return false
+		}
+	}
+	return true
+}
+
 // Enact replaces the limits of configurations by those that their members are sent. The
 // configurations are replaced, not changed in place. It returns what is known next. Members of
 // a configuration whose record is unknown are sent none; the caller must see to that.

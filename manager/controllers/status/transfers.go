@@ -26,9 +26,12 @@ type transfers struct {
 	strays map[string]string
 }
 
-// transfers finds the pods that have not confirmed their policies.
+// transfers finds the pods that have not confirmed their policies, if a configuration waits for any.
 func (r *Controller) transfers(c *controllers.Compiled, newest map[types.UID]*writtenStatus) transfers {
 	out := transfers{c, map[types.UID]bool{}, map[types.UID]string{}, map[string]string{}}
+	if c.Acting.Settled() {
+		return out
+	}
 	for _, config := range c.Configs {
 		last := newest[config.UID]
 		out.current[config.UID] = last != nil && equality.Semantic.DeepEqual(config.Status.Acting, last.object.Status.Acting)
