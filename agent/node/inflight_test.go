@@ -33,6 +33,13 @@ func TestCrashWithoutJournalDelaysAllPods(t *testing.T) {
 	assert.Equal(t, map[string]string{"a": "2-x"}, r.Versions())
 }
 
+// Hand-written shards have no serials: they hand objects over by versions.
+func TestCrashHidesVersionsOfShards(t *testing.T) {
+	r := start(t, 0)
+	crashed(t, r, &meshv1.PodPolicy{Uid: "shard", Version: "1-x", Sharding: &meshv1.Sharding{}}, &meshv1.PodPolicy{Uid: "none", Version: "1-x"})
+	assert.Equal(t, map[string]string{"shard": "", "none": "1-x"}, r.Versions())
+}
+
 func TestCrashDelaysOnlyPodsThatWereWriting(t *testing.T) {
 	const unseen = time.Second
 	journals := t.TempDir()

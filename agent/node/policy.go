@@ -317,8 +317,8 @@ func (c *core) version(p *pod) string {
 	switch {
 	case p.unsaved != nil:
 		return ""
-	case !c.earlier.Ended(p.info.UID) && (policy.GetSerial() > 0 || policy.GetRefuse() != ""):
-		return p.confirmed // handovers depend on versions with serials alone
+	case !c.earlier.Ended(p.info.UID) && (policy.GetSharding() != nil || policy.GetSerial() > 0 || policy.GetRefuse() != ""):
+		return p.confirmed // handovers do not depend on the versions of pods without a shard
 	case p.proxied != nil:
 		return p.proxied.Version()
 	}
