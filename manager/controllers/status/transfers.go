@@ -95,8 +95,6 @@ func (t transfers) record(c *v1alpha1.ShardingConfig) (*v1alpha1.ActingLimits, s
 		return &v1alpha1.ActingLimits{Hash: transfer.None}, ""
 	case acting.Recorded == acting.Wanted:
 		return c.Status.Acting, ""
-	case !t.current[c.UID]:
-		return c.Status.Acting, aboutTo
 	}
 	waits := cmp.Or(t.unconfirmed[c.UID], t.strays[""], t.strays[c.Namespace])
 	var others []transfer.Acting
@@ -110,11 +108,12 @@ func (t transfers) record(c *v1alpha1.ShardingConfig) (*v1alpha1.ActingLimits, s
 		settled = settled && t.current[o.UID]
 		waits = cmp.Or(waits, t.unconfirmed[o.UID], t.strays[o.Namespace])
 	}
-	next := acting.Record(others, settled && waits == "")
-	if next.Hash == acting.Wanted {
-		waits = ""
-	} else {
-		waits = cmp.Or(waits, aboutTo)
+	next := c.Status.Acting
+	if t.current[c.UID] {
+		next = acting.Record(others, settled && waits == "")
 	}
-	return next, waits
+	if next != nil && next.Hash == acting.Wanted {
+		return next, ""
+	}
+	return next, cmp.Or(waits, aboutTo)
 }
