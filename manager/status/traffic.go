@@ -371,7 +371,7 @@ func ready(r compile.Ruling, namespace string, targets []target, inForce string)
 	case r.Problem != nil && r.Problem.Reason != v1alpha1.ReasonPending:
 		message := r.Problem.Message
 		if slices.ContainsFunc(targets, target.late) {
-			message += "; earlier rules may still be in force: " + describeTargets(targets, target.late)
+			message += "; " + v1alpha1.EarlierInForce + ": " + describeTargets(targets, target.late)
 		}
 		return condition{false, r.Problem.Reason, message}
 	case len(r.Problems) > 0:

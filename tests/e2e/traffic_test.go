@@ -151,38 +151,17 @@ func inForce(t *testing.T, obj client.Object, pods int) {
 	})
 }
 
-// notInForce waits until an object reports the reason for which it has no effect, and its spec has
-// reached each pod.
+// notInForce waits until an object reports the reason for which it has no effect, and that all
+// agents have confirmed that.
 func notInForce(t *testing.T, obj client.Object, reason string) {
 	t.Helper()
 	until(t, obj.GetName()+" to be "+reason, func(ctx context.Context) error {
 		generation, _, ready, err := fares(ctx, obj)
-		if err == nil && (generation != obj.GetGeneration() || ready == nil || ready.Reason != reason) {
+		if err == nil && (generation != obj.GetGeneration() || ready == nil || ready.Reason != reason || strings.Contains(ready.Message, meshv1alpha1.EarlierInForce)) {
 			err = fmt.Errorf("generation %d of %d: %+v", generation, obj.GetGeneration(), ready)
 		}
-		if err != nil {
-			return err
-		}
-		return known(obj)
+		return err
 	})
-}
-
-// known returns an error unless the spec of an object has reached each pod.
-func known(obj client.Object) error {
-	var hash string
-	var targets []meshv1alpha1.TargetStatus
-	switch o := obj.(type) {
-	case *meshv1alpha1.CircuitBreaker:
-		hash, targets = o.Status.CurrentSpecHash, o.Status.TargetStatus
-	case *meshv1alpha1.FaultInjection:
-		hash, targets = o.Status.CurrentSpecHash, o.Status.TargetStatus
-	}
-	for _, target := range targets {
-		if target.ConfigHash != hash {
-			return fmt.Errorf("pod %s has %q instead of %q: %s", target.PodName, target.ConfigHash, hash, target.Message)
-		}
-	}
-	return nil
 }
 
 func fares(ctx context.Context, obj client.Object) (generation int64, pods int32, ready *metav1.Condition, err error) {

@@ -143,3 +143,7 @@ const (
 	// ReasonTooManyShares: a rule of scope Workload has more pods than the status records.
 	ReasonTooManyShares Reason = "TooManyShares"
 )
+
+// EarlierInForce is in the message of Ready while an agent has not confirmed that no rule of a
+// CircuitBreaker or FaultInjection applies any more.
+const EarlierInForce = "earlier rules may still be in force"

@@ -1,6 +1,10 @@
 package adoption
 
-import "github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/render"
+import (
+	"slices"
+
+	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/render"
+)
 
 // Result is how a command ended.
 type Result struct {
@@ -23,14 +27,9 @@ type Result struct {
 
 // WriteText implements render.Report.
 func (r Result) WriteText(t *render.Text) {
-	for _, problem := range r.Problems {
-		t.Line("! %s", problem)
-	}
+	problems := r.Problems
 	if r.Waiting != "" {
-		t.Line("! %s", r.Waiting)
+		problems = append(slices.Clone(problems), r.Waiting)
 	}
-	if r.Do != "" {
-		t.Line("  %s", r.Do)
-	}
-	t.Line("%s", r.Summary)
+	t.Outcome(problems, r.Do, r.Summary)
 }

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -33,20 +34,19 @@ func (e *environment) statusCommand() *cobra.Command {
 
 // status reads the status once, or until it is healthy or the time is over.
 func (e *environment) status(ctx context.Context, r snapshot.Reader, wait bool, timeout time.Duration) (status report.Status, err error) {
-	deadline := time.Now().Add(timeout)
+	deadline, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
 	for {
 		var s *snapshot.Snapshot
 		s, err = read(ctx, r, snapshot.Programs, snapshot.Configs(""), snapshot.Members(""))
 		if err == nil {
 			status = report.StatusOf(s)
 		}
-		if err == nil && status.Healthy || !wait || !time.Now().Add(e.poll).Before(deadline) {
+		if err == nil && status.Healthy || !wait {
 			return status, err
 		}
-		select {
-		case <-ctx.Done():
-			return status, ctx.Err()
-		case <-time.After(e.poll):
+		if !e.pause(deadline) {
+			return status, cmp.Or(ctx.Err(), err)
 		}
 	}
 }

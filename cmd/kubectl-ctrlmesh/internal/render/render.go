@@ -59,6 +59,17 @@ type Text struct{ b strings.Builder }
 // Line writes a line.
 func (t *Text) Line(format string, args ...any) { fmt.Fprintf(&t.b, format+"\n", args...) }
 
+// Outcome writes how a command ended: what is wrong, what a user can do about it, and a summary.
+func (t *Text) Outcome(problems []string, do, summary string) {
+	for _, p := range problems {
+		t.Line("! %s", p)
+	}
+	if do != "" {
+		t.Line("  %s", do)
+	}
+	t.Line("%s", summary)
+}
+
 // Table writes rows below a head. It separates it from what is above by an empty line. Empty cells
 // become dashes.
 func (t *Text) Table(head []string, rows [][]string) {

@@ -170,10 +170,6 @@ func stateOf(conditions []metav1.Condition) string {
 // inactive are the reasons with which no rule of a CircuitBreaker or FaultInjection applies.
 var inactive = []v1alpha1.Reason{v1alpha1.ReasonDisabled, v1alpha1.ReasonExpired, v1alpha1.ReasonForbidden, v1alpha1.ReasonInvalid}
 
-// earlier is in the message of the condition Ready while agents have not confirmed that the rules do not
-// apply any more.
-const earlier = "earlier rules may still be in force"
-
 // Active returns why rules may apply to pods, by the conditions of a CircuitBreaker or FaultInjection;
 // empty if all agents have confirmed that none does.
 func Active(conditions []metav1.Condition) string {
@@ -181,7 +177,7 @@ func Active(conditions []metav1.Condition) string {
 	switch {
 	case ready == nil:
 		return "its status is not written yet: see whether the manager runs"
-	case !slices.Contains(inactive, v1alpha1.Reason(ready.Reason)) || strings.Contains(ready.Message, earlier):
+	case !slices.Contains(inactive, v1alpha1.Reason(ready.Reason)) || strings.Contains(ready.Message, v1alpha1.EarlierInForce):
 		return fmt.Sprintf("%s: %s", ready.Reason, ready.Message)
 	}
 	return ""
@@ -212,12 +208,4 @@ type Change struct {
 }
 
 // WriteText implements render.Report.
-func (c Change) WriteText(t *render.Text) {
-	for _, waiting := range c.Waiting {
-		t.Line("! %s", waiting)
-	}
-	if c.Do != "" {
-		t.Line("  %s", c.Do)
-	}
-	t.Line("%s", c.Summary)
-}
+func (c Change) WriteText(t *render.Text) { t.Outcome(c.Waiting, c.Do, c.Summary) }
