@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 )
 
@@ -28,6 +29,12 @@ type Removed struct {
 	// Left is when the pod was removed or the last agent that had to confirm it
 	// disconnected; zero while an agent has yet to confirm it.
 	Left time.Time
+}
+
+// Over reports whether no request of the pod can take effect any more: it was removed, and the last
+// agent that had to confirm that disconnected, longer ago than a request lasts.
+func (p Removed) Over(now time.Time, requestTimeout time.Duration) bool {
+	return !p.Left.IsZero() && now.Sub(p.Left) >= requestTimeout+meshv1.LostWrite
 }
 
 // removed is the state of a removed pod of a node.

@@ -134,3 +134,12 @@ func TestNodesOfWhichNoAgentHasConnected(t *testing.T) {
 	s.leave("n1", st)
 	require.Empty(t, s.Unconnected([]string{"n1"}))
 }
+
+// A node that was scaled down does not delay handovers for long.
+func TestRemovedPodsActUntilTheirRequestsHaveEnded(t *testing.T) {
+	now, timeout := time.Now(), time.Minute
+	removed := func(ago time.Duration) Removed { return Removed{Left: now.Add(-ago)} }
+	require.False(t, Removed{}.Over(now, timeout), "an agent has yet to confirm it")
+	require.False(t, removed(timeout).Over(now, timeout))
+	require.True(t, removed(timeout+meshv1.LostWrite).Over(now, timeout))
+}

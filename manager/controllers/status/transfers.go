@@ -3,7 +3,6 @@ package status
 import (
 	"cmp"
 	"fmt"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,10 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
-	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/transfer"
 )
 
@@ -54,18 +51,12 @@ func (r *Controller) transfers(c *controllers.Compiled, newest map[types.UID]*wr
 			out.strays[pod.Namespace] = cmp.Or(out.strays[pod.Namespace], r.unconfirmed(c, pod))
 		}
 	}
-	for _, p := range mayAct(r.Push.Removed(), time.Now(), r.State.RequestTimeout()) {
-		out.strays[p.Namespace] = cmp.Or(out.strays[p.Namespace], fmt.Sprintf("a pod with uid %s, which was deleted and may still run on node %s", p.UID, p.Node))
+	for _, p := range r.Push.Removed() {
+		if !p.Over(time.Now(), r.State.RequestTimeout()) {
+			out.strays[p.Namespace] = cmp.Or(out.strays[p.Namespace], fmt.Sprintf("a pod with uid %s, which was deleted and may still run on node %s", p.UID, p.Node))
+		}
 	}
 	return out
-}
-
-// mayAct returns the removed pods that may still act. Without an agent, a pod may until a request
-// timeout after its agent disconnected and the pod was deleted.
-func mayAct(removed []push.Removed, now time.Time, timeout time.Duration) []push.Removed {
-	return slices.DeleteFunc(removed, func(p push.Removed) bool {
-		return !p.Left.IsZero() && now.Sub(p.Left) >= timeout+meshv1.LostWrite
-	})
 }
 
 // unconfirmed describes a pod that has not confirmed its policy; empty if it has.
@@ -106,7 +97,7 @@ func (t transfers) record(c *v1alpha1.ShardingConfig) (*v1alpha1.ActingLimits, s
 		}
 		others = append(others, other)
 		settled = settled && t.current[o.UID]
-		waits = cmp.Or(waits, t.unconfirmed[o.UID], t.strays[o.Namespace])
+		waits = cmp.Or(waits, t.unconfirmed[o.UID])
 	}
 	next := c.Status.Acting
 	if t.current[c.UID] {

@@ -2,16 +2,13 @@ package status
 
 import (
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
-	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/transfer"
 )
 
@@ -84,12 +81,4 @@ func TestShardsThatOwnNothingToTransfer(t *testing.T) {
 	acting, waits := transfers{Compiled: &controllers.Compiled{Listed: &controllers.Listed{}}}.record(c)
 	require.Equal(t, &v1alpha1.ActingLimits{Hash: transfer.None}, acting, "if it ends, another one may own its objects")
 	require.Empty(t, waits)
-}
-
-// A node that was scaled down does not delay changes for long.
-func TestRemovedPodsActUntilTheirRequestsHaveEnded(t *testing.T) {
-	now, timeout := time.Now(), time.Minute
-	removed := func(ago time.Duration) push.Removed { return push.Removed{UID: ago.String(), Left: now.Add(-ago)} }
-	awaited, recent := push.Removed{UID: "awaited"}, removed(timeout)
-	require.Equal(t, []push.Removed{awaited, recent}, mayAct([]push.Removed{awaited, recent, removed(timeout + meshv1.LostWrite)}, now, timeout))
 }

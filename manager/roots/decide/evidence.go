@@ -175,8 +175,7 @@ func describe(removed []push.Removed) []string {
 // deleted.
 func (v *view) removedPods(members map[string]handover.Member) []push.Removed {
 	out := slices.DeleteFunc(slices.Clone(v.Agents.Removed), func(p push.Removed) bool {
-		over := !p.Left.IsZero() && v.expired(p.Left)
-		return over || p.Namespace != "" && p.Namespace != v.Spec.Config.Namespace
+		return p.Over(v.now, v.Agents.RequestTimeout) || p.Namespace != "" && p.Namespace != v.Spec.Config.Namespace
 	})
 	for id, p := range v.Agents.Policies { // pods whose policy is about to be removed
 		uid := string(id)
