@@ -79,7 +79,8 @@ type Acting struct {
 	// record; of those that members are sent; and of those in the spec.
 	Recorded, Sent, Wanted string
 
-	known map[string][]v1alpha1.ObjectLimiter // by hash
+	generation int64                               // that has Wanted
+	known      map[string][]v1alpha1.ObjectLimiter // by hash
 }
 
 // Memory is what the members of each configuration act by, by its uid.
@@ -117,7 +118,10 @@ func (m Memory) Enact(configs []*v1alpha1.ShardingConfig) Memory {
 // follow returns what members act by next.
 func (a Acting) follow(c *v1alpha1.ShardingConfig) Acting {
 	limits := c.Spec.Limits
-	next := Acting{Wanted: Hash(limits)}
+	next := Acting{Wanted: a.Wanted, generation: c.Generation}
+	if a.Wanted == "" || a.generation != c.Generation { // long limits take a while to hash
+		next.Wanted = Hash(limits)
+	}
 	next.known = map[string][]v1alpha1.ObjectLimiter{next.Wanted: limits}
 	record := c.Status.Acting
 	if record == nil {

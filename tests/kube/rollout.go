@@ -10,6 +10,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/internal/readiness"
 )
 
 // RolledOut returns an error unless all pods of a Deployment, StatefulSet or DaemonSet are
@@ -55,15 +57,7 @@ func (c *Cluster) Observed(ctx context.Context, set *appsv1.StatefulSet) error {
 
 // PodReady reports whether a pod is running, ready and not terminating.
 func PodReady(pod *corev1.Pod) bool {
-	if pod.DeletionTimestamp != nil || pod.Status.Phase != corev1.PodRunning {
-		return false
-	}
-	for _, cond := range pod.Status.Conditions {
-		if cond.Type == corev1.PodReady {
-			return cond.Status == corev1.ConditionTrue
-		}
-	}
-	return false
+	return pod.DeletionTimestamp == nil && pod.Status.Phase == corev1.PodRunning && readiness.Of(pod)
 }
 
 // Ready reads a pod, and returns an error unless it is ready. Use it in [Until].

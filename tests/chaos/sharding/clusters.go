@@ -141,14 +141,13 @@ func (c *clusters) move(ctx context.Context, shards int32) error {
 
 // besides returns the names of the pods that are in the shard of one of them.
 func besides(pods []corev1.Pod, name string) (out []string) {
-	for _, one := range pods {
-		if one.Name != name {
-			continue
-		}
-		for _, p := range pods {
-			if p.Labels[meshv1alpha1.ShardLabel] == one.Labels[meshv1alpha1.ShardLabel] {
-				out = append(out, p.Name)
-			}
+	i := slices.IndexFunc(pods, func(p corev1.Pod) bool { return p.Name == name })
+	if i < 0 {
+		return nil
+	}
+	for _, p := range pods {
+		if p.Labels[meshv1alpha1.ShardLabel] == pods[i].Labels[meshv1alpha1.ShardLabel] {
+			out = append(out, p.Name)
 		}
 	}
 	return out
