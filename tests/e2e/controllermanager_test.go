@@ -10,9 +10,9 @@ import (
 )
 
 // Kubernetes' own controllers are adopted in place, sharded, deprived of a leader and
-// removed, while their objects change. The test runs alone: until it ends, the cluster's
-// controller manager runs without the controllers under test.
-func TestKubeControllerManager(t *testing.T) {
+// removed, while their objects change. Until the test ends, the cluster's controller manager
+// runs without the controllers under test, so those of other tests may have to wait.
+func testKubeControllerManager(t *testing.T) {
 	operator, err := trial.Build(t.Context(), cluster, trial.Find(trial.KubeControllerManager))
 	require.NoError(t, err)
 	result, err := trial.Run(t.Context(), cluster, operator, trial.Plan{

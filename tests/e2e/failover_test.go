@@ -27,9 +27,27 @@ import (
 // knowing is the age at which an agent has seen all requests in flight.
 const knowing = 40 * time.Second
 
+// TestFailover tests the loss of leaders. The tests run in parallel because they mostly wait, but
+// not in parallel with tests that take the manager or agents away.
+func TestFailover(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		run  func(*testing.T)
+	}{
+		{"KubeControllerManager", testKubeControllerManager},
+		{"BeforeLeaseExpiry", testFailoverBeforeLeaseExpiry},
+		{"OldLocks", testFailoverOfOldLocks},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			test.run(t)
+		})
+	}
+}
+
 // The next leader of a shard need not wait until the lock of a dead leader expires. With the
 // defaults of client-go, candidates read the lock every 2 s to 4.4 s, and it expires after 15 s.
-func TestFailoverDoesNotWaitForLeaseExpiry(t *testing.T) {
+func testFailoverBeforeLeaseExpiry(t *testing.T) {
 	for _, file := range []string{"namespace.yaml", "crd.yaml", "rbac.yaml"} {
 		require.NoError(t, cluster.ApplyPath(t.Context(), "tests/operators/tally/deploy/"+file))
 	}
@@ -74,7 +92,7 @@ func awaitKnowing(t *testing.T) {
 }
 
 // Clients before client-go 0.24 elect by ConfigMaps and Endpoints, alone or with a Lease.
-func TestFailoverOfOldLocks(t *testing.T) {
+func testFailoverOfOldLocks(t *testing.T) {
 	awaitKnowing(t)
 	for _, kind := range []string{"configmaps", "endpoints", "configmapsleases", "endpointsleases"} {
 		t.Run(kind, func(t *testing.T) {
