@@ -18,17 +18,18 @@ var undisturbed = []string{"scale", "canary", "restart"}
 
 // The minimum work of a full run, and its bounds.
 const (
-	minKills      = 20 // of operator pods, agents and managers
-	minPartitions = 4
-	minRelabelled = 50
-	minEdits      = 200
-	minAdoptions  = 100
-	minRestores   = 20
-	minShadowed   = 100
-	minCutOff     = 5
-	maxHandover   = 30 * time.Second // the 99th percentile of the undisturbed parts
-	maxSkew       = 1.25             // at rest, with a few dozen namespaces of very different weight
-	maxFailover   = 5 * time.Second
+	minKills       = 20 // of operator pods, agents and managers
+	minPartitions  = 4
+	minRelabelled  = 50
+	minTenantMoves = 200
+	minEdits       = 200
+	minAdoptions   = 100
+	minRestores    = 20
+	minShadowed    = 100
+	minCutOff      = 5
+	maxHandover    = 30 * time.Second // the 99th percentile of the undisturbed parts
+	maxSkew        = 1.25             // at rest, with a few dozen namespaces of very different weight
+	maxFailover    = 5 * time.Second
 )
 
 // counts are the counts of the suite, in addition to those of its operators.
@@ -39,6 +40,7 @@ type counts struct {
 	failovers  []time.Duration
 	explored   int
 	relabelled int // moves of tenants from one subset to another
+	moves      int // of tenants from one hand-written shard to another
 	edits      int // of a root's spec
 	adoptions  int // each with a removal
 	rollouts   int // complete ones
@@ -56,7 +58,7 @@ type counts struct {
 
 // list returns the counts with those of the operators, after the given parts ran.
 func (c *counts) list(o *operator.Counts, ran []string) []harness.Count {
-	owned := []string{"scale", "canary", "restart", "storm", "subsets", "edits", "rollout", "shadow", "balance", "failover", "adoption", "restore"}
+	owned := []string{"scale", "canary", "restart", "storm", "subsets", "written", "edits", "rollout", "shadow", "balance", "failover", "adoption", "restore"}
 	moving := append(slices.Clone(undisturbed), "storm")
 	enough := 0
 	for _, part := range ran {
@@ -80,6 +82,7 @@ func (c *counts) list(o *operator.Counts, ran []string) []harness.Count {
 		harness.Milliseconds("failover_p99_ms", failover, len(c.failovers) > 0 && failover <= maxFailover, "failover"),
 		harness.Number("states_explored", c.explored, c.explored > 0, "explore"),
 		harness.Number("subset_moves", c.relabelled, c.relabelled >= minRelabelled, "subsets"),
+		harness.Number("written_moves", c.moves, c.moves >= minTenantMoves, "written"),
 		harness.Number("edits", c.edits, c.edits >= minEdits, "edits"),
 		harness.Number("rollouts", c.rollouts, c.rollouts >= 1, "rollout"),
 		harness.Number("stopped_at_canary", c.stopped, c.stopped == len(badVersions), "rollout"),

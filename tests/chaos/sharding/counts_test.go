@@ -13,7 +13,7 @@ import (
 // passed returns a suite all of whose counts are as they must be.
 func passed() (*suite, harness.Suite) {
 	s := &suite{Operators: operator.New(nil, &harness.Result{}), counts: counts{
-		kills: 23, partitions: 4, skew: 1.04, failovers: []time.Duration{2 * time.Second}, explored: 1000, relabelled: 50, edits: 200, rollouts: 1, stopped: 3, rolledBack: 3, shadowAgreed: 100, shadowFound: 1, cutOff: 5, clusterWrites: 1000, adoptions: 100, restores: 20,
+		kills: 23, partitions: 4, skew: 1.04, failovers: []time.Duration{2 * time.Second}, explored: 1000, relabelled: 50, moves: 200, edits: 200, rollouts: 1, stopped: 3, rolledBack: 3, shadowAgreed: 100, shadowFound: 1, cutOff: 5, clusterWrites: 1000, adoptions: 100, restores: 20,
 	}}
 	s.Counts.Handovers, s.Counts.Took = 200, map[string][]time.Duration{"scale": {time.Second}}
 	for _, p := range New(nil, nil).Parts {
@@ -26,7 +26,7 @@ func TestLineOfSuccessfulRun(t *testing.T) {
 	s, suite := passed()
 	require.Empty(t, s.Result.Failures(suite))
 	require.Equal(t, "sharding: handovers=200 double_writes=0 lost_objects=0 orphan_ranges=0 kills=23 partitions=4 handover_p50_ms=1000 "+
-		"handover_p99_ms=1000 skew_max=1.04 failover_p99_ms=2000 states_explored=1000 subset_moves=50 edits=200 rollouts=1 stopped_at_canary=3 rolled_back=3 escaped=0 shadow_agreed=100 shadow_false=0 shadow_found=1 shadow_writes_persisted=0 clusters_cut_off=5 clusters_writes=1000 clusters_double_writes=0 adoptions=100 restores=20 outside_writes=0", s.Result.Line(suite))
+		"handover_p99_ms=1000 skew_max=1.04 failover_p99_ms=2000 states_explored=1000 subset_moves=50 written_moves=200 edits=200 rollouts=1 stopped_at_canary=3 rolled_back=3 escaped=0 shadow_agreed=100 shadow_false=0 shadow_found=1 shadow_writes_persisted=0 clusters_cut_off=5 clusters_writes=1000 clusters_double_writes=0 adoptions=100 restores=20 outside_writes=0", s.Result.Line(suite))
 }
 
 func TestEachCountOutOfBoundsFailsTheRun(t *testing.T) {
@@ -49,6 +49,7 @@ func TestEachCountOutOfBoundsFailsTheRun(t *testing.T) {
 		{"failover_p99_ms=0", func(s *suite) { s.counts.failovers = nil }},
 		{"states_explored=0", func(s *suite) { s.counts.explored = 0 }},
 		{"subset_moves=49", func(s *suite) { s.counts.relabelled-- }},
+		{"written_moves=199", func(s *suite) { s.counts.moves-- }},
 		{"edits=199", func(s *suite) { s.counts.edits-- }},
 		{"rollouts=0", func(s *suite) { s.counts.rollouts = 0 }},
 		{"stopped_at_canary=2", func(s *suite) { s.counts.stopped-- }},

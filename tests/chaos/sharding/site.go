@@ -28,15 +28,23 @@ type site struct {
 	adopted int
 }
 
-// newSite starts an operator outside the mesh, with its own objects.
-func (s *suite) newSite(ctx context.Context, n int) (*site, error) {
-	part := fmt.Sprintf("site-%d", n)
-	tenants := &operator.Tenants{World: s.World, Class: part}
-	if err := tenants.Add(ctx, "chaos-"+part+"-%02d", adoptionTenants); err != nil {
+// prepare creates namespaces for an operator, which it does not start, and for its own objects.
+func (s *suite) prepare(ctx context.Context, part string, tenants int) (*shardedOperator, error) {
+	of := &operator.Tenants{World: s.World, Class: part}
+	if err := of.Add(ctx, "chaos-"+part+"-%02d", tenants); err != nil {
 		return nil, err
 	}
-	operators := &operator.Operators{World: s.World, Result: s.Result, Tenants: tenants, Counts: s.Counts}
+	operators := &operator.Operators{World: s.World, Result: s.Result, Tenants: of, Counts: s.Counts}
 	o, err := operators.Prepare(ctx, part)
+	if err != nil {
+		return nil, err
+	}
+	return &shardedOperator{o, &s.counts}, nil
+}
+
+// newSite starts an operator outside the mesh, with its own objects.
+func (s *suite) newSite(ctx context.Context, n int) (*site, error) {
+	o, err := s.prepare(ctx, fmt.Sprintf("site-%d", n), adoptionTenants)
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +54,7 @@ func (s *suite) newSite(ctx context.Context, n int) (*site, error) {
 	if err != nil {
 		return nil, err
 	}
-	created := &site{shardedOperator: &shardedOperator{o, &s.counts}}
+	created := &site{shardedOperator: o}
 	if err := created.leadsOutside(ctx); err != nil {
 		return nil, err
 	}
@@ -54,10 +62,11 @@ func (s *suite) newSite(ctx context.Context, n int) (*site, error) {
 	return created, nil
 }
 
-func (s *site) removeTenants(ctx context.Context) error {
+// removeTenants deletes the namespaces of the operator's objects.
+func (o *shardedOperator) removeTenants(ctx context.Context) error {
 	var errs []error
-	for _, t := range s.Tenants.Names {
-		err := s.Delete(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: t}})
+	for _, t := range o.Tenants.Names {
+		err := o.Delete(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: t}})
 		errs = append(errs, client.IgnoreNotFound(err))
 	}
 	return errors.Join(errs...)

@@ -28,6 +28,7 @@ func New(w *harness.World, r *harness.Result) harness.Suite {
 			{Name: "restart", Run: s.restart},
 			{Name: "storm", Run: s.storm},
 			{Name: "subsets", Run: s.subsets},
+			{Name: "written", Run: s.written},
 			{Name: "edits", Run: s.edits},
 			{Name: "rollout", Run: s.rollout},
 			{Name: "shadow", Run: s.shadow},
