@@ -15,7 +15,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -26,8 +28,13 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/operators/fleet/fleetv1"
 )
 
-// jobs is how many objects the operator reconciles in each member.
-const jobs = 5
+const (
+	// jobs is how many objects the operator reconciles in each member.
+	jobs = 5
+
+	busy      = "busy" // name and label of a job that is changed all the time
+	busyEvery = 200 * time.Millisecond
+)
 
 // Member is another cluster, with an apiserver of its own.
 type Member struct {
@@ -131,6 +138,25 @@ func (m *Member) Work(ctx context.Context) (by string, err error) {
 	})
 }
 
+// Busy changes a job again and again until ctx ends. [Member.Work] does not wait for it. While the member
+// is cut off, there is nothing to change.
+func (m *Member) Busy(ctx context.Context) {
+	jobs := m.client.CoreV1().ConfigMaps(m.site.Home)
+	kube.Every(ctx, busyEvery, func(ctx context.Context, n int) {
+		job := &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Name: busy, Labels: map[string]string{fleetv1.Label: busy}},
+			Data:       map[string]string{fleetv1.Want: fmt.Sprint("turn ", n)},
+		}
+		patch, err := json.Marshal(job)
+		if err != nil {
+			panic(err) // it has strings alone
+		}
+		if _, err = jobs.Patch(ctx, job.Name, types.MergePatchType, patch, metav1.PatchOptions{}); apierrors.IsNotFound(err) {
+			_, _ = jobs.Create(ctx, job, metav1.CreateOptions{})
+		}
+	})
+}
+
 // ask changes all jobs.
 func (m *Member) ask(ctx context.Context, want string) error {
 	all, err := m.jobs(ctx)
@@ -149,7 +175,7 @@ func (m *Member) ask(ctx context.Context, want string) error {
 }
 
 func (m *Member) jobs(ctx context.Context) ([]corev1.ConfigMap, error) {
-	list, err := m.client.CoreV1().ConfigMaps(m.site.Home).List(ctx, metav1.ListOptions{LabelSelector: fleetv1.Label})
+	list, err := m.client.CoreV1().ConfigMaps(m.site.Home).List(ctx, metav1.ListOptions{LabelSelector: fleetv1.Label + "!=" + busy + "," + fleetv1.Label})
 	if err != nil {
 		return nil, err
 	}

@@ -67,6 +67,9 @@ func (c *clusters) disturbed(ctx context.Context) error {
 			[]*shardedOperator{{&operator.Operator{Operators: c.Operators, Part: "clusters"}, &c.counts}})
 	}()
 	go func() { cut <- c.cutOff(disturbing) }()
+	for _, m := range c.Members {
+		go m.Busy(disturbing)
+	}
 	var err error
 	turn := 0
 	for ; err == nil && disturbing.Err() == nil; turn++ {

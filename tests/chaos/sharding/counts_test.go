@@ -60,7 +60,7 @@ func TestEachCountOutOfBoundsFailsTheRun(t *testing.T) {
 		{"shadow_found=0", func(s *suite) { s.counts.shadowFound-- }},
 		{"shadow_writes_persisted=1", func(s *suite) { s.counts.shadowPersisted++ }},
 		{"clusters_cut_off=4", func(s *suite) { s.counts.cutOff-- }},
-		{"clusters_writes=0", func(s *suite) { s.counts.clusterWrites = 0 }},
+		{"clusters_writes=999", func(s *suite) { s.counts.clusterWrites-- }},
 		{"clusters_double_writes=1", func(s *suite) { s.counts.clusterDoubles++ }},
 		{"adoptions=99", func(s *suite) { s.counts.adoptions-- }},
 		{"restores=19", func(s *suite) { s.counts.restores-- }},
