@@ -117,7 +117,8 @@ type Result struct {
 // source is a configuration that pods belong to: one written by hand, or a root.
 type source struct {
 	*Shard
-	selects func(metav1.Object) bool
+	clusters []v1alpha1.ClusterPath
+	selects  func(metav1.Object) bool
 	// judge fills in the policy of a member.
 	judge func(*corev1.Pod, *meshv1.PodPolicy)
 	// serial returns the serial of a pod's shard, 0 for a pod without a shard. It is nil if
@@ -135,7 +136,7 @@ type source struct {
 func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[origin.Name]Root, rules Rules) Result {
 	c := &compilation{
 		Result: Result{Policies: make(map[types.UID]Policy, len(pods)), Took: map[types.NamespacedName]time.Duration{}}, pods: slices.SortedFunc(slices.Values(pods), byName), roots: roots,
-		requestTimeout: rules.RequestTimeout, seals: sealer{}, sources: map[string][]source{}, tooLarge: map[types.UID]bool{},
+		requestTimeout: rules.RequestTimeout, seals: sealer{}, sources: map[string][]source{}, rootOf: map[types.NamespacedName]*root{}, tooLarge: map[types.UID]bool{},
 		elapsed: rules.Elapsed, cache: cmp.Or(rules.Cache, &Cache{}), read: map[origin.Name]objectLimits{},
 	}
 	c.readConfigs(configs)
@@ -155,7 +156,8 @@ type compilation struct {
 	requestTimeout time.Duration
 	seals          sealer
 	shards         []*Shard
-	sources        map[string][]source // by namespace
+	sources        map[string][]source            // by namespace
+	rootOf         map[types.NamespacedName]*root // by shard
 	tooLarge       map[types.UID]bool
 	elapsed        func() time.Duration // nil: unknown
 	cache          *Cache
@@ -183,14 +185,18 @@ func (c *compilation) readConfigs(configs []*v1alpha1.ShardingConfig) {
 		}
 	}
 	derived := map[types.NamespacedName]bool{}
-	for _, config := range slices.SortedFunc(slices.Values(configs), byName) {
-		if !Derived(config) {
-			c.measure(func() *v1alpha1.ShardingConfig {
-				c.readConfig(config, objects, derived)
-				return config
-			})
+	read := func(late bool) {
+		for _, config := range slices.SortedFunc(slices.Values(configs), byName) {
+			if !Derived(config) && late == (shadowed(config) != "") {
+				c.measure(func() *v1alpha1.ShardingConfig {
+					c.readConfig(config, objects, derived)
+					return config
+				})
+			}
 		}
 	}
+	read(false)
+	read(true) // shadows of shards that are now known
 	for name, config := range objects {
 		if Derived(config) && !derived[name] {
 			c.shards = append(c.shards, &Shard{NamespacedName: name, Config: config, Problem: &Problem{v1alpha1.ReasonInvalid,
@@ -202,10 +208,19 @@ func (c *compilation) readConfigs(configs []*v1alpha1.ShardingConfig) {
 // readConfig converts a configuration to a source and its shards. It adds the names of the shards
 // that are derived from it to derived.
 func (c *compilation) readConfig(config *v1alpha1.ShardingConfig, objects map[types.NamespacedName]*v1alpha1.ShardingConfig, derived map[types.NamespacedName]bool) {
-	s := source{Shard: &Shard{NamespacedName: nameOf(config), Config: config}}
-	if config.Spec.Root == nil {
-		s.written(c.roots[origin.Of(config)], c.limits(config), c.requestTimeout)
-	} else {
+	s := source{Shard: &Shard{NamespacedName: nameOf(config), Config: config}, clusters: config.Spec.Clusters}
+	switch of := shadowed(config); {
+	case config.Spec.Root == nil && of == "":
+		sharding, problem := render(config, c.roots[origin.Of(config)], c.limits(config))
+		s.written(sharding, problem, c.requestTimeout)
+	case config.Spec.Root == nil:
+		r := c.rootOf[types.NamespacedName{Namespace: config.Namespace, Name: of}]
+		sharding, problem := r.shadow(config)
+		s.written(sharding, problem, c.requestTimeout)
+		if r != nil {
+			s.clusters = r.config.Spec.Clusters
+		}
+	default:
 		for _, d := range c.readRoot(&s, objects) {
 			derived[d.NamespacedName] = true
 			c.shards = append(c.shards, d)
@@ -224,6 +239,9 @@ func (c *compilation) readRoot(s *source, objects map[types.NamespacedName]*v1al
 		r.dryRun = planDryRun(r, c.pods)
 	}
 	s.selects, s.judge, s.serial = r.selects, r.judge, r.serial
+	for _, d := range r.derived {
+		c.rootOf[d.NamespacedName] = r
+	}
 	r.refuseLost(c.pods, c.seals, c.Policies)
 	return r.derived
 }
@@ -306,7 +324,7 @@ func policy(pod *corev1.Pod, sources []source) (p *meshv1.PodPolicy, by *v1alpha
 		p.Refuse = fmt.Sprintf("%s: %s", origin.Of(selecting[0].Config), selecting[0].Problem.Message)
 	default:
 		s := selecting[0]
-		p.ClusterPaths = collect.Map(s.Config.Spec.Clusters, func(c v1alpha1.ClusterPath) string { return c.PathPrefix })
+		p.ClusterPaths = collect.Map(s.clusters, func(c v1alpha1.ClusterPath) string { return c.PathPrefix })
 		if s.judge(pod, p); p.Refuse == "" {
 			p.AnyToken = s.Config.Spec.TokenBinding == v1alpha1.TokenBindingOff
 			// Without its agent, a pod in standby would act on all objects.
@@ -334,8 +352,9 @@ func refusedSerial(pod *corev1.Pod, selecting []source) (serial uint64) {
 	return serial
 }
 
-// written fills in the source of a hand-written configuration.
-func (s *source) written(known Root, limits objectLimits, requestTimeout time.Duration) {
+// written fills in the source of a hand-written configuration, with the sharding of its members, or why
+// there is none.
+func (s *source) written(sharding *meshv1.Sharding, problem *Problem, requestTimeout time.Duration) {
 	c := s.Config
 	s.selects, s.Problem = Selects(c)
 	if problem := origin.Problem(c); problem != "" {
@@ -344,7 +363,6 @@ func (s *source) written(known Root, limits objectLimits, requestTimeout time.Du
 	if s.Problem != nil {
 		return
 	}
-	sharding, problem := render(c, known, limits)
 	s.Problem = problem
 	if sharding != nil {
 		sharding.RequestTimeoutSeconds = seconds(requestTimeout)

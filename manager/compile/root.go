@@ -24,8 +24,9 @@ import (
 // root renders the policies of a root's pods.
 type root struct {
 	Root
-	known  bool
-	config *v1alpha1.ShardingConfig
+	known   bool
+	problem *Problem
+	config  *v1alpha1.ShardingConfig
 	// chooses reports whether the spec selects a pod.
 	chooses func(metav1.Object) bool
 	// derived are its shards, by name.
@@ -58,6 +59,7 @@ func newRoot(own *Shard, r Root, known bool, objects map[types.NamespacedName]*v
 	} else if own.Problem = read.confine(c); own.Problem == nil {
 		out.limits = read
 	}
+	out.problem = own.Problem
 	for name, s := range r.State.Shards {
 		d := &Shard{NamespacedName: types.NamespacedName{Namespace: c.Namespace, Name: name}, Root: c, Held: s.Held}
 		if o := objects[d.NamespacedName]; o != nil && derivedFrom(o, c) {

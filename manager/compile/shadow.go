@@ -4,10 +4,12 @@ import (
 	"fmt"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 )
 
 const (
@@ -18,6 +20,14 @@ const (
 // Shadows reports whether the pods of a configuration are a shadow. No write of theirs takes
 // effect, so they may lead beside any other pod.
 func Shadows(c *v1alpha1.ShardingConfig) bool { return c.Spec.Shadow != nil }
+
+// shadowed returns the name of the shard of which a configuration is a shadow; empty for all others.
+func shadowed(c *v1alpha1.ShardingConfig) string {
+	if !Shadows(c) {
+		return ""
+	}
+	return c.Spec.Shadow.Of
+}
 
 // Window returns how long a shadow waits for others to make its changes. The problem is empty if
 // it is valid.
@@ -39,6 +49,33 @@ func shadow(c *v1alpha1.ShardingConfig) (*meshv1.Shadow, *Problem) {
 		return nil, &Problem{v1alpha1.ReasonInvalid, "spec.shadow.window " + problem}
 	}
 	return &meshv1.Shadow{WindowNs: int64(window), IgnoredFields: c.Spec.Shadow.IgnoredFields}, nil
+}
+
+// shadow renders the sharding of a shadow of one of the root's shards; r is nil if no root has it. Until
+// the shards act, the shadow sees nothing.
+func (r *root) shadow(c *v1alpha1.ShardingConfig) (*meshv1.Sharding, *Problem) {
+	of := c.Spec.Shadow.Of
+	if r == nil {
+		return nil, &Problem{v1alpha1.ReasonUnknownShard, fmt.Sprintf("no root in namespace %s has a shard %s, which spec.shadow.of names: correct the name, or wait until the root is divided", c.Namespace, of)}
+	}
+	if r.problem != nil {
+		return nil, &Problem{r.problem.Reason, fmt.Sprintf("spec.shadow.of names a shard of %s: %s", origin.Describe(r.config), r.problem.Message)}
+	}
+	compared, problem := shadow(c)
+	if problem != nil {
+		return nil, problem
+	}
+	acts := r.State.Holds() && !r.State.RolledBack && r.dryRun == nil
+	out := r.standby(fmt.Sprintf("shard %s does not act", of))
+	if acts {
+		out = r.memberSharding(sharedKey{shard: of})
+	}
+	out = proto.CloneOf(out)
+	out.Shard, out.Shadow = c.Name, compared
+	if acts {
+		out.Locks = shardLocks(OperatorLocks(r.config, r.Locks), c.Name)
+	}
+	return out, nil
 }
 
 // refuseUnmarked refuses a pod of a shadow that was admitted before its configuration existed: if

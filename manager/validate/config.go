@@ -67,6 +67,9 @@ func shadow(c *v1alpha1.ShardingConfig, passes bool, spec *field.Path) (errs fie
 	if passes || c.Spec.FailurePolicy == v1alpha1.FailOpen {
 		errs = append(errs, field.Forbidden(path, "it requires that all requests are seen: set failurePolicy to Closed and clientCertificates to Refuse"))
 	}
+	if c.Spec.Shadow.Of != "" && (c.Spec.Controller != nil || len(c.Spec.Limits) > 0) {
+		errs = append(errs, field.Forbidden(path.Child("of"), "it takes limits and locks from the shard: remove spec.limits and spec.controller"))
+	}
 	if _, problem := compile.Window(c.Spec.Shadow); problem != "" {
 		errs = append(errs, field.Invalid(path.Child("window"), string(c.Spec.Shadow.Window), problem))
 	}

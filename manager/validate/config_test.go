@@ -69,7 +69,7 @@ func TestMemberClusters(t *testing.T) {
 
 func TestShadow(t *testing.T) {
 	schema := newCRD(t, "shardingconfigs")
-	const alone, shadow = "selector: {matchLabels: {a: b}}\n", "shadow: {window: 30s}\n"
+	const alone, shadow, of = "selector: {matchLabels: {a: b}}\n", "shadow: {window: 30s}\n", "shadow: {of: op-1-normal, window: 30s}\n"
 	for name, c := range map[string]struct{ spec, says string }{
 		"valid":           {alone + shadow + "controller: {leaderElectionName: op}\n", ""},
 		"root":            {rooting + "\n" + shadow, "excludes spec.root"},
@@ -78,6 +78,9 @@ func TestShadow(t *testing.T) {
 		"fails open":      {alone + shadow + "failurePolicy: Open\n", "set failurePolicy to Closed"},
 		"certificates":    {alone + shadow + "clientCertificates: Passthrough\n", "clientCertificates to Refuse"},
 		"no limit at all": {alone, "spec.limits"},
+		"of a shard":      {alone + of, ""},
+		"limits twice":    {alone + of + "limits: [{selector: {matchLabels: {a: b}}}]\n", "remove spec.limits"},
+		"locks twice":     {alone + of + "controller: {leaderElectionName: op}\n", "remove spec.limits and spec.controller"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, errs := range []field.ErrorList{Config(config(t, "r", c.spec)), schema.admit(object(t, "ShardingConfig", c.spec))} {

@@ -44,6 +44,7 @@ func TestRoots(t *testing.T) {
 		{"Objects", testObjects},
 		{"Undivided", testUndivided},
 		{"Verbs", testVerbs},
+		{"ShadowOfAShard", testShadowOfAShard},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()

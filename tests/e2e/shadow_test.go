@@ -4,13 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -96,6 +100,80 @@ func TestShadowWritesNothing(t *testing.T) {
 		}
 		return errors.Join(errors.New("it is not"), err)
 	})
+}
+
+// testShadowOfAShard runs a shadow of one of two shards. It sees what its shard sees, also after that has
+// got another namespace, and writes nothing. Its configuration names the shard wrongly at first.
+func testShadowOfAShard(t *testing.T) {
+	tenants := newTenants(t, 8)
+	tenants.fill(t, "cm")
+	r := newRoot(t, "e2e-shadow-of", 2, meshv1alpha1.ShardingConfigSpec{Root: &meshv1alpha1.RootConfig{
+		TargetStatefulSet: workload,
+		OnChange:          meshv1alpha1.OnChangeRelist,
+		Auto:              &meshv1alpha1.AutoConfig{ShardingSize: 2, EveryShardReplicas: 1, Rebalance: meshv1alpha1.RebalanceOff},
+	}})
+	r.settles(t, 2)
+	shadow := &meshv1alpha1.ShardingConfig{
+		ObjectMeta: metav1.ObjectMeta{Namespace: r.home, Name: "next"},
+		Spec: meshv1alpha1.ShardingConfigSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{podNameLabel: "next"}},
+			Shadow:   &meshv1alpha1.Shadow{Of: "part-1-norml"},
+		},
+	}
+	create(t, shadow, probe(r.home, "next", true))
+	reports := func(reason meshv1alpha1.Reason) {
+		t.Helper()
+		until(t, "the shadow to be "+string(reason), func(ctx context.Context) error {
+			if err := cluster.Get(ctx, client.ObjectKeyFromObject(shadow), shadow); err != nil {
+				return err
+			}
+			is := apimeta.FindStatusCondition(shadow.Status.Conditions, meshv1alpha1.ConditionReady)
+			return orElse(is != nil && is.ObservedGeneration == shadow.Generation && is.Reason == string(reason), fmt.Sprintf("%+v", is))
+		})
+	}
+	reports(meshv1alpha1.ReasonUnknownShard)
+	pod := ready(t, r.home, "next")
+	clientset, err := kubernetes.NewForConfig(from(t, pod))
+	require.NoError(t, err)
+	_, err = clientset.CoreV1().ConfigMaps("").List(t.Context(), metav1.ListOptions{})
+	require.ErrorContains(t, err, "no root in namespace "+r.home+" has a shard part-1-norml")
+
+	before := shadow.DeepCopy()
+	shadow.Spec.Shadow.Of = "part-1-normal"
+	require.NoError(t, cluster.Patch(t.Context(), shadow, client.MergeFrom(before)))
+	reports(meshv1alpha1.ReasonAllReady)
+	store := storeIn(t, pod, tenants.selector())
+	pods := r.pods(t, 2)
+	lists := func(pod *corev1.Pod) []string { return tenants.listed(t, pod) }
+	follows := func() {
+		t.Helper()
+		want := lists(pods[0])
+		slices.Sort(want)
+		until(t, "the shadow's informer", func(context.Context) error {
+			got := store.ListKeys()
+			slices.Sort(got)
+			return orElse(slices.Equal(got, want), fmt.Sprintf("it contains %v, not %v", got, want))
+		})
+	}
+	follows()
+
+	for ns, owner := range tenants.divided(t, 1, pods, lists) {
+		_, err := clientset.CoreV1().ConfigMaps(ns).Patch(t.Context(), "cm", types.MergePatchType, []byte(`{"data":{"by":"shadow"}}`), metav1.PatchOptions{})
+		if owner == pods[0].Name {
+			require.NoError(t, err)
+		} else {
+			require.True(t, apierrors.IsForbidden(err), "%v", err)
+		}
+		is := &corev1.ConfigMap{}
+		require.NoError(t, cluster.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: "cm"}, is))
+		require.Empty(t, is.Data, never)
+	}
+	moved := tenants[slices.IndexFunc(tenants, func(ns string) bool { return !slices.Contains(store.ListKeys(), ns+"/cm") })]
+	labelNamespace(t, moved, meshv1alpha1.OwnerShardLabel, "part-1-normal")
+	until(t, "the shard to own "+moved, func(context.Context) error {
+		return orElse(slices.Contains(lists(pods[0]), moved+"/cm"), "it does not")
+	})
+	follows()
 }
 
 // version returns a version of the operator, as a StatefulSet with one pod, that reconciles the

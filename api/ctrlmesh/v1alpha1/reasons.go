@@ -85,6 +85,8 @@ const (
 	ReasonSpecChanged Reason = "SpecChanged"
 	// ReasonUnknownResource: the apiserver serves no resource of a name in the spec.
 	ReasonUnknownResource Reason = "UnknownResource"
+	// ReasonUnknownShard: no root has the shard that a shadow names.
+	ReasonUnknownShard Reason = "UnknownShard"
 	// ReasonRolledBack: the status is older than what agents were sent, as after a restore
 	// of etcd, and the root starts over.
 	ReasonRolledBack Reason = "RolledBack"

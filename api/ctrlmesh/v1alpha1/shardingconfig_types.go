@@ -47,6 +47,7 @@ type ShardingConfig struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.root) || !has(self.root.key) || self.root.key != 'Cluster' || !has(self.fence) || self.fence != 'Namespace'",message="spec.root.key: Cluster leaves no namespaces to fence: choose spec.fence Resources"
 // +kubebuilder:validation:XValidation:rule="!has(self.shadow) || !(has(self.root) || has(self.webhook) || (has(self.dryRun) && self.dryRun))",message="spec.shadow excludes spec.root, spec.webhook and spec.dryRun: remove them"
 // +kubebuilder:validation:XValidation:rule="!has(self.shadow) || ((!has(self.failurePolicy) || self.failurePolicy == 'Closed') && (!has(self.clientCertificates) || self.clientCertificates == 'Refuse'))",message="spec.shadow requires that all requests are seen: set failurePolicy to Closed and clientCertificates to Refuse"
+// +kubebuilder:validation:XValidation:rule="!has(self.shadow) || !has(self.shadow.of) || !(has(self.controller) || (has(self.limits) && size(self.limits) > 0))",message="spec.shadow.of takes limits and locks from the shard: remove spec.limits and spec.controller"
 // +kubebuilder:validation:XValidation:rule="has(self.shadow) == has(oldSelf.shadow)",message="whether spec.shadow is set is immutable: delete this ShardingConfig and create another"
 // +kubebuilder:validation:XValidation:rule="has(self.root) == has(oldSelf.root)",message="whether spec.root is set is immutable: delete this ShardingConfig and create another"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.selector) || (has(self.selector) && self.selector == oldSelf.selector)",message="spec.selector is immutable: delete this ShardingConfig and create another"
@@ -153,6 +154,13 @@ type ShardingConfigSpec struct {
 
 // Shadow is how the writes of a shadow are compared with what others write.
 type Shadow struct {
+	// Of is the name of a shard of a root in the namespace: the shadow sees the objects of that
+	// shard, and its writes of other objects are refused as those of the shard are. All that says
+	// how requests are divided is then that of the root, the locks included, and spec.limits and
+	// spec.controller must be empty.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	Of string `json:"of,omitempty"`
 	// Window is how long others have for the same change, before the write of the shadow counts
 	// as a difference: from 1s to 5m.
 	// +optional
