@@ -1,5 +1,5 @@
 #!/bin/bash
-# Removes the mesh from the cluster of tests/cluster, by the commands of the README.
+# Removes the mesh from the cluster of tests/cluster, by the commands of docs/operations.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=progress.sh

@@ -13,7 +13,7 @@ import (
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
-// cleanup uninstalls the mesh by the commands of the README, while there are members and a
+// cleanup uninstalls the mesh by the commands of docs/operations.md, while there are members and a
 // root, and looks for remnants: on the nodes, in the members' network namespaces, and in the
 // cluster.
 func (s *suite) cleanup(ctx context.Context) (err error) {

@@ -22,7 +22,7 @@ import (
 const (
 	docsReasons    = "docs/operations.md#reasons-of-conditions"
 	docsLeaderless = "docs/operations.md#shards-without-a-leader"
-	docsAdopt      = "docs/operations.md#adopt-an-operator"
+	docsAdopt      = "docs/shard.md#adopt-an-operator"
 	docsUndivided  = "docs/operations.md#resources-that-several-shards-write"
 )
 

@@ -12,7 +12,7 @@ import (
 const (
 	docsKubernetes = "docs/operations.md#versions-of-kubernetes"
 	docsInstall    = "README.md#install-it"
-	docsCapture    = "README.md#how-pods-are-captured"
+	docsCapture    = "docs/concepts.md#how-pods-are-captured"
 )
 
 // Versions of Kubernetes, as major and minor.
