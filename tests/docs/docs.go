@@ -42,6 +42,23 @@ func Section(t testing.TB, file, heading string) (rows [][]string) {
 	return nil
 }
 
+// Tables returns the rows of all tables of a document, by the heading above them.
+func Tables(t testing.TB, file string) map[string][][]string {
+	t.Helper()
+	source, err := os.ReadFile(file)
+	require.NoError(t, err)
+	tables, title := map[string][][]string{}, ""
+	for node := parse(source).FirstChild(); node != nil; node = node.NextSibling() {
+		switch node := node.(type) {
+		case *ast.Heading:
+			title = content(node, source)
+		case *extast.Table:
+			tables[title] = append(tables[title], body(node, source)...)
+		}
+	}
+	return tables
+}
+
 func parse(source []byte) ast.Node {
 	return goldmark.New(goldmark.WithExtensions(extension.Table)).Parser().Parse(text.NewReader(source))
 }
