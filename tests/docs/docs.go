@@ -2,6 +2,7 @@
 package docs
 
 import (
+	"fmt"
 	"os"
 	"regexp"
 	"strings"
@@ -57,6 +58,30 @@ func Tables(t testing.TB, file string) map[string][][]string {
 		}
 	}
 	return tables
+}
+
+// notInAnchor are the characters that GitHub drops from a heading to make its anchor.
+var notInAnchor = regexp.MustCompile(`[^\p{L}\p{N}_ -]`)
+
+// Anchors returns the anchors of a document's headings, as GitHub makes them.
+func Anchors(t testing.TB, file string) map[string]bool {
+	t.Helper()
+	source, err := os.ReadFile(file)
+	require.NoError(t, err)
+	anchors := map[string]bool{}
+	for node := parse(source).FirstChild(); node != nil; node = node.NextSibling() {
+		heading, is := node.(*ast.Heading)
+		if !is {
+			continue
+		}
+		first := strings.ReplaceAll(notInAnchor.ReplaceAllString(strings.ToLower(content(heading, source)), ""), " ", "-")
+		anchor := first
+		for n := 1; anchors[anchor]; n++ {
+			anchor = fmt.Sprintf("%s-%d", first, n)
+		}
+		anchors[anchor] = true
+	}
+	return anchors
 }
 
 func parse(source []byte) ast.Node {

@@ -19,7 +19,6 @@ var (
 	grouping   = regexp.MustCompile(`\b(?:by|without) \(([^)]*)\)`)
 	labelled   = regexp.MustCompile(`([a-z_]+)(?:=~|!~|!=|=)"`)
 	shown      = regexp.MustCompile(`\$labels\.([a-z_]+)`)
-	anchor     = regexp.MustCompile(`[^a-z0-9 -]`)
 )
 
 // asks requires that the metrics of an expression exist and have its labels, and returns those
@@ -76,14 +75,7 @@ func TestAlerts(t *testing.T) {
 	data, err := os.ReadFile("../../deploy/monitoring/alerts.yaml")
 	require.NoError(t, err)
 	require.NoError(t, yaml.Unmarshal(data, &rules))
-	text, err := os.ReadFile("../../docs/operations.md")
-	require.NoError(t, err)
-	anchors := map[string]bool{}
-	for line := range strings.Lines(string(text)) {
-		if title, ok := strings.CutPrefix(strings.TrimLeft(line, "#"), " "); ok && line[0] == '#' {
-			anchors[strings.ReplaceAll(anchor.ReplaceAllString(strings.ToLower(strings.TrimSpace(title)), ""), " ", "-")] = true
-		}
-	}
+	anchors := Anchors(t, "../../docs/operations.md")
 	seen := map[string]bool{}
 	for _, g := range rules.Spec.Groups {
 		for _, r := range g.Rules {

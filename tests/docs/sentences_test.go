@@ -3,7 +3,6 @@ package docs
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -21,11 +20,9 @@ const (
 )
 
 func TestSentencesAreShort(t *testing.T) {
-	out, err := exec.CommandContext(t.Context(), "git", "-C", "../..", "ls-files", "*.md").Output()
-	require.NoError(t, err)
-	for file := range strings.FieldsSeq(string(out)) {
+	for _, file := range tracked(t, "*.md") {
 		t.Run(file, func(t *testing.T) {
-			source, err := os.ReadFile(filepath.Join("../..", file))
+			source, err := os.ReadFile(filepath.Join(root, file))
 			require.NoError(t, err)
 			words, count := 0, 0
 			for _, p := range paragraphs(source) {

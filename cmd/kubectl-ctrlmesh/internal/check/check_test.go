@@ -2,9 +2,7 @@ package check
 
 import (
 	"errors"
-	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -30,6 +28,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 	"github.com/ctrlmesh/ctrlmesh/manager/trust"
+	"github.com/ctrlmesh/ctrlmesh/tests/docs"
 )
 
 const mesh = snapshot.DefaultNamespace
@@ -293,23 +292,12 @@ func requireFindings(t *testing.T, want []string, r Report) {
 	}
 }
 
-var notInAnchor = regexp.MustCompile(`[^a-z0-9 -]`)
-
 // requireSection requires that a file of the repository has the heading of an anchor.
 func requireSection(t *testing.T, link string) {
 	t.Helper()
 	file, anchor, ok := strings.Cut(link, "#")
 	require.True(t, ok, link)
-	text, err := os.ReadFile(filepath.Join("../../../..", file))
-	require.NoError(t, err)
-	for line := range strings.Lines(string(text)) {
-		if title, ok := strings.CutPrefix(strings.TrimLeft(line, "#"), " "); ok && strings.HasPrefix(line, "#") {
-			if anchor == strings.ReplaceAll(notInAnchor.ReplaceAllString(strings.ToLower(strings.TrimSpace(title)), ""), " ", "-") {
-				return
-			}
-		}
-	}
-	require.Fail(t, "no such section", link)
+	require.True(t, docs.Anchors(t, filepath.Join("../../../..", file))[anchor], "no such section: %s", link)
 }
 
 func TestFaultsBeforeTheInstallationAreFound(t *testing.T) {
