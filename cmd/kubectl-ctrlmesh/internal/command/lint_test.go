@@ -1,7 +1,9 @@
 package command
 
 import (
+	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -48,6 +50,25 @@ func TestLintTakesTheExamples(t *testing.T) {
 		r := run(t, meshtest.Healthy(t), "", "lint", "-f", file)
 		require.Equal(t, Healthy, r.code, "%s:\n%s", file, r)
 	}
+}
+
+// manifest is a code block of a page with a manifest that can be applied.
+var manifest = regexp.MustCompile("(?s)```yaml\n(apiVersion: [^`]*?\nmetadata:[^`]*?)```")
+
+func TestLintTakesTheManifestsOfThePages(t *testing.T) {
+	pages, err := filepath.Glob("../../../../docs/*.md")
+	require.NoError(t, err)
+	linted := 0
+	for _, page := range append(pages, "../../../../README.md") {
+		text, err := os.ReadFile(page)
+		require.NoError(t, err)
+		for _, m := range manifest.FindAllStringSubmatch(string(text), -1) {
+			r := run(t, meshtest.Healthy(t), m[1], "lint", "-f", "-")
+			require.Equal(t, Healthy, r.code, "%s:\n%s\n%s", page, m[1], r)
+			linted++
+		}
+	}
+	require.Equal(t, 6, linted)
 }
 
 func TestLintWithoutFilesIsUnknown(t *testing.T) {
