@@ -12,6 +12,8 @@ func Page(results []*Result) string {
 	var out strings.Builder
 	out.WriteString(`# Operators that were tried
 
+With this page you see which published operators run on the mesh, and what each of them needed.
+
 Each of these operators is built from its published Go module, unmodified, and runs on a real cluster. It is installed by
 the chart or the manifests that its module publishes, with its own RBAC and its own webhooks. Only the number of replicas and
 the label of the mesh change. One more operator, python-client, is the project's own and uses the official Python client. Each runs without the mesh first. Then it is adopted by a rolling update while its objects change,
