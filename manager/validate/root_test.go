@@ -330,3 +330,34 @@ func TestPairsOfGroupAndResourceAreFew(t *testing.T) {
 	require.Len(t, errs, 1)
 	require.ErrorContains(t, errs[0], "24576 pairs of group and resource, and at most 16384 are supported")
 }
+
+func TestAnalysisQueriesAreValidated(t *testing.T) {
+	schema := newCRD(t, "shardingconfigs")
+	for queries, says := range map[string]string{
+		`[{name: errors, query: up, max: "5"}]`:                                "",
+		`[{name: errors, query: up, min: "-0.5", max: "-0.5"}]`:                "",
+		`[{name: a, query: up, min: "9.5"}, {name: b, query: up, max: "10"}]`:  "",
+		`[{name: errors, query: up, min: "10", max: "9.5"}]`:                   "min must not exceed max",
+		`[{name: errors, query: up}]`:                                          "set min or max",
+		`[{name: errors, query: up, max: "1e3"}]`:                              "queries[0].max",
+		`[{name: errors, query: up, max: ".5"}]`:                               "queries[0].max",
+		`[{name: errors, query: up, max: 5}]`:                                  "queries[0].max",
+		`[{name: errors, query: up, max: "` + strings.Repeat("1", 33) + `"}]`:  "queries[0].max",
+		`[{name: Errors, query: up, max: "5"}]`:                                "queries[0].name",
+		`[{name: "a\nb", query: up, max: "5"}]`:                                "queries[0].name",
+		`[{query: up, max: "5"}]`:                                              "queries[0].name",
+		`[{name: errors, query: "", max: "5"}]`:                                "queries[0].query",
+		`[{name: errors, query: ` + strings.Repeat("u", 2049) + `, max: "5"}]`: "queries[0].query",
+		`[{name: a, query: up, max: "5"}, {name: a, query: up, max: "6"}]`:     "Duplicate value",
+		`[` + strings.Repeat(`{name: a, query: up, max: "5"},`, 9) + `]`:       "must have at most 8 items",
+	} {
+		spec := strings.Replace(rooting, "prefix: op", "prefix: op\n  rollout: {analysis: {queries: "+queries+"}}", 1)
+		errs := schema.admit(object(t, "ShardingConfig", spec))
+		if says == "" {
+			require.Empty(t, errs, queries)
+			require.Empty(t, Config(config(t, "r", spec)), queries)
+		} else {
+			require.ErrorContains(t, errs.ToAggregate(), says, queries)
+		}
+	}
+}

@@ -739,6 +739,38 @@ type RolloutAnalysis struct {
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000
 	MaxRestarts *int32 `json:"maxRestarts,omitempty"`
+	// Queries are bounds on what Prometheus knows of the pods of the shard. The administrator of the
+	// mesh names the Prometheus.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=8
+	Queries []AnalysisQuery `json:"queries,omitempty"`
+}
+
+// AnalysisQuery bounds the result of a PromQL query, which is evaluated about every 15 s while a
+// shard soaks. It is judged once the shard has soaked for as long as the analysis takes at least. If it
+// has no result, the rollout waits, and status.root.rollout.message says why.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.min) || has(self.max)",message="set min or max"
+// +kubebuilder:validation:XValidation:rule="!has(self.min) || !has(self.max) || double(self.min) <= double(self.max)",message="min must not exceed max"
+type AnalysisQuery struct {
+	// Name of the query, which messages show.
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
+	Name string `json:"name"`
+	// Query in PromQL. Its result must be a scalar or an instant vector. $namespace stands for the
+	// namespace of this object, $shard for the name of the shard, and $pods for a regular expression
+	// that matches the names of the shard's pods which have the revision, as in {pod=~"$pods"}.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=2048
+	Query string `json:"query"`
+	// Min is the least value that the scalar, or each sample of the vector, may have.
+	// +optional
+	Min *Decimal `json:"min,omitempty"`
+	// Max is the greatest value that the scalar, or each sample of the vector, may have.
+	// +optional
+	Max *Decimal `json:"max,omitempty"`
 }
 
 // AutoConfig divides all keys that the canary does not own into equal shards.

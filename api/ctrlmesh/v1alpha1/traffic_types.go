@@ -19,6 +19,12 @@ type Duration string
 // +kubebuilder:validation:Pattern=`^(100(\.0+)?|[0-9]{1,2}(\.[0-9]+)?)$`
 type Percent string
 
+// Decimal is a decimal number, such as "0.5" or "-3".
+//
+// +kubebuilder:validation:MaxLength=32
+// +kubebuilder:validation:Pattern=`^-?[0-9]+(\.[0-9]+)?$`
+type Decimal string
+
 // HeaderMatch matches a request with a header of which one value is equal.
 type HeaderMatch struct {
 	// Name of the header, in upper or lower case.
