@@ -66,6 +66,8 @@ var (
 	RolloutHalted = gauges("ctrlmesh_rollout_halted", "1 if the pods of a shard do not serve under the revision that a root rolls out, 0 if they do.", "namespace", "shardingconfig")
 	// Rollbacks counts the templates that were restored.
 	Rollbacks = counters("ctrlmesh_rollbacks_total", "Times that the manager restored the template of a StatefulSet after its rollout had halted.", "namespace", "shardingconfig")
+	// RolloutQueries counts the evaluations of queries.
+	RolloutQueries = counters("ctrlmesh_rollout_queries_total", "Evaluations of the queries of rollouts' analyses: answered by Prometheus, with a result or without, or failed.", "result")
 	// IdleShards is the number of shards that never write.
 	IdleShards = gauges("ctrlmesh_idle_shards", "Shards of a root that have objects and have written nothing for 10 minutes, while others do.", "namespace", "shardingconfig")
 	// ShardLeader is 1 for a shard that has a leader.
