@@ -36,6 +36,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/query"
 	"github.com/ctrlmesh/ctrlmesh/manager/roots"
 	"github.com/ctrlmesh/ctrlmesh/manager/weigh"
 )
@@ -52,6 +53,7 @@ type leader struct {
 	push         *push.Server
 	sweeper      *label.Sweeper
 	weigher      *weigh.Weigher
+	evaluator    *query.Evaluator
 	keeper       *locks.Keeper
 	roots        *roots.Roots
 	bundleWriter *bundle.Controller
@@ -86,9 +88,11 @@ func newLeader(r *replica, from cache.Cache, recorder events.EventRecorder) *lea
 		Changed:  changed.Weights.Notify,
 		Log:      r.Log,
 	}
+	prometheus := &query.Prometheus{URL: r.Prometheus.URL, TokenFile: r.Prometheus.TokenFile, CAFile: r.Prometheus.CAFile}
+	l.evaluator = &query.Evaluator{Evaluate: prometheus.Evaluate, Changed: changed.Answers.Notify, Log: r.Log}
 	l.keeper = &locks.Keeper{Client: r.live, May: lock.Reviewer{Kube: r.kube}.MayUpdate, Log: r.Log, Now: time.Now}
 	l.roots = &roots.Roots{
-		Client: r.live, Account: types.NamespacedName{Namespace: r.Namespace, Name: account}, Locks: l.keeper, Observe: l.push.Observe, Others: roots.Others{Stamping: l.sweeper.Status, MissingBundle: r.state.MissingBundle, Entry: r.state.Entry}, Recorder: recorder, Weigher: l.weigher,
+		Client: r.live, Account: types.NamespacedName{Namespace: r.Namespace, Name: account}, Locks: l.keeper, Observe: l.push.Observe, Others: roots.Others{Stamping: l.sweeper.Status, MissingBundle: r.state.MissingBundle, Entry: r.state.Entry}, Recorder: recorder, Weigher: l.weigher, Queries: l.evaluator,
 		Written: changed.Roots.Notify, Asked: changed.Demands.Notify,
 		Log: r.Log, Now: time.Now,
 	}
@@ -165,6 +169,7 @@ func (l *leader) add(ctx context.Context, mgr manager.Manager) error {
 		manager.RunnableFunc(l.bundleWriter.Watch), // a RunnableFunc runs in the leader
 		manager.RunnableFunc(l.sweeper.Run),
 		manager.RunnableFunc(l.weigher.Run),
+		manager.RunnableFunc(l.evaluator.Run),
 		manager.RunnableFunc(l.serveAgents),
 		everyReplica(follow),
 		everyReplica(l.settings.Watch),

@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/ctrlmesh/ctrlmesh/manager/apiserver"
+	"github.com/ctrlmesh/ctrlmesh/manager/query"
 )
 
 // Options of the manager.
@@ -37,6 +38,8 @@ type Options struct {
 
 	Webhooks WebhookOptions
 	Stamps   StampOptions
+	// Prometheus evaluates the queries of rollouts' analyses.
+	Prometheus PrometheusOptions
 	// Dialects makes the manager serve the custom resources of the mesh's ancestors, whose
 	// definitions must be installed.
 	Dialects bool
@@ -65,6 +68,15 @@ type StampOptions struct {
 	Every time.Duration
 }
 
+// PrometheusOptions are how the manager reaches a Prometheus.
+type PrometheusOptions struct {
+	// URL is empty if there is none.
+	URL string
+	// TokenFile has the bearer token of requests, and CAFile the CAs that verify the server; empty
+	// for none, and for those of the system.
+	TokenFile, CAFile string
+}
+
 // AddFlags adds flags for all options that are not discovered. getenv returns defaults.
 func (o *Options) AddFlags(fs *pflag.FlagSet, getenv func(string) string) {
 	fs.StringVar(&o.Namespace, "namespace", getenv("POD_NAMESPACE"), "namespace of the mesh (default $POD_NAMESPACE)")
@@ -81,6 +93,9 @@ func (o *Options) AddFlags(fs *pflag.FlagSet, getenv func(string) string) {
 	fs.StringVar(&o.HealthAddress, "health-address", ":8081", "where /healthz and /readyz are served; 0 for nowhere")
 	fs.StringVar(&o.Webhooks.ClientCA, "webhook-client-ca", "", "file with the CAs, in PEM, of the certificate that the apiserver presents to webhooks; requests without one are refused then (default: none is asked for)")
 	fs.StringSliceVar(&o.Webhooks.ClientNames, "webhook-client-names", nil, "common names, separated by commas, of which the apiserver's certificate has one (default: any)")
+	fs.StringVar(&o.Prometheus.URL, "analysis-prometheus-url", "", "URL of the Prometheus that evaluates the queries of spec.root.rollout.analysis (default: there is none, and rollouts with queries wait)")
+	fs.StringVar(&o.Prometheus.TokenFile, "analysis-prometheus-token-file", "", "file with the bearer token for that Prometheus (default: none is sent)")
+	fs.StringVar(&o.Prometheus.CAFile, "analysis-prometheus-ca-file", "", "file with the CAs, in PEM, of that Prometheus (default: those of the system)")
 	fs.BoolVar(&o.Dialects, "dialects", true, "serve the custom resources of the mesh's ancestors; their definitions must be installed")
 	fs.Float64Var(&o.Stamps.Rate, "stamp-rate", 200, "existing objects labelled per second at most")
 	fs.IntVar(&o.Stamps.Burst, "stamp-burst", 400, "existing objects labelled at once at most")
@@ -100,6 +115,12 @@ func (o *Options) validate() error {
 	}
 	if len(o.Webhooks.ClientNames) > 0 && o.Webhooks.ClientCA == "" {
 		return errors.New("--webhook-client-names needs --webhook-client-ca")
+	}
+	if err := query.ValidURL(o.Prometheus.URL); err != nil {
+		return fmt.Errorf("--analysis-prometheus-url: %w", err)
+	}
+	if o.Prometheus.URL == "" && (o.Prometheus.TokenFile != "" || o.Prometheus.CAFile != "") {
+		return errors.New("--analysis-prometheus-token-file and --analysis-prometheus-ca-file need --analysis-prometheus-url")
 	}
 	if o.Stamps.Rate <= 0 || o.Stamps.Burst < 1 || o.Stamps.Every <= 0 {
 		return errors.New("--stamp-rate, --stamp-burst and --stamp-every must be positive")

@@ -101,6 +101,8 @@ type Signals struct {
 	Stamping Signal
 	// Weights of namespaces, by the weigher.
 	Weights Signal
+	// Answers to the queries of rollouts' analyses, by their evaluator.
+	Answers Signal
 	// Resources: the apiserver serves other ones, by the catalog.
 	Resources Signal
 }

@@ -32,6 +32,7 @@ func (rt *root) act(ctx context.Context, w World, f decide.Facts, d decide.Decis
 		rt.of.Log.Info("moving keys for balance", "namespace", config.Namespace, "shardingConfig", config.Name, "move", d.Balanced)
 	}
 	rt.metrics.set(config, d, now)
+	rt.queries = d.Queries
 	for _, e := range d.Events {
 		rt.of.Recorder.Eventf(config, nil, e.Type, e.Reason, e.Action, "%s", e.Note)
 	}

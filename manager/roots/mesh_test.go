@@ -31,6 +31,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/dialect/serve"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/query"
 	"github.com/ctrlmesh/ctrlmesh/manager/resources"
 	"github.com/ctrlmesh/ctrlmesh/manager/roots/decide"
 	"github.com/ctrlmesh/ctrlmesh/manager/weigh"
@@ -72,6 +73,24 @@ type mesh struct {
 	unknown     resources.Unknown     // what the root names
 	reads       error                 // of StatefulSets
 	unconnected []string              // nodes
+	// asked are the queries of the last round, and answers those to each expression.
+	asked   []query.Query
+	answers map[string]query.Answer
+}
+
+// evaluator answers the queries of a mesh's roots.
+type evaluator struct{ *mesh }
+
+func (e evaluator) Set(queries []query.Query) { e.asked = queries }
+
+func (e evaluator) Answers(root types.UID) map[query.Query]query.Answer {
+	out := map[query.Query]query.Answer{}
+	for _, q := range e.asked {
+		if a, ok := e.answers[q.Expression]; ok && q.Root == root {
+			out[q] = a
+		}
+	}
+	return out
 }
 
 const requestTimeout = 90 * time.Second
@@ -134,7 +153,7 @@ func (m *mesh) lead() {
 	m.resolver = Resolver{}
 	m.keeper = &locks.Keeper{Client: m.Client, Log: slog.New(slog.DiscardHandler), Now: func() time.Time { return m.now }}
 	m.Roots = &Roots{
-		Locks: m.keeper, Client: m.Client, Recorder: m.recorder, Weigher: &weigh.Weigher{FirstWithin: time.Nanosecond, Changed: func() {}}, Log: slog.New(slog.DiscardHandler),
+		Locks: m.keeper, Client: m.Client, Recorder: m.recorder, Weigher: &weigh.Weigher{FirstWithin: time.Nanosecond, Changed: func() {}}, Queries: evaluator{m}, Log: slog.New(slog.DiscardHandler),
 		Account: types.NamespacedName{Namespace: "ctrlmesh-system", Name: "ctrlmesh-manager"},
 		Now:     func() time.Time { return m.now }, Written: func() {}, Others: Others{MissingBundle: func(string) string { return "" }}, Asked: func() {},
 		Observe: func(node, uid string) push.Observation {
@@ -154,7 +173,7 @@ func (m *mesh) lead() {
 			return o
 		},
 	}
-	m.compiled, m.policies, m.by = compile.Result{}, nil, nil
+	m.compiled, m.policies, m.by, m.asked = compile.Result{}, nil, nil, nil
 	m.left = map[string]time.Time{}
 }
 

@@ -84,7 +84,7 @@ func FactsOf(config *v1alpha1.ShardingConfig, w World, stored decide.Stored, m d
 // observe gathers what a decision depends on.
 func (rt *root) observe(ctx context.Context, config *v1alpha1.ShardingConfig, w World, now time.Time) (decide.Facts, error) {
 	f := FactsOf(config, w, rt.stored, rt.memory, Sources{Observe: rt.of.Observe, Locks: rt.of.Locks, Since: rt.of.since, Asked: rt.demand.Asked})
-	f.Weights = rt.weights()
+	f.Weights, f.Answers = rt.weights(), rt.of.Queries.Answers(rt.uid)
 	if config.Spec.Root.Method == v1alpha1.MethodLabels {
 		f.Stamping = rt.of.Others.Stamping(config)
 	}

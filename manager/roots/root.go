@@ -8,6 +8,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
+	"github.com/ctrlmesh/ctrlmesh/manager/query"
 	"github.com/ctrlmesh/ctrlmesh/manager/roots/decide"
 )
 
@@ -20,6 +21,7 @@ type root struct {
 	demand  locks.Demand
 	lookups lookups
 	metrics rootMetrics
+	queries []query.Query // of the last decision
 }
 
 // round runs a round of one root. config may be outdated: state is read from the object

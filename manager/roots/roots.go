@@ -31,6 +31,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/query"
 	"github.com/ctrlmesh/ctrlmesh/manager/resources"
 	"github.com/ctrlmesh/ctrlmesh/manager/roots/decide"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
@@ -78,6 +79,14 @@ type Others struct {
 	Entry func(*v1alpha1.ShardingConfig) decide.Entry
 }
 
+// Evaluator evaluates the queries of rollouts' analyses, while no round waits for it.
+type Evaluator interface {
+	// Set sets the queries of all roots.
+	Set([]query.Query)
+	// Answers returns the answers to the queries of a root that have been evaluated.
+	Answers(root types.UID) map[query.Query]query.Answer
+}
+
 // Roots are all configurations with spec.root.
 type Roots struct {
 	// Client reads and writes past any cache.
@@ -91,6 +100,7 @@ type Roots struct {
 	Others   Others
 	Recorder events.EventRecorder
 	Weigher  *weigh.Weigher
+	Queries  Evaluator
 	// Written is called when the result of Known changes, Asked when that of Demands does.
 	Written, Asked func()
 	Log            *slog.Logger
@@ -170,7 +180,17 @@ func (r *Roots) Round(ctx context.Context, w World) error {
 		cancel()
 	}
 	r.publishDemands()
+	r.askQueries()
 	return errors.Join(errs...)
+}
+
+// askQueries has the queries of all roots evaluated.
+func (r *Roots) askQueries() {
+	var all []query.Query
+	for _, rt := range r.roots {
+		all = append(all, rt.queries...)
+	}
+	r.Queries.Set(all)
 }
 
 // store publishes the state of a root.

@@ -13,6 +13,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/idle"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/query"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
 	"github.com/ctrlmesh/ctrlmesh/manager/undivided"
 )
@@ -73,6 +74,8 @@ type Decision struct {
 	Evict *Eviction
 	// Rollback is the rollback of a StatefulSet's template; nil if there is none.
 	Rollback *Rollback
+	// Queries are those to evaluate from now on.
+	Queries []query.Query
 	// Release reports whether the finalizer must be removed.
 	Release bool
 	Events  []Event
@@ -97,7 +100,7 @@ func Decide(m Memory, f Facts, now time.Time) (Memory, Decision) {
 		Children: children(d.v.Spec.Config, d.next), Release: d.releases(), Balanced: d.balanced,
 	}
 	out.Events = d.events(out.Status.Root)
-	out.Evict, out.Rollback = d.restart(), d.rollout.back
+	out.Evict, out.Rollback, out.Queries = d.restart(), d.rollout.back, d.rollout.queries
 	return d.memory, out
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
+	"github.com/ctrlmesh/ctrlmesh/manager/query"
 	"github.com/ctrlmesh/ctrlmesh/manager/resources"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
 )
@@ -41,6 +42,8 @@ type Facts struct {
 	Revision Revision
 	// Previous is that of PreviousRevision.
 	Previous Previous
+	// Answers are those to the queries of the last decision.
+	Answers map[query.Query]query.Answer
 }
 
 // Spec is what is asked of a root.

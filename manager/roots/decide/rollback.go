@@ -86,6 +86,7 @@ func (v *view) restored() bool {
 // haltAgain halts a revision that was rolled back before. No pod gets it.
 func (d *deciding) haltAgain(steps []step) {
 	out, r := d.rollout.status, d.v.appliedAgain()
+	d.rollout.queries = nil
 	for _, s := range steps {
 		d.rollout.later[s.Name] = true
 	}

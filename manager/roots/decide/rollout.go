@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
+	"github.com/ctrlmesh/ctrlmesh/manager/query"
 	"github.com/ctrlmesh/ctrlmesh/manager/status"
 )
 
@@ -46,6 +48,9 @@ type rollout struct {
 	halted string
 	// back is the rollback to perform now; nil if there is none.
 	back *Rollback
+	// queries are those of the shard that soaks; waits is which of them lack an answer, empty if none.
+	queries []query.Query
+	waits   string
 }
 
 // step is the part of a rollout that concerns one shard.
@@ -118,7 +123,7 @@ func (d *deciding) rollOut() {
 // complete ends the rollout of a revision.
 func (d *deciding) complete() {
 	out := d.rollout.status
-	out.Phase, out.Failure = v1alpha1.RolloutComplete, ""
+	out.Phase, out.Failure, d.rollout.queries = v1alpha1.RolloutComplete, "", nil
 	out.RolledBack = slices.DeleteFunc(out.RolledBack, func(r v1alpha1.RolledBackRevision) bool { return r.Revision == out.Revision })
 	if n := len(out.RolledBack); n > 0 && out.RolledBack[n-1].To == out.Revision {
 		last := out.RolledBack[n-1]
@@ -260,12 +265,16 @@ func (d *deciding) soak(s *step) {
 	soak, _ := time.ParseDuration(string(spec.Soak)) // the schema holds its syntax
 	served := now.Sub(s.Since.Time)
 	if spec.Analysis != nil {
-		if d.rollout.status.Failure = d.analyze(spec.Analysis, s.Name, counted, served); d.rollout.status.Failure != "" {
+		exceeds, waits := d.judgeQueries(spec.Analysis, s.Name, s.Since.Time)
+		d.rollout.status.Failure = cmp.Or(d.analyze(spec.Analysis, s.Name, counted, served), exceeds)
+		if d.rollout.waits = waits; d.rollout.status.Failure != "" {
 			return
 		}
 		soak = max(soak, duration(spec.Analysis))
 	}
-	s.Soaked = served >= soak
+	if s.Soaked = served >= soak && d.rollout.waits == ""; s.Soaked {
+		d.rollout.queries = nil
+	}
 }
 
 // advance sets what is to be done for the step that the rollout is at.
@@ -296,6 +305,9 @@ func (d *deciding) advance(s step, before v1alpha1.RolloutStatus) {
 	default:
 		out.Phase = v1alpha1.RolloutSoaking
 		out.Message = fmt.Sprintf("all pods have served under the revision since %s", s.Since.UTC().Format(time.TimeOnly))
+		if d.rollout.waits != "" {
+			out.Message += "; " + d.rollout.waits
+		}
 	}
 }
 
