@@ -20,6 +20,7 @@ import (
 var everything = []string{
 	"--set", "podMonitor.enabled=true,prometheusRule.enabled=true,priorityClass.resourceQuota.enabled=true",
 	"--set", "image.pullSecrets={registry},manager.clusterDomain=corp.example,agent.capture=iptables,agent.accessLog=true",
+	"--set", "analysis.prometheus.url=https://prometheus.example,analysis.prometheus.tokenSecret=token,analysis.prometheus.caSecret=ca",
 	"--set-json", `stamp.extraResources=[{"apiGroups":["example.com"],"resources":["foos"]}]`,
 	"--api-versions", mutatingPolicy,
 }
