@@ -43,8 +43,8 @@ func (t *trial) snapshot(ctx context.Context, set string) (out []endState, err e
 	return out, nil
 }
 
-// settledSnapshot reads end states until they stay the same.
-func (t *trial) settledSnapshot(ctx context.Context, set string) ([]endState, error) {
+// settledSnapshot reads end states until they stay the same for longer than changes take.
+func (t *trial) settledSnapshot(ctx context.Context, set string, changes time.Duration) ([]endState, error) {
 	var last []endState
 	err := t.until(ctx, "the end state to stay the same", func(ctx context.Context) error {
 		now, err := t.snapshot(ctx, set)
@@ -54,7 +54,7 @@ func (t *trial) settledSnapshot(ctx context.Context, set string) ([]endState, er
 		same := len(last) > 0 && len(differences(last, now)) == 0
 		last = now
 		if !same {
-			_ = kube.Sleep(ctx, unchangedFor) // a change of the operator may take its time
+			_ = kube.Sleep(ctx, max(unchangedFor, changes)) // a change of the operator may take its time
 			return fmt.Errorf("it has changed")
 		}
 		return nil
@@ -184,7 +184,7 @@ func (n normaliser) value(field string, v any) any {
 	case map[string]any:
 		out := map[string]any{}
 		for key, element := range v {
-			if !droppedFields[key] {
+			if !droppedFields[key] && !ofLastStep(v, key) {
 				out[n.text(key)] = n.value(key, element)
 			}
 		}
@@ -196,6 +196,12 @@ func (n normaliser) value(field string, v any) any {
 	default:
 		return v
 	}
+}
+
+// ofLastStep reports whether a field is of a condition that says by which step a Deployment came to its
+// state: changes that follow closely are one step or several.
+func ofLastStep(condition map[string]any, field string) bool {
+	return condition["type"] == "Progressing" && (field == "reason" || field == "message")
 }
 
 func (n normaliser) list(field string, v []any) any {

@@ -113,3 +113,15 @@ func TestNamesAreNormalised(t *testing.T) {
 
 // thing makes an object of its metadata.
 func thing(metadata string) string { return "apiVersion: v1\nkind: Thing\n" + metadata }
+
+func TestStepsOfADeploymentAreNotCompared(t *testing.T) {
+	deployment := func(reason, status string) string {
+		_, text := normalise(object(t, `
+metadata: {name: tracked}
+status: {conditions: [{type: Progressing, status: "`+status+`", reason: `+reason+`, message: "ReplicaSet: `+reason+`"}]}
+`))
+		return text
+	}
+	require.Equal(t, deployment("ReplicaSetUpdated", "True"), deployment("NewReplicaSetCreated", "True"))
+	require.NotEqual(t, deployment("ReplicaSetUpdated", "True"), deployment("ReplicaSetUpdated", "False"))
+}

@@ -94,11 +94,12 @@ func (t *trial) reference(ctx context.Context) ([]endState, error) {
 	if len(pending) > 0 {
 		return nil, fmt.Errorf("%d changes were not reconciled: %v for one", len(pending), pending[0].object)
 	}
-	state, err := t.settledSnapshot(ctx, referenceSet)
+	took := percentile(c.samples, referenceSet, 0.99)
+	t.say("  a change took %d ms, p99", took)
+	state, err := t.settledSnapshot(ctx, referenceSet, time.Duration(took)*time.Millisecond)
 	if err != nil {
 		return nil, err
 	}
-	t.say("  a change took %d ms, p99", percentile(c.samples, referenceSet, 0.99))
 	return state, removeNamespaces(ctx, t.Cluster, tenantsOf(referenceSet)...)
 }
 
