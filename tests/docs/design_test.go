@@ -11,15 +11,25 @@ import (
 )
 
 // path is a code span that names a directory or a file of the repository.
-var path = regexp.MustCompile("`((?:agent|api|bpf|cmd|internal|manager|proxy|tests)/[a-zA-Z0-9_./-]*)`")
+var path = regexp.MustCompile("`((?:agent|api|bpf|cmd|deploy|internal|manager|proxy|tests)/[a-zA-Z0-9_./-]*)`")
 
-func TestDesignNamesExistingFiles(t *testing.T) {
-	source, err := os.ReadFile("../../docs/design.md")
-	require.NoError(t, err)
-	named := path.FindAllSubmatch(source, -1)
+func TestDesignNamesExistingFiles(t *testing.T) { assertPathsExist(t, readFile(t, "docs/design.md")) }
+
+// assertPathsExist asserts that a page names directories and files, and that they exist.
+func assertPathsExist(t *testing.T, page string) {
+	t.Helper()
+	named := path.FindAllStringSubmatch(page, -1)
 	require.NotEmpty(t, named)
 	for _, m := range named {
-		_, err := os.Stat(filepath.Join("../..", string(m[1])))
+		_, err := os.Stat(filepath.Join(root, m[1]))
 		assert.NoError(t, err)
 	}
+}
+
+// readFile returns the text of a file of the repository.
+func readFile(t *testing.T, file string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, file))
+	require.NoError(t, err)
+	return string(text)
 }
