@@ -31,6 +31,7 @@ func testResize(t *testing.T) {
 	named, bucket := tenants[0], sharding.BucketLabel(tenants[1])
 	canary := slices.DeleteFunc(slices.Clone(tenants), func(ns string) bool { return ns != named && sharding.BucketLabel(ns) != bucket })
 	r := newRoot(t, "e2e-resize", 2, meshv1alpha1.ShardingConfigSpec{Root: &meshv1alpha1.RootConfig{
+		Prefix:            "resized", // the label of a namespace in pins concerns all roots with such a shard
 		TargetStatefulSet: workload,
 		OnChange:          meshv1alpha1.OnChangeRelist,
 		Canary:            &meshv1alpha1.CanaryConfig{Replicas: new(int32(1)), InNamespaces: []string{named}, InShardHash: []string{bucket}},
@@ -84,9 +85,9 @@ func (r root) pins(t *testing.T, tenants tenants) {
 	// By their names, one of the two shards may own all that are not of the canary.
 	i := slices.IndexFunc(tenants, func(ns string) bool { return before[ns] != pods[0].Name })
 	require.GreaterOrEqual(t, i, 0)
-	from, to, shard := pods[1], pods[2], "part-2-normal"
+	from, to, shard := pods[1], pods[2], "resized-2-normal"
 	if before[tenants[i]] == to.Name {
-		from, to, shard = to, from, "part-1-normal"
+		from, to, shard = to, from, "resized-1-normal"
 	}
 	owned := func(by *corev1.Pod) {
 		t.Helper()

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -63,7 +64,7 @@ func newRoot(t *testing.T, name string, replicas int32, spec meshv1alpha1.Shardi
 	t.Helper()
 	r := root{namespace(t, name)}
 	probeRights(t, r.home)
-	spec.Root.Prefix = "part"
+	spec.Root.Prefix = cmp.Or(spec.Root.Prefix, "part")
 	if spec.Root.ResourceSelector == nil {
 		spec.Root.ResourceSelector = listing("configmaps")
 	}

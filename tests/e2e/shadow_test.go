@@ -108,6 +108,7 @@ func testShadowOfAShard(t *testing.T) {
 	tenants := newTenants(t, 8)
 	tenants.fill(t, "cm")
 	r := newRoot(t, "e2e-shadow-of", 2, meshv1alpha1.ShardingConfigSpec{Root: &meshv1alpha1.RootConfig{
+		Prefix:            "shown", // the label of a namespace below concerns all roots with such a shard
 		TargetStatefulSet: workload,
 		OnChange:          meshv1alpha1.OnChangeRelist,
 		Auto:              &meshv1alpha1.AutoConfig{ShardingSize: 2, EveryShardReplicas: 1, Rebalance: meshv1alpha1.RebalanceOff},
@@ -117,7 +118,7 @@ func testShadowOfAShard(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: r.home, Name: "next"},
 		Spec: meshv1alpha1.ShardingConfigSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{podNameLabel: "next"}},
-			Shadow:   &meshv1alpha1.Shadow{Of: "part-1-norml"},
+			Shadow:   &meshv1alpha1.Shadow{Of: "shown-1-norml"},
 		},
 	}
 	create(t, shadow, probe(r.home, "next", true))
@@ -136,10 +137,10 @@ func testShadowOfAShard(t *testing.T) {
 	clientset, err := kubernetes.NewForConfig(from(t, pod))
 	require.NoError(t, err)
 	_, err = clientset.CoreV1().ConfigMaps("").List(t.Context(), metav1.ListOptions{})
-	require.ErrorContains(t, err, "no root in namespace "+r.home+" has a shard part-1-norml")
+	require.ErrorContains(t, err, "no root in namespace "+r.home+" has a shard shown-1-norml")
 
 	before := shadow.DeepCopy()
-	shadow.Spec.Shadow.Of = "part-1-normal"
+	shadow.Spec.Shadow.Of = "shown-1-normal"
 	require.NoError(t, cluster.Patch(t.Context(), shadow, client.MergeFrom(before)))
 	reports(meshv1alpha1.ReasonAllReady)
 	store := storeIn(t, pod, tenants.selector())
@@ -169,7 +170,7 @@ func testShadowOfAShard(t *testing.T) {
 		require.Empty(t, is.Data, never)
 	}
 	moved := tenants[slices.IndexFunc(tenants, func(ns string) bool { return !slices.Contains(store.ListKeys(), ns+"/cm") })]
-	labelNamespace(t, moved, meshv1alpha1.OwnerShardLabel, "part-1-normal")
+	labelNamespace(t, moved, meshv1alpha1.OwnerShardLabel, "shown-1-normal")
 	until(t, "the shard to own "+moved, func(context.Context) error {
 		return orElse(slices.Contains(lists(pods[0]), moved+"/cm"), "it does not")
 	})
