@@ -30,8 +30,8 @@ type Demand struct {
 	Config types.NamespacedName
 	Mode   Mode
 	Locks  []Lock
-	// Accounts are the ServiceAccounts of the configuration's pods. The mesh acquires a
-	// lock in another namespace than the configuration's only if one of them may.
+	// Accounts are the ServiceAccounts of the configuration's pods. The mesh acquires a lock that
+	// was discovered, or is in another namespace than the configuration, only if one of them may.
 	Accounts []string
 	// Asked numbers the time since which the configuration has not demanded to release its locks;
 	// 0 if it does, or may next. It is greater for a later time.
@@ -43,13 +43,15 @@ type Lock struct {
 	types.NamespacedName
 	// Resources are those that pods were seen to use, whether they exist or not.
 	Resources []string
+	// Discovered is true if a pod has contended for the lock, and the configuration does not name it.
+	Discovered bool
 }
 
-// LockOf returns a lock with the resources that a status lists.
+// LockOf returns a lock as a status lists it.
 func LockOf(name types.NamespacedName, known []v1alpha1.LockStatus) Lock {
 	l := Lock{NamespacedName: name}
 	if i := slices.IndexFunc(known, is(name)); i >= 0 {
-		l.Resources = known[i].Resources
+		l.Resources, l.Discovered = known[i].Resources, known[i].Discovered
 	}
 	return l
 }

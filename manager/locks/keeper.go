@@ -47,8 +47,8 @@ const (
 type Keeper struct {
 	// Client reads and writes past any cache.
 	Client client.Client
-	// May reports whether a ServiceAccount may update a lock's Lease.
-	May func(ctx context.Context, account, lock types.NamespacedName) (bool, error)
+	// May reports whether a ServiceAccount may update a lock's object of a resource, such as Leases.
+	May func(ctx context.Context, account types.NamespacedName, resource string, lock types.NamespacedName) (bool, error)
 	Log *slog.Logger
 	// Now is the clock.
 	Now func() time.Time
@@ -101,19 +101,23 @@ func (k *Keeper) Round(ctx context.Context, demands []Demand, orphan func(config
 	demands, err = k.withOrphans(ctx, demands, orphan, now)
 	k.follow(demands)
 	resources := map[types.NamespacedName][]string{}
-	asking := map[types.NamespacedName][]Demand{}
+	type asks struct {
+		Demand
+		lock Lock
+	}
+	asking := map[types.NamespacedName][]asks{}
 	for _, d := range demands {
 		for _, l := range d.Locks {
 			resources[l.NamespacedName] = append(resources[l.NamespacedName], l.Resources...)
-			asking[l.NamespacedName] = append(asking[l.NamespacedName], d)
+			asking[l.NamespacedName] = append(asking[l.NamespacedName], asks{d, l})
 		}
 	}
 	k.each(func(l *lock) {
 		one, cancel := context.WithTimeout(ctx, perLock)
 		defer cancel()
 		l.look(one, k.Client, resources[l.NamespacedName], now)
-		for _, d := range asking[l.NamespacedName] {
-			l.authorize(one, k.May, d, now)
+		for _, a := range asking[l.NamespacedName] {
+			l.authorize(one, k.May, a.Demand, a.lock, now)
 		}
 	})
 	refused := func(config, lock types.NamespacedName) bool {

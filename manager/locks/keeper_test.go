@@ -385,7 +385,7 @@ func TestLockWithoutLabelIsTakenBack(t *testing.T) {
 // By naming a lock elsewhere, nobody gets more than the pods may do anyway.
 func TestLockOfAnotherNamespaceNeedsRightsOfThePods(t *testing.T) {
 	c := newCluster(t)
-	c.May = func(_ context.Context, account, lock types.NamespacedName) (bool, error) {
+	c.May = func(_ context.Context, account types.NamespacedName, _ string, lock types.NamespacedName) (bool, error) {
 		return account == types.NamespacedName{Namespace: "ns", Name: "allowed"} && lock == webhook, nil
 	}
 	d := demand(Acquire, webhook)
@@ -403,6 +403,35 @@ func TestLockOfAnotherNamespaceNeedsRightsOfThePods(t *testing.T) {
 	require.True(t, s.Held)
 }
 
+// A pod reports a lock by trying to acquire it, before the apiserver has authorized that.
+func TestDiscoveredLockNeedsRightsOfThePods(t *testing.T) {
+	c := newCluster(t)
+	may := map[string]bool{Leases: true}
+	c.May = func(_ context.Context, _ types.NamespacedName, resource string, _ types.NamespacedName) (bool, error) {
+		return may[resource], nil
+	}
+	d := Demand{Config: config, Mode: Acquire, Accounts: []string{"sa"}, Locks: []Lock{{NamespacedName: leader, Resources: []string{ConfigMaps, Leases}, Discovered: true}}}
+	c.round(d)
+	s, _ := c.States(config)(leader)
+	require.False(t, s.Held)
+	require.Contains(t, s.Problem, "no pod of ShardingConfig ns/op may update ConfigMap ns/leader and Lease ns/leader")
+	require.True(t, c.Refuses(config, leader))
+
+	may[ConfigMaps] = true
+	c.now = c.now.Add(authorizedFor)
+	c.round(d)
+	s, _ = c.States(config)(leader)
+	require.True(t, s.Held)
+	require.Equal(t, []string{ConfigMaps, Leases}, s.Resources)
+
+	may[ConfigMaps] = false // shards may act
+	c.now = c.now.Add(authorizedFor)
+	d.Mode = Keep
+	c.round(d)
+	s, _ = c.States(config)(leader)
+	require.True(t, s.Held)
+}
+
 // operator may update its lock in kube-system; tenant names the lock, and may not.
 var (
 	operator = types.NamespacedName{Namespace: "op-system", Name: "op"}
@@ -410,7 +439,7 @@ var (
 )
 
 func ofOperator(c *cluster) func(config types.NamespacedName, mode Mode) Demand {
-	c.May = func(_ context.Context, account, _ types.NamespacedName) (bool, error) {
+	c.May = func(_ context.Context, account types.NamespacedName, _ string, _ types.NamespacedName) (bool, error) {
 		return account.Namespace == operator.Namespace, nil
 	}
 	return func(config types.NamespacedName, mode Mode) Demand {
@@ -468,7 +497,9 @@ func TestKeptLockNeedsNoPermission(t *testing.T) {
 	of := ofOperator(c)
 	other := types.NamespacedName{Namespace: operator.Namespace, Name: "other"} // shares the lock
 	c.round(of(operator, Keep), of(other, Keep))
-	c.May = func(context.Context, types.NamespacedName, types.NamespacedName) (bool, error) { return false, nil }
+	c.May = func(context.Context, types.NamespacedName, string, types.NamespacedName) (bool, error) {
+		return false, nil
+	}
 	c.now = c.now.Add(2 * authorizedFor)
 	c.round(of(operator, Release), of(other, Keep))
 	require.NotEmpty(t, *c.lease(webhook).Spec.HolderIdentity)

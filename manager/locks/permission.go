@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -12,22 +13,23 @@ import (
 // authorizedFor is how long an answer about the permission of pods to update a lock is cached.
 const authorizedFor = time.Minute
 
-// permission is whether the mesh may have a lock for a configuration in another namespace.
-// Otherwise a user could take any operator's lock by naming it: keep it from being acquired for
-// the operator, or from being released to it.
+// permission is whether the mesh may have a lock for a configuration that does not name it, or is in
+// another namespace. Otherwise a user could take any operator's lock by naming it: keep it from being
+// acquired for the operator, or from being released to it. A pod could have any ConfigMap of its
+// namespace kept from others, by pretending that it is a lock.
 type permission struct {
 	// denied is why not; nil if the mesh may.
 	denied error
 	asked  time.Time
 }
 
-// authorize checks the permission that a demand requires. A configuration for which the mesh
-// holds the lock has it, and so has one whose shards may act since it was granted.
-func (l *lock) authorize(ctx context.Context, may func(ctx context.Context, account, lock types.NamespacedName) (bool, error), d Demand, now time.Time) {
+// authorize checks the permission that a demand for the lock requires. A configuration for which the
+// mesh holds the lock has it, and so has one whose shards may act since it was granted.
+func (l *lock) authorize(ctx context.Context, may func(ctx context.Context, account types.NamespacedName, resource string, lock types.NamespacedName) (bool, error), d Demand, of Lock, now time.Time) {
 	p := l.permissions[d.Config]
 	granted := p != nil && p.denied == nil
 	switch {
-	case may == nil || l.Namespace == d.Config.Namespace || l.isHeldFor(d.Config):
+	case may == nil || l.Namespace == d.Config.Namespace && !of.Discovered || l.isHeldFor(d.Config):
 		l.permissions[d.Config] = &permission{}
 		return
 	case d.Mode < Acquire || granted && (d.Mode == Keep || len(d.Accounts) == 0):
@@ -35,9 +37,9 @@ func (l *lock) authorize(ctx context.Context, may func(ctx context.Context, acco
 	case p != nil && now.Sub(p.asked) < authorizedFor:
 		return
 	}
-	next := &permission{denied: fmt.Errorf("no pod of ShardingConfig %s may update Lease %s, so the mesh does not acquire it: check the RBAC of their ServiceAccounts", d.Config, l)}
+	next := &permission{denied: fmt.Errorf("no pod of ShardingConfig %s may update %s, so the mesh does not acquire it: check the RBAC of their ServiceAccounts, or exclude it in spec.controller.excludedLocks", d.Config, l.objectsOf(of))}
 	for _, account := range d.Accounts {
-		allowed, err := may(ctx, types.NamespacedName{Namespace: d.Config.Namespace, Name: account}, l.NamespacedName)
+		allowed, err := l.mayUpdate(ctx, may, types.NamespacedName{Namespace: d.Config.Namespace, Name: account}, of)
 		if err != nil {
 			if !granted {
 				l.permissions[d.Config] = &permission{denied: err}
@@ -53,6 +55,34 @@ func (l *lock) authorize(ctx context.Context, may func(ctx context.Context, acco
 		next.asked = now
 	}
 	l.permissions[d.Config] = next
+}
+
+// used returns the resources of objects that the pods use as the lock: its Lease, unless they were seen
+// to use others.
+func (l Lock) used() []string {
+	if len(l.Resources) == 0 {
+		return []string{Leases}
+	}
+	return l.Resources
+}
+
+// objectsOf names the objects of a lock.
+func (l *lock) objectsOf(of Lock) string {
+	var names []string
+	for _, resource := range of.used() {
+		names = append(names, fmt.Sprintf("%s %s", kinds[resource].Kind, l))
+	}
+	return strings.Join(names, " and ")
+}
+
+// mayUpdate reports whether an account may update all objects of a lock.
+func (l *lock) mayUpdate(ctx context.Context, may func(context.Context, types.NamespacedName, string, types.NamespacedName) (bool, error), account types.NamespacedName, of Lock) (bool, error) {
+	for _, resource := range of.used() {
+		if allowed, err := may(ctx, account, resource, l.NamespacedName); err != nil || !allowed {
+			return false, err
+		}
+	}
+	return true, nil
 }
 
 func (l *lock) isHeldFor(config types.NamespacedName) bool {

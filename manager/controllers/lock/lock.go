@@ -9,6 +9,7 @@ import (
 	"time"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -150,27 +151,32 @@ func (r *Controller) nobodyActs(l *controllers.Listed, config types.NamespacedNa
 // Reviewer checks permissions at the apiserver.
 type Reviewer struct{ Kube kubernetes.Interface }
 
-// MayUpdate reports whether a ServiceAccount may update a lock.
-func (r Reviewer) MayUpdate(ctx context.Context, account, lock types.NamespacedName) (bool, error) {
-	return r.may(ctx, "update", account, lock)
+// MayUpdate reports whether a ServiceAccount may update a lock's object of a resource, such as
+// [locks.Leases].
+func (r Reviewer) MayUpdate(ctx context.Context, account types.NamespacedName, resource string, lock types.NamespacedName) (bool, error) {
+	return r.may(ctx, "update", account, resource, lock)
 }
 
-// MayLead reports whether a ServiceAccount may read and update a lock. Roles may allow one for
+// MayLead reports whether a ServiceAccount may read and update a Lease. Roles may allow one for
 // all locks, and the other for a lock that they name.
 func (r Reviewer) MayLead(ctx context.Context, account, lock types.NamespacedName) (bool, error) {
-	if may, err := r.may(ctx, "update", account, lock); err != nil || !may {
+	if may, err := r.may(ctx, "update", account, locks.Leases, lock); err != nil || !may {
 		return false, err
 	}
-	return r.may(ctx, "get", account, lock)
+	return r.may(ctx, "get", account, locks.Leases, lock)
 }
 
-func (r Reviewer) may(ctx context.Context, verb string, account, lock types.NamespacedName) (bool, error) {
+func (r Reviewer) may(ctx context.Context, verb string, account types.NamespacedName, resource string, lock types.NamespacedName) (bool, error) {
+	group := ""
+	if resource == locks.Leases {
+		group = coordinationv1.GroupName
+	}
 	review, err := r.Kube.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
 		Spec: authorizationv1.SubjectAccessReviewSpec{
 			User:   serviceaccount.MakeUsername(account.Namespace, account.Name),
 			Groups: append(serviceaccount.MakeGroupNames(account.Namespace), user.AllAuthenticated),
 			ResourceAttributes: &authorizationv1.ResourceAttributes{
-				Namespace: lock.Namespace, Name: lock.Name, Verb: verb, Group: "coordination.k8s.io", Resource: "leases",
+				Namespace: lock.Namespace, Name: lock.Name, Verb: verb, Group: group, Resource: resource,
 			},
 		},
 	}, metav1.CreateOptions{})
