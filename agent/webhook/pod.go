@@ -44,7 +44,8 @@ type Server interface {
 	// ForgetCertificates forgets those of another directory.
 	ForgetCertificates()
 	// Probe connects to the application. It returns why its connections cannot be terminated,
-	// nil if they can. ok is false if the application did not answer.
+	// nil if they can. ok is false if the application did not answer. If they could be terminated
+	// before, and its certificate is not known, they still are until the next Probe.
 	Probe(ctx context.Context, at netip.AddrPort) (why error, ok bool)
 	// EndUnread ends connections that are passed to the application although they could be
 	// terminated. It returns why reviews on them are not routed; nil if there are none.
@@ -180,7 +181,7 @@ func (p *Pod) turn(ctx context.Context) error {
 	}
 	if p.probed++; !p.fit || p.probed >= probeEvery || time.Since(p.rotated) < rotation {
 		p.probed = 0
-		if why := p.probe(ctx); why != nil {
+		if why := p.fits(ctx); why != nil {
 			return errors.Join(why, p.steer(false))
 		}
 	}
@@ -241,28 +242,42 @@ func (p *Pod) publish(ctx context.Context) bool {
 	return true
 }
 
-// probe finds out whether the connections can be terminated. It returns why not, and nil if
-// that is still unknown.
-func (p *Pod) probe(ctx context.Context) error {
-	var last error
+// fits finds out whether the connections can be terminated. It returns why not, and nil if that is
+// still unknown. If they could be before, it reads the directory again, which may have changed since
+// it was loaded, and probes once more.
+func (p *Pod) fits(ctx context.Context) error {
+	before := p.fit
+	why, answered := p.probe(ctx)
+	if answered && why != nil && before {
+		if changed, err := p.load(ctx); changed && err == nil {
+			p.rotated = time.Now()
+		}
+		if p.dir == nil {
+			return why
+		}
+		why, answered = p.probe(ctx)
+	}
+	if answered && why != nil { // another process may have another file system
+		_ = p.dir.Close()
+		p.dir = nil
+		p.skip++
+	}
+	return why
+}
+
+// probe connects to the application. It returns why its connections cannot be terminated, or why it
+// did not answer; nil if they can, or could before.
+func (p *Pod) probe(ctx context.Context) (why error, answered bool) {
 	for _, a := range append(p.Addresses(ctx), listener.Loopback4, listener.Loopback6) {
-		why, ok := p.Server.Probe(ctx, netip.AddrPortFrom(a, p.Port))
-		if !ok {
-			last = why
-			continue
+		if why, answered = p.Server.Probe(ctx, netip.AddrPortFrom(a, p.Port)); answered {
+			p.fit = why == nil
+			return why, true
 		}
-		p.fit = why == nil
-		if why != nil { // another process may have another file system
-			_ = p.dir.Close()
-			p.dir = nil
-			p.skip++
-		}
-		return why
 	}
 	if p.fit {
-		return nil
+		return nil, false
 	}
-	return last
+	return why, false
 }
 
 // steer steers the connections to the server, or leaves them to the application.

@@ -17,6 +17,7 @@ type certificate struct {
 	mu    sync.Mutex
 	known []*tls.Certificate // the last ones of the directory, the current one first
 	shown []byte             // the leaf that the application presented last
+	other bool               // the application presented another certificate when it was probed last
 	unfit error              // why the application's connections cannot be terminated
 	since time.Time          // when connections could be terminated first; zero: they cannot
 }
@@ -44,7 +45,7 @@ func (c *certificate) set(pair *tls.Certificate) {
 func (c *certificate) forget() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.known, c.shown, c.unfit = nil, nil, nil
+	c.known, c.shown, c.other, c.unfit = nil, nil, false, nil
 	c.note()
 }
 
@@ -89,26 +90,33 @@ func (c *certificate) note() {
 }
 
 // judge records what the application presented. It returns why its connections cannot be
-// terminated.
-func (c *certificate) judge(leaf []byte, mutual bool) error {
+// terminated. As long as they could, another certificate counts only if it is presented twice in
+// succession: the application may have read its directory after a change, and the agent before.
+func (c *certificate) judge(leaf []byte, mutual bool) (why error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.unfit = nil
+	defer c.note()
 	switch {
 	case mutual:
-		c.unfit = errMutual
+		why = errMutual
 	case c.find(leaf) == nil:
-		c.unfit = errOther
+		why = errOther
 	default:
 		c.shown = leaf
 	}
-	c.note()
-	return c.unfit
+	again := c.other
+	c.other = why == errOther
+	if c.unfit == nil && c.other && !again && !c.since.IsZero() {
+		return why
+	}
+	c.unfit = why
+	return why
 }
 
 // Probe connects to the application at an address of the pod. It returns nil if its
-// connections can be terminated from now on, and why they are passed unread otherwise. ok is
-// false if the application did not answer: then nothing changes.
+// connections can be terminated from now on, and why they are passed unread otherwise. If it
+// presents another certificate than before, that begins with the second probe: read its directory
+// before. ok is false if the application did not answer: then nothing changes.
 func (s *Server) Probe(ctx context.Context, at netip.AddrPort) (why error, ok bool) {
 	ctx, cancel := context.WithTimeout(ctx, localTimeout)
 	defer cancel()

@@ -36,5 +36,16 @@ func TestPresentedCertificateIsTheApplications(t *testing.T) {
 	require.False(t, usable)
 	c.set(leaf(3))
 	requireGet(3)
-	require.ErrorIs(t, c.judge([]byte{2}, false), errOther, "it is of another directory")
+	for _, stays := range []bool{true, false} {
+		require.ErrorIs(t, c.judge([]byte{2}, false), errOther, "it is of another directory")
+		_, usable := c.usableSince()
+		require.Equal(t, stays, usable, "the directory may have changed since it was read")
+	}
+	require.NoError(t, c.judge([]byte{3}, false))
+	require.ErrorIs(t, c.judge([]byte{4}, false), errOther)
+	c.set(leaf(4)) // the application had read the directory before the agent
+	require.NoError(t, c.judge([]byte{4}, false))
+	_, usable = c.usableSince()
+	require.True(t, usable)
+	requireGet(4)
 }
