@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/discovery"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
@@ -47,7 +48,11 @@ func (e *environment) dial() (snapshot.Reader, string, error) {
 	if err != nil {
 		return snapshot.Reader{}, "", fmt.Errorf("connecting to the apiserver: %w: check the kubeconfig", err)
 	}
-	return snapshot.Reader{Client: c, Version: d.ServerVersion, Now: at.now, Namespace: e.meshNamespace}, namespace, nil
+	served := func() ([]*metav1.APIResourceList, error) {
+		_, lists, err := d.ServerGroupsAndResources()
+		return lists, err
+	}
+	return snapshot.Reader{Client: c, Version: d.ServerVersion, Resources: served, Now: at.now, Namespace: e.meshNamespace}, namespace, nil
 }
 
 // config returns how to connect to the apiserver of the kubeconfig.

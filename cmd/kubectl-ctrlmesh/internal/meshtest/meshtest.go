@@ -145,6 +145,7 @@ func (c *Cluster) Reader(t testing.TB) snapshot.Reader {
 	})
 	return snapshot.Reader{
 		Client: user, Namespace: snapshot.DefaultNamespace, Now: func() time.Time { return Now },
+		Resources: func() ([]*metav1.APIResourceList, error) { return served, c.Unreachable },
 		Version: func() (*version.Info, error) {
 			if c.Advance != nil {
 				c.Advance(cluster)
@@ -152,6 +153,23 @@ func (c *Cluster) Reader(t testing.TB) snapshot.Reader {
 			return &version.Info{GitVersion: c.Kubernetes}, c.Unreachable
 		},
 	}
+}
+
+// served are resources that the apiserver serves.
+var served = []*metav1.APIResourceList{
+	{GroupVersion: "v1", APIResources: []metav1.APIResource{
+		{Name: "configmaps", SingularName: "configmap", ShortNames: []string{"cm"}, Kind: "ConfigMap", Namespaced: true},
+		{Name: "namespaces", SingularName: "namespace", ShortNames: []string{"ns"}, Kind: "Namespace"},
+		{Name: "pods", SingularName: "pod", ShortNames: []string{"po"}, Kind: "Pod", Namespaced: true},
+		{Name: "pods/exec", Kind: "PodExecOptions", Namespaced: true},
+		{Name: "pods/status", Kind: "Pod", Namespaced: true},
+	}},
+	{GroupVersion: "coordination.k8s.io/v1", APIResources: []metav1.APIResource{{Name: "leases", SingularName: "lease", Kind: "Lease", Namespaced: true}}},
+	{GroupVersion: "rbac.authorization.k8s.io/v1", APIResources: []metav1.APIResource{{Name: "clusterroles", SingularName: "clusterrole", Kind: "ClusterRole"}}},
+	{GroupVersion: "example.com/v1", APIResources: []metav1.APIResource{
+		{Name: "foos", SingularName: "foo", ShortNames: []string{"fo"}, Kind: "Foo", Namespaced: true},
+		{Name: "foos/status", Kind: "Foo", Namespaced: true},
+	}},
 }
 
 // write does a write of the reader, if it is permitted.
@@ -327,7 +345,7 @@ var Halves = [2]string{"0000000000000000-7fffffffffffffff", "8000000000000000-ff
 func (c *Cluster) operator(t testing.TB) {
 	t.Helper()
 	root := &v1alpha1.ShardingConfig{
-		ObjectMeta: metav1.ObjectMeta{Namespace: Operator, Name: Operator, Generation: 2},
+		ObjectMeta: metav1.ObjectMeta{Namespace: Operator, Name: Operator, UID: "uid-of-the-root", Generation: 2},
 		Spec: v1alpha1.ShardingConfigSpec{
 			Controller: &v1alpha1.ControllerConfig{LeaderElectionName: "operator-leader"},
 			Root: &v1alpha1.RootConfig{
@@ -371,7 +389,7 @@ func (c *Cluster) byHand() {
 		return &metav1.LabelSelector{MatchLabels: map[string]string{"app": value}}
 	}
 	c.Add(pod, &v1alpha1.ShardingConfig{
-		ObjectMeta: metav1.ObjectMeta{Namespace: Operator, Name: "by-hand", Generation: 1},
+		ObjectMeta: metav1.ObjectMeta{Namespace: Operator, Name: "by-hand", UID: "uid-of-by-hand", Generation: 1},
 		Spec: v1alpha1.ShardingConfigSpec{Selector: selector("by-hand"), Limits: []v1alpha1.ObjectLimiter{{
 			RelateResources: []v1alpha1.ResourceGroup{{APIGroups: []string{""}, Resources: []string{"configmaps"}}}, Selector: selector("a"),
 		}}},

@@ -42,6 +42,12 @@ var Programs = Part{"the manager and the agents", func(ctx context.Context, r Re
 	}, client.InNamespace(r.Namespace))
 }}
 
+// Settings reads the administrator's settings.
+var Settings = Part{"settings of the mesh", func(ctx context.Context, r Reader, s *Snapshot) (err error) {
+	s.Mesh.Settings, err = get[corev1.ConfigMap](ctx, r, r.Namespace, platform.ConfigMap)
+	return err
+}}
+
 // Limits reads what may keep pods of the mesh from being created, and the administrator's settings.
 var Limits = Part{"quotas, Events and settings of the mesh", func(ctx context.Context, r Reader, s *Snapshot) (err error) {
 	if s.Mesh.Settings, err = get[corev1.ConfigMap](ctx, r, r.Namespace, platform.ConfigMap); err != nil {

@@ -71,6 +71,14 @@ func Members(namespace string) Part {
 	}}
 }
 
+// Single reads a pod, with or without the label.
+func Single(namespace, name string) Part {
+	return Part{"pod " + name, func(ctx context.Context, r Reader, s *Snapshot) (err error) {
+		s.Subjects.Pod, err = get[corev1.Pod](ctx, r, namespace, name)
+		return err
+	}}
+}
+
 // Locks reads the Leases in the namespaces of the locks of configurations that were read.
 var Locks = Part{"Leases of operators", func(ctx context.Context, r Reader, s *Snapshot) error {
 	for _, namespace := range s.lockNamespaces() {
@@ -118,6 +126,16 @@ func (s *Snapshot) lockNamespaces() []string {
 	}
 	return slices.Sorted(maps.Keys(seen))
 }
+
+// Namespaces reads the labels of all namespaces.
+var Namespaces = Part{"namespaces", func(ctx context.Context, r Reader, s *Snapshot) error {
+	s.Labels = map[string]map[string]string{}
+	return list(ctx, r, func(page corev1.NamespaceList) {
+		for _, n := range page.Items {
+			s.Labels[n.Name] = n.Labels
+		}
+	})
+}}
 
 // Existence reads whether a namespace exists. Without the permission to read it, that stays unknown.
 func Existence(namespace string) Part {

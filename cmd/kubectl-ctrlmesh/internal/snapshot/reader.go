@@ -9,7 +9,9 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/version"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -37,6 +39,8 @@ type Reader struct {
 	Client client.Client
 	// Version returns the version of the apiserver.
 	Version func() (*version.Info, error)
+	// Resources returns the lists of resources that the apiserver serves, the preferred versions first.
+	Resources func() ([]*metav1.APIResourceList, error)
 	// Now returns the time at the apiserver.
 	Now func() time.Time
 	// Namespace of the mesh.
@@ -61,6 +65,17 @@ func (r Reader) Read(ctx context.Context, parts ...Part) (*Snapshot, error) {
 		Outside: map[types.NamespacedName]bool{}, Leases: map[types.NamespacedName]coordinationv1.Lease{}, LeasesRead: map[string]bool{}, Exists: map[string]bool{},
 	}
 	return s, r.Extend(ctx, s, parts...)
+}
+
+// UIDOf returns the uid of an object; empty if it does not exist.
+func (r Reader) UIDOf(ctx context.Context, kind schema.GroupVersionKind, namespace, name string) (types.UID, error) {
+	o := &metav1.PartialObjectMetadata{}
+	o.SetGroupVersionKind(kind)
+	err := r.Client.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, o)
+	if absent(err) {
+		return "", nil
+	}
+	return o.UID, err
 }
 
 // Extend reads more parts into a snapshot. It returns an error if the context ends.

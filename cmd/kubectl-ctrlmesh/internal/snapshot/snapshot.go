@@ -55,6 +55,8 @@ type Snapshot struct {
 	Nodes      []corev1.Node
 	// Exists reports, for requested namespaces, whether they exist.
 	Exists map[string]bool
+	// Labels are the labels of all namespaces, by name.
+	Labels map[string]map[string]string
 	// Access is what the user may do, as far as it was requested.
 	Access []Access
 	// Subjects are what commands list and change beside ShardingConfigs.
@@ -98,10 +100,13 @@ type Install struct {
 
 // Subjects are objects that commands list and change.
 type Subjects struct {
-	// Workload is nil if it does not exist.
+	// Workload and Pod are nil if they do not exist.
 	Workload *Workload
+	Pod      *corev1.Pod
 	Breakers []v1alpha1.CircuitBreaker
 	Faults   []v1alpha1.FaultInjection
+	// Translated are the CircuitBreakers that TrafficPolicies stand for.
+	Translated []*v1alpha1.CircuitBreaker
 }
 
 // Access is whether the user may do something.
@@ -134,6 +139,16 @@ func (s *Snapshot) Err() error {
 // Has reports whether a part that was requested could be read.
 func (s *Snapshot) Has(p Part) bool {
 	return !slices.ContainsFunc(s.Unread, func(u Unread) bool { return u.What == p.what })
+}
+
+// Requires returns an error if a part that was requested could not be read.
+func (s *Snapshot) Requires(p Part) error {
+	for _, u := range s.Unread {
+		if u.What == p.what {
+			return fmt.Errorf("reading %s: %w", u.What, u.Err)
+		}
+	}
+	return nil
 }
 
 // Config returns the configuration of a name that is not derived from a root; nil if there is none.

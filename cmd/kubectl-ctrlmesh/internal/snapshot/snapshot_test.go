@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	kruise "github.com/ctrlmesh/ctrlmesh/api/kruise/v1alpha1"
@@ -97,6 +100,24 @@ func TestConfigurationsOfAllKindsAreRead(t *testing.T) {
 	require.NotNil(t, s.Config("ns", "app").Spec.Root)
 	require.NotNil(t, s.Config(meshtest.Operator, "by-hand").Spec.Selector)
 	require.Nil(t, s.Config("ns", "by-hand"))
+}
+
+func TestTrafficPoliciesOfANamespaceAreRead(t *testing.T) {
+	text, err := os.ReadFile("../../../../manager/dialect/testdata/trafficpolicy.in.yaml")
+	require.NoError(t, err)
+	first, second, _ := strings.Cut(string(text), "\n---\n")
+	app, policy := &kruise.VirtualApp{}, &kruise.TrafficPolicy{}
+	require.NoError(t, yaml.Unmarshal([]byte(first), app))
+	require.NoError(t, yaml.Unmarshal([]byte(second), policy))
+	c := meshtest.Healthy(t)
+	c.Add(app, policy)
+	r := c.Reader(t)
+	for namespace, want := range map[string]bool{policy.Namespace: true, "other": false} {
+		s, err := r.Read(t.Context(), snapshot.TrafficPolicies(namespace))
+		require.NoError(t, err)
+		require.NoError(t, s.Err())
+		require.Equal(t, want, len(s.Subjects.Translated) > 0, namespace)
+	}
 }
 
 func TestKindsThatAreNotServedAreAbsent(t *testing.T) {
