@@ -59,6 +59,7 @@ func testScopes(t *testing.T) {
 		}
 		require.Len(t, pod, 2)
 	})
+	t.Run("the plugin explains writes", func(t *testing.T) { s.explained(t, tenants[0], owners[tenants[0]]) })
 	for _, method := range []meshv1alpha1.Method{meshv1alpha1.MethodLabels, meshv1alpha1.MethodFilter, meshv1alpha1.MethodServerSide, meshv1alpha1.MethodAuto} {
 		t.Run("method "+string(method), func(t *testing.T) {
 			r.change(t, 2, func(spec *meshv1alpha1.ShardingConfigSpec) { spec.Root.Method = method })
@@ -67,6 +68,19 @@ func testScopes(t *testing.T) {
 	}
 	// Members are in standby until they are evicted, and their successors run unsharded.
 	t.Run("deleted", s.deleted)
+}
+
+// explained requires that the plugin explains writes of the members in a tenant that a pod owns.
+func (s *scopeTest) explained(t *testing.T, tenant, owner string) {
+	shard := ownerByPlugin(t, s.root.home, "root", tenant)
+	for _, pod := range s.pods {
+		args := []string{"explain", pod.Name, "update", "configmaps", "cm-0", "--object-namespace", tenant, "-n", s.root.home}
+		if pod.Name == owner {
+			says(t, 0, args, "passes unchanged: shard "+shard+" owns namespace "+tenant)
+		} else {
+			says(t, 1, args, "403 foreign", "shard "+shard+" owns it", "isolation: Enforce")
+		}
+	}
 }
 
 // divided asks each member for its objects, n of each tenant in all, and returns the owner
