@@ -54,7 +54,7 @@ func (t *trial) settledSnapshot(ctx context.Context, set string, changes time.Du
 		same := len(last) > 0 && len(differences(last, now)) == 0
 		last = now
 		if !same {
-			_ = kube.Sleep(ctx, max(unchangedFor, changes)) // a change of the operator may take its time
+			_ = kube.Sleep(ctx, max(unchangedFor, 2*changes)) // a change of the operator may take its time
 			return fmt.Errorf("it has changed")
 		}
 		return nil
