@@ -47,8 +47,8 @@ const (
 type Keeper struct {
 	// Client reads and writes past any cache.
 	Client client.Client
-	// May reports whether a ServiceAccount may update a lock's object of a resource, such as Leases.
-	May func(ctx context.Context, account types.NamespacedName, resource string, lock types.NamespacedName) (bool, error)
+	// May reports whether a ServiceAccount may update a lock's object of a resource, such as [Leases].
+	May mayUpdate
 	Log *slog.Logger
 	// Now is the clock.
 	Now func() time.Time

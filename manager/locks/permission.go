@@ -23,9 +23,12 @@ type permission struct {
 	asked  time.Time
 }
 
+// mayUpdate reports whether a ServiceAccount may update a lock's object of a resource.
+type mayUpdate = func(ctx context.Context, account types.NamespacedName, resource string, lock types.NamespacedName) (bool, error)
+
 // authorize checks the permission that a demand for the lock requires. A configuration for which the
 // mesh holds the lock has it, and so has one whose shards may act since it was granted.
-func (l *lock) authorize(ctx context.Context, may func(ctx context.Context, account types.NamespacedName, resource string, lock types.NamespacedName) (bool, error), d Demand, of Lock, now time.Time) {
+func (l *lock) authorize(ctx context.Context, may mayUpdate, d Demand, of Lock, now time.Time) {
 	p := l.permissions[d.Config]
 	granted := p != nil && p.denied == nil
 	switch {
@@ -37,24 +40,26 @@ func (l *lock) authorize(ctx context.Context, may func(ctx context.Context, acco
 	case p != nil && now.Sub(p.asked) < authorizedFor:
 		return
 	}
-	next := &permission{denied: fmt.Errorf("no pod of ShardingConfig %s may update %s, so the mesh does not acquire it: check the RBAC of their ServiceAccounts, or exclude it in spec.controller.excludedLocks", d.Config, l.objectsOf(of))}
+	denied, err := l.review(ctx, may, d, of)
+	switch {
+	case err != nil && granted:
+	case err != nil:
+		l.permissions[d.Config] = &permission{denied: err}
+	case len(d.Accounts) == 0:
+		l.permissions[d.Config] = &permission{denied: denied}
+	default:
+		l.permissions[d.Config] = &permission{denied, now}
+	}
+}
+
+// review returns why no account of a demand may update the lock; nil if one may.
+func (l *lock) review(ctx context.Context, may mayUpdate, d Demand, of Lock) (denied, err error) {
 	for _, account := range d.Accounts {
-		allowed, err := l.mayUpdate(ctx, may, types.NamespacedName{Namespace: d.Config.Namespace, Name: account}, of)
-		if err != nil {
-			if !granted {
-				l.permissions[d.Config] = &permission{denied: err}
-			}
-			return
-		}
-		if allowed {
-			next.denied = nil
-			break
+		if allowed, err := l.allows(ctx, may, types.NamespacedName{Namespace: d.Config.Namespace, Name: account}, of); err != nil || allowed {
+			return nil, err
 		}
 	}
-	if len(d.Accounts) > 0 {
-		next.asked = now
-	}
-	l.permissions[d.Config] = next
+	return fmt.Errorf("no pod of ShardingConfig %s may update %s, so the mesh does not acquire it: check the RBAC of their ServiceAccounts, or exclude it in spec.controller.excludedLocks", d.Config, l.objectsOf(of)), nil
 }
 
 // used returns the resources of objects that the pods use as the lock: its Lease, unless they were seen
@@ -75,8 +80,8 @@ func (l *lock) objectsOf(of Lock) string {
 	return strings.Join(names, " and ")
 }
 
-// mayUpdate reports whether an account may update all objects of a lock.
-func (l *lock) mayUpdate(ctx context.Context, may func(context.Context, types.NamespacedName, string, types.NamespacedName) (bool, error), account types.NamespacedName, of Lock) (bool, error) {
+// allows reports whether an account may update all objects of a lock.
+func (l *lock) allows(ctx context.Context, may mayUpdate, account types.NamespacedName, of Lock) (bool, error) {
 	for _, resource := range of.used() {
 		if allowed, err := may(ctx, account, resource, l.NamespacedName); err != nil || !allowed {
 			return false, err

@@ -96,18 +96,17 @@ func (c *certificate) judge(leaf []byte, mutual bool) (why error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	defer c.note()
+	again := c.other
+	c.other = false
 	switch {
 	case mutual:
 		why = errMutual
 	case c.find(leaf) == nil:
-		why = errOther
+		if why, c.other = errOther, true; !again && !c.since.IsZero() {
+			return why
+		}
 	default:
 		c.shown = leaf
-	}
-	again := c.other
-	c.other = why == errOther
-	if c.unfit == nil && c.other && !again && !c.since.IsZero() {
-		return why
 	}
 	c.unfit = why
 	return why

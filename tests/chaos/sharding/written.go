@@ -58,7 +58,7 @@ func (s *suite) written(ctx context.Context) error {
 // written is the state of the part.
 type written struct {
 	*shardedOperator
-	owners  map[string]string   // shard of each tenant, by the latest specs
+	owners  map[string]string   // shard of each tenant that one has, by the latest specs
 	changes map[string][]change // of each tenant, in order
 }
 
@@ -146,20 +146,32 @@ func (w *written) disturbed(ctx context.Context) error {
 	return errors.Join(err, <-disturbed)
 }
 
-// move moves some tenants, and writes the shards in either order. Sometimes one of them is deleted and
-// created anew.
+// move moves some tenants: first no shard has them, because admission refuses two, and then the other
+// one. The shards are written in either order. Sometimes one of them is deleted and created anew.
 func (w *written) move(ctx context.Context, random *rand.Rand) error {
+	moving := map[string]string{} // to which shard
 	for _, i := range random.Perm(len(w.Tenants.Names))[:1+random.IntN(writtenTenants/2)] {
 		tenant := w.Tenants.Names[i]
-		to := writtenShards[0]
-		if w.owners[tenant] == to {
-			to = writtenShards[1]
+		moving[tenant] = writtenShards[0]
+		if w.owners[tenant] == writtenShards[0] {
+			moving[tenant] = writtenShards[1]
 		}
+		delete(w.owners, tenant)
+	}
+	if err := w.writeAll(ctx, random, -1); err != nil {
+		return err
+	}
+	for tenant, to := range moving {
 		w.owners[tenant] = to
 		w.changes[tenant] = append(w.changes[tenant], change{to: to, at: time.Now()})
-		w.counts.moves++
 	}
-	anew := random.IntN(16) // the index of the shard that is created anew, if there is one
+	w.counts.moves += len(moving)
+	return w.writeAll(ctx, random, random.IntN(16))
+}
+
+// writeAll writes the shards in any order. anew is the index of the one that is created anew, if there is
+// one.
+func (w *written) writeAll(ctx context.Context, random *rand.Rand, anew int) error {
 	for _, i := range random.Perm(len(writtenShards)) {
 		if err := w.write(ctx, w.config(writtenShards[i]), i == anew); err != nil {
 			return err

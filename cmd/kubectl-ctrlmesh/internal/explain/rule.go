@@ -3,6 +3,7 @@ package explain
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -256,11 +257,10 @@ func owns(in inForce, d *evaluated) string {
 		texts, more = texts[:maxRanges], fmt.Sprintf(" and %d more ranges", n)
 	}
 	text := "keys " + strings.Join(texts, ", ") + more
-	if root := in.config.Status.Root; root != nil {
-		for _, shard := range root.Shards {
-			if shard.Name == d.policy.Shard && shard.Namespaces > 0 && in.GetSharding().GetKey() == meshv1.Key_KEY_NAMESPACE {
-				text += fmt.Sprintf(" (%d namespaces)", shard.Namespaces)
-			}
+	if root := in.config.Status.Root; root != nil && in.GetSharding().GetKey() == meshv1.Key_KEY_NAMESPACE {
+		i := slices.IndexFunc(root.Shards, func(s v1alpha1.ShardStatus) bool { return s.Name == d.policy.Shard && s.Namespaces > 0 })
+		if i >= 0 {
+			text += fmt.Sprintf(" (%d namespaces)", root.Shards[i].Namespaces)
 		}
 	}
 	return text
