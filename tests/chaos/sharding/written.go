@@ -29,6 +29,7 @@ const (
 	writtenFor     = 5 * time.Minute
 	writtenTenants = 12
 	writtenPods    = 2 // of each shard
+	writtenCalm    = 20 * time.Second
 	// moveWithin is how long after a change the next one begins at the latest, if it does not wait for
 	// the end of the handover.
 	moveWithin = 10 * time.Second
@@ -50,7 +51,7 @@ func (s *suite) written(ctx context.Context) error {
 		return err
 	}
 	w := &written{shardedOperator: o, owners: map[string]string{}, changes: map[string][]change{}}
-	err = kube.InOrder(ctx, w.start, w.disturbed, w.settled)
+	err = kube.InOrder(ctx, w.start, w.disturbed, w.settled, w.calm)
 	w.JudgeWaits(ctx)
 	return errors.Join(err, w.judge(), w.Remove(context.WithoutCancel(ctx)), w.removeTenants(context.WithoutCancel(ctx)))
 }
@@ -202,6 +203,10 @@ func (w *written) write(ctx context.Context, config *meshv1alpha1.ShardingConfig
 		return w.Update(ctx, is)
 	})
 }
+
+// calm lets objects change without disturbances. An operator repeats what was refused again and again
+// ever later, in the end after minutes, but reconciles an object that has changed at once.
+func (w *written) calm(ctx context.Context) error { return kube.Sleep(ctx, writtenCalm) }
 
 // settled waits until both shards own their tenants.
 func (w *written) settled(ctx context.Context) error {
