@@ -64,11 +64,11 @@ func testFailoverBeforeLeaseExpiry(t *testing.T) {
 	for i := range 3 {
 		lock, _ := lockOnce(t, ns, shard, func(l *coordinationv1.Lease) bool { return holder(l) != "" })
 		before, process := holder(lock), operatorProcess(t, ready(t, ns, leaderPod(lock)), "tally")
-		lock, _ = lockOnce(t, ns, shard, renewed)
+		last, _ := lockOnce(t, ns, shard, func(*coordinationv1.Lease) bool { return true })
+		lock, _ = lockOnce(t, ns, shard, func(l *coordinationv1.Lease) bool { return !l.Spec.RenewTime.Equal(last.Spec.RenewTime) }) // it was just renewed
 		require.Equal(t, before, holder(lock))
 		runsOut := lock.Spec.RenewTime.Add(time.Duration(*lock.Spec.LeaseDurationSeconds) * time.Second)
-		killed := time.Now()
-		require.NoError(t, process.Kill())
+		killed := killBetweenRenewals(t, process)
 		lock, stalled := lockOnce(t, ns, shard, func(l *coordinationv1.Lease) bool { return holder(l) != "" && holder(l) != before })
 		t.Logf("%s follows %s after %v; the machine stalled for %v", holder(lock), before, time.Since(killed).Round(time.Millisecond), stalled)
 		require.True(t, lock.Spec.AcquireTime.Time.Before(runsOut.Add(stalled)), "it is acquired before it expires: %+v", lock.Spec)
@@ -124,8 +124,7 @@ func testFailoverOfOldLock(t *testing.T, kind string) {
 		return !r.RenewTime.Equal(&last.RenewTime)
 	})
 	require.Equal(t, first.HolderIdentity, before.HolderIdentity)
-	killed := time.Now()
-	require.NoError(t, process.Kill())
+	killed := killBetweenRenewals(t, process)
 	after, stalled := oldLockOnce(t, kind, key, func(r *resourcelock.LeaderElectionRecord) bool {
 		return r.HolderIdentity != "" && r.HolderIdentity != before.HolderIdentity
 	})
@@ -298,14 +297,18 @@ func lockOnce(t *testing.T, ns, shard string, ok func(*coordinationv1.Lease) boo
 	return lock, stalled
 }
 
-// renewed reports whether a lock was just renewed, so that the next renewal is not due now.
-func renewed(l *coordinationv1.Lease) bool {
-	return holder(l) != "" && l.Spec.RenewTime != nil && time.Since(l.Spec.RenewTime.Time) < time.Second
+// killBetweenRenewals kills the operator's process, as the kernel does when it is out of memory, if the lock
+// has just been renewed. While a renewal is in flight, the lock would expire as usual: the process waits
+// for the response, or renews the second object of the lock. The next renewal is due after two seconds.
+func killBetweenRenewals(t *testing.T, process *os.Process) (at time.Time) {
+	t.Helper()
+	time.Sleep(700 * time.Millisecond)
+	require.NoError(t, process.Kill())
+	return time.Now()
 }
 
-// operatorProcess returns the operator's process in a pod. A test that knows it kills it, as the kernel
-// does when it is out of memory, right after the lock was renewed: if a renewal were in flight, the lock
-// would expire as usual.
+// operatorProcess returns the operator's process in a pod. A command that finds and kills it takes too
+// long on a busy machine.
 func operatorProcess(t *testing.T, pod *corev1.Pod, program string) *os.Process {
 	t.Helper()
 	all, err := filepath.Glob("/proc/[0-9]*")
