@@ -32,6 +32,8 @@ func TestReviews(t *testing.T) {
 	run("AgentsRolled", r.testAgentsRolled)
 	run("AgentKilled", r.testAgentKilled)
 	t.Parallel() // no test replaces agents from here on
+	r.routed(t)  // others have
+	require.NoError(t, r.AwaitHealthy(t.Context()))
 	run("EachPodRoutes", r.testEachPodRoutes)
 	run("Creates", r.testCreates)
 	run("Refused", r.testRefused)
@@ -212,12 +214,21 @@ func (r *reviewed) testCapturedByAddress(t *testing.T) {
 	}
 }
 
-// deleted deletes a pod, and waits until the configuration does not report it any more.
+// deleted deletes a pod, and waits until the configuration does not report it any more, and the nodes
+// send no reviews to its address.
 func (r *reviewed) deleted(t *testing.T, pod *corev1.Pod) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	assert.NoError(t, cluster.Delete(ctx, pod))
 	assert.NoError(t, r.AwaitHealthy(ctx))
+	assert.NoError(t, kube.Until(ctx, "reviews by other pods", func(ctx context.Context) error {
+		for i := range 20 { // any of the pods may be called
+			if o := r.Create(ctx, r.namespaces[i%len(r.namespaces)], nil); o.Err != nil {
+				return o.Err
+			}
+		}
+		return nil
+	}))
 }
 
 // The certificate is replaced under load. No review fails, and all are routed.
