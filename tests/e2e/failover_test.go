@@ -27,8 +27,9 @@ import (
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
 )
 
-// knowing is the age at which an agent has seen all requests in flight.
-const knowing = 40 * time.Second
+// knowing is the age at which an agent has seen all requests in flight, also if no agent has handed over
+// to it.
+const knowing = 70 * time.Second
 
 // TestFailover tests the loss of leaders. The tests run in parallel because they mostly wait, but
 // not in parallel with tests that take the manager or agents away.
