@@ -141,7 +141,7 @@ func (e *Evaluator) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		r, one, wait := e.next(time.Now())
 		if r == nil {
-			e.sleep(ctx, wait)
+			e.poke.Sleep(ctx, wait)
 			continue
 		}
 		g.Go(func() error {
@@ -150,14 +150,6 @@ func (e *Evaluator) Run(ctx context.Context) error {
 		})
 	}
 	return nil
-}
-
-func (e *Evaluator) sleep(ctx context.Context, wait time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-e.poke.Wait():
-	case <-time.After(wait):
-	}
 }
 
 // next returns what to evaluate now, and marks its root as busy; or how long it is until something is

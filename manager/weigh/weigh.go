@@ -226,13 +226,13 @@ func (w *Weigher) Run(ctx context.Context) error {
 		if err := w.discover(time.Now()); err != nil {
 			w.Log.Warn("weighing failed and will be tried again", "error", err)
 			w.report()
-			w.sleep(ctx, weighAgain)
+			w.poke.Sleep(ctx, weighAgain)
 			continue
 		}
 		one, namespace, wait := w.next(time.Now())
 		if one == nil {
 			w.report()
-			w.sleep(ctx, wait)
+			w.poke.Sleep(ctx, wait)
 			continue
 		}
 		next := w.begin(one, namespace)
@@ -242,14 +242,6 @@ func (w *Weigher) Run(ctx context.Context) error {
 		})
 	}
 	return nil
-}
-
-func (w *Weigher) sleep(ctx context.Context, wait time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-w.poke.Wait():
-	case <-time.After(wait):
-	}
 }
 
 // report calls Changed if there is something new.

@@ -1,7 +1,11 @@
 // Package wake wakes loops that wait.
 package wake
 
-import "sync"
+import (
+	"context"
+	"sync"
+	"time"
+)
 
 // Flag wakes one loop. Its zero value is ready to use.
 type Flag struct {
@@ -20,5 +24,14 @@ func (f *Flag) Set() {
 	select {
 	case f.Wait() <- struct{}{}:
 	default:
+	}
+}
+
+// Sleep waits until the flag is set, for a time, or until the context ends.
+func (f *Flag) Sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-f.Wait():
+	case <-time.After(d):
 	}
 }
