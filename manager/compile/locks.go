@@ -1,6 +1,7 @@
 package compile
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
@@ -74,6 +75,12 @@ func renamedLocks(c *v1alpha1.ShardingConfig, known []v1alpha1.LockStatus) []typ
 			return l.HeldByMesh && l.Namespace == name.Namespace && l.Name == name.Name
 		})
 	})
+}
+
+// Unheld says why members of a hand-written configuration are in standby while the mesh does not hold a
+// lock that it names.
+func Unheld(lock types.NamespacedName) string {
+	return fmt.Sprintf("the mesh does not hold lock %s, so a pod outside the mesh may lead", lock)
 }
 
 // shardLocks renders the locks of a shard; under the operator's own names, for pods in

@@ -34,6 +34,9 @@ import (
 // None is the hash on record while members own nothing.
 const None = "none"
 
+// Standby is why members are in standby meanwhile.
+const Standby = "pods of other shards may act on its objects until they have confirmed their policies"
+
 // maxRecorded bounds the limits in a status, in bytes of JSON.
 const maxRecorded = 128 << 10
 

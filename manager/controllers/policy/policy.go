@@ -168,7 +168,7 @@ func (r *Controller) addHandWritten(known map[origin.Name]compile.Root, l *contr
 		}
 		one := compile.Root{Standby: unknown.Message, Undivided: unknown.Message != ""}
 		if l.Acting[c.UID].Sent == transfer.None {
-			one.Standby = "pods of other shards may act on its objects until they have confirmed their policies"
+			one.Standby = transfer.Standby
 		}
 		if len(compile.OperatorLocks(c, c.Status.Locks)) > 0 {
 			if !r.State.LocksKnown.Load() {
@@ -190,7 +190,7 @@ func unheld(names []types.NamespacedName, known func(types.NamespacedName) (lock
 	for _, name := range names {
 		switch s, _ := known(name); {
 		case !s.Held:
-			return fmt.Sprintf("the mesh does not hold lock %s, so a pod outside the mesh may lead", name)
+			return compile.Unheld(name)
 		case s.Asked == 0:
 			// There were no members when the keeper looked last, so that it may be about to release it.
 			return fmt.Sprintf("the mesh is about to confirm that it keeps lock %s", name)

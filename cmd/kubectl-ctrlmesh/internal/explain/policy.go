@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -51,7 +52,7 @@ func policyOf(s *snapshot.Snapshot, pod *corev1.Pod) (inForce, error) {
 		for _, c := range configs {
 			if c.UID == uid && a.Sent == transfer.None {
 				one := known[origin.Of(c)]
-				one.Standby = cmp.Or(one.Standby, "pods of other shards may act on its objects until they have confirmed their policies")
+				one.Standby = cmp.Or(one.Standby, transfer.Standby)
 				known[origin.Of(c)] = one
 			}
 		}
@@ -111,7 +112,7 @@ func unheld(c *v1alpha1.ShardingConfig) string {
 		if !slices.ContainsFunc(c.Status.Locks, func(l v1alpha1.LockStatus) bool {
 			return l.HeldByMesh && l.Namespace == name.Namespace && l.Name == name.Name
 		}) {
-			return fmt.Sprintf("the mesh does not hold lock %s, so a pod outside the mesh may lead", name)
+			return compile.Unheld(name)
 		}
 	}
 	return ""
@@ -147,7 +148,7 @@ func (p *inForce) resolve(s *snapshot.Snapshot, configs []*v1alpha1.ShardingConf
 func rulesOf(s *snapshot.Snapshot) compile.Rules {
 	rules := compile.Rules{Now: s.Now, Breakers: append(pointers(s.Subjects.Breakers), s.Subjects.Translated...), Injections: pointers(s.Subjects.Faults)}
 	for name, of := range s.Labels {
-		if forbids, ok := of[v1alpha1.NoFaultsLabel]; ok && forbids != "false" {
+		if compile.ForbidsFaults(&metav1.ObjectMeta{Labels: of}) {
 			rules.NoFaults = append(rules.NoFaults, name)
 		}
 	}
