@@ -49,8 +49,8 @@ var Settings = Part{"settings of the mesh", func(ctx context.Context, r Reader, 
 }}
 
 // Limits reads what may keep pods of the mesh from being created, and the administrator's settings.
-var Limits = Part{"quotas, Events and settings of the mesh", func(ctx context.Context, r Reader, s *Snapshot) (err error) {
-	if s.Mesh.Settings, err = get[corev1.ConfigMap](ctx, r, r.Namespace, platform.ConfigMap); err != nil {
+var Limits = Part{"quotas, Events and settings of the mesh", func(ctx context.Context, r Reader, s *Snapshot) error {
+	if err := Settings.read(ctx, r, s); err != nil {
 		return err
 	}
 	quotas := list(ctx, r, func(page corev1.ResourceQuotaList) { s.Mesh.Quotas = append(s.Mesh.Quotas, page.Items...) }, client.InNamespace(r.Namespace))

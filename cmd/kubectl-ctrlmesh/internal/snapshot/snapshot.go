@@ -5,7 +5,6 @@ package snapshot
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -137,9 +136,7 @@ func (s *Snapshot) Err() error {
 }
 
 // Has reports whether a part that was requested could be read.
-func (s *Snapshot) Has(p Part) bool {
-	return !slices.ContainsFunc(s.Unread, func(u Unread) bool { return u.What == p.what })
-}
+func (s *Snapshot) Has(p Part) bool { return s.Requires(p) == nil }
 
 // Requires returns an error if a part that was requested could not be read.
 func (s *Snapshot) Requires(p Part) error {
