@@ -70,11 +70,19 @@ func testEdits(t *testing.T) {
 	require.Len(t, tenants.divided(t, 1, pods, listed), len(tenants))
 }
 
-// reports waits until Ready of the current spec has a reason, and a message with a text.
+// reports waits until Ready of the root's current spec has a reason, and a message with a text.
 func (r root) reports(t *testing.T, reason meshv1alpha1.Reason, text string) {
 	t.Helper()
-	until(t, "reason "+string(reason), func(context.Context) error {
-		c := r.config(t)
+	reports(t, r.config(t), reason, text)
+}
+
+// reports waits until Ready of a configuration's current spec has a reason, and a message with a text.
+func reports(t *testing.T, c *meshv1alpha1.ShardingConfig, reason meshv1alpha1.Reason, text string) {
+	t.Helper()
+	until(t, "reason "+string(reason), func(ctx context.Context) error {
+		if err := cluster.Get(ctx, client.ObjectKeyFromObject(c), c); err != nil {
+			return err
+		}
 		ready := meta.FindStatusCondition(c.Status.Conditions, meshv1alpha1.ConditionReady)
 		switch {
 		case ready == nil || ready.ObservedGeneration < c.Generation:

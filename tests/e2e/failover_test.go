@@ -34,19 +34,11 @@ const knowing = 70 * time.Second
 // TestFailover tests the loss of leaders. The tests run in parallel because they mostly wait, but
 // not in parallel with tests that take the manager or agents away.
 func TestFailover(t *testing.T) {
-	for _, test := range []struct {
-		name string
-		run  func(*testing.T)
-	}{
+	beside(t, []named{
 		{"KubeControllerManager", testKubeControllerManager},
 		{"BeforeLeaseExpiry", testFailoverBeforeLeaseExpiry},
 		{"OldLocks", testFailoverOfOldLocks},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			test.run(t)
-		})
-	}
+	})
 }
 
 // The next leader of a shard need not wait until the lock of a dead leader expires. With the

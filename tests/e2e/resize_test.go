@@ -58,16 +58,7 @@ func testResize(t *testing.T) {
 			require.Equal(t, slices.Contains(canary, ns), owner[ns] == pods[0].Name, "%s is of %s", ns, owner[ns])
 		}
 		for i, store := range stores {
-			want := lists(pods[i])
-			slices.Sort(want)
-			until(t, "the informer of "+pods[i].Name, func(context.Context) error {
-				got := store.ListKeys()
-				slices.Sort(got)
-				if !slices.Equal(got, want) {
-					return fmt.Errorf("it contains %v, not %v", got, want)
-				}
-				return nil
-			})
+			has(t, "the informer of "+pods[i].Name, store, lists(pods[i]))
 		}
 	}
 	r.pins(t, tenants)
@@ -144,6 +135,17 @@ func storeIn(t *testing.T, pod *corev1.Pod, selector string) cache.Store {
 	factory.StartWithContext(t.Context())
 	require.True(t, cache.WaitForCacheSync(t.Context().Done(), informer.HasSynced))
 	return informer.GetStore()
+}
+
+// has waits until a store has these objects, as namespace/name.
+func has(t *testing.T, what string, store cache.Store, want []string) {
+	t.Helper()
+	slices.Sort(want)
+	until(t, what, func(context.Context) error {
+		got := store.ListKeys()
+		slices.Sort(got)
+		return orElse(slices.Equal(got, want), fmt.Sprintf("it contains %v, not %v", got, want))
+	})
 }
 
 // testDisable disables the root of a Deployment: its pods are restarted and see everything.

@@ -22,10 +22,7 @@ import (
 // its own. The tests run in parallel because they mostly wait, but not in parallel with tests
 // whose shards stamp objects.
 func TestRoots(t *testing.T) {
-	for _, test := range []struct {
-		name string
-		run  func(*testing.T)
-	}{
+	beside(t, []named{
 		{"AdoptedStatefulSet", testAdoptedStatefulSet}, // takes longest
 		{"AdoptedDeployment", testAdoptedDeployment},
 		{"AdoptedByPlugin", testAdoptedByPlugin},
@@ -46,12 +43,7 @@ func TestRoots(t *testing.T) {
 		{"Undivided", testUndivided},
 		{"Verbs", testVerbs},
 		{"ShadowOfAShard", testShadowOfAShard},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			test.run(t)
-		})
-	}
+	})
 }
 
 // root is a configuration with spec.root, in a namespace of its own with the workload that

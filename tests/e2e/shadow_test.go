@@ -122,17 +122,7 @@ func testShadowOfAShard(t *testing.T) {
 		},
 	}
 	create(t, shadow, probe(r.home, "next", true))
-	reports := func(reason meshv1alpha1.Reason) {
-		t.Helper()
-		until(t, "the shadow to be "+string(reason), func(ctx context.Context) error {
-			if err := cluster.Get(ctx, client.ObjectKeyFromObject(shadow), shadow); err != nil {
-				return err
-			}
-			is := apimeta.FindStatusCondition(shadow.Status.Conditions, meshv1alpha1.ConditionReady)
-			return orElse(is != nil && is.ObservedGeneration == shadow.Generation && is.Reason == string(reason), fmt.Sprintf("%+v", is))
-		})
-	}
-	reports(meshv1alpha1.ReasonUnknownShard)
+	reports(t, shadow, meshv1alpha1.ReasonUnknownShard, "shown-1-norml")
 	pod := ready(t, r.home, "next")
 	clientset, err := kubernetes.NewForConfig(from(t, pod))
 	require.NoError(t, err)
@@ -142,19 +132,13 @@ func testShadowOfAShard(t *testing.T) {
 	before := shadow.DeepCopy()
 	shadow.Spec.Shadow.Of = "shown-1-normal"
 	require.NoError(t, cluster.Patch(t.Context(), shadow, client.MergeFrom(before)))
-	reports(meshv1alpha1.ReasonAllReady)
+	reports(t, shadow, meshv1alpha1.ReasonAllReady, "")
 	store := storeIn(t, pod, tenants.selector())
 	pods := r.pods(t, 2)
 	lists := func(pod *corev1.Pod) []string { return tenants.listed(t, pod) }
 	follows := func() {
 		t.Helper()
-		want := lists(pods[0])
-		slices.Sort(want)
-		until(t, "the shadow's informer", func(context.Context) error {
-			got := store.ListKeys()
-			slices.Sort(got)
-			return orElse(slices.Equal(got, want), fmt.Sprintf("it contains %v, not %v", got, want))
-		})
+		has(t, "the shadow's informer", store, lists(pods[0]))
 	}
 	follows()
 

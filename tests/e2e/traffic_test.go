@@ -29,10 +29,7 @@ import (
 // of its own. The tests run in parallel because they mostly wait.
 func TestTraffic(t *testing.T) {
 	t.Parallel()
-	for _, test := range []struct {
-		name string
-		run  func(*testing.T)
-	}{
+	beside(t, []named{
 		{"Egress", testEgress},
 		{"EgressProtocols", testEgressProtocols},
 		{"WorkloadLimit", testWorkloadLimit},
@@ -49,12 +46,7 @@ func TestTraffic(t *testing.T) {
 		{"ExampleDeletes", testExampleDeletes},
 		{"ExampleEgress", testExampleEgress},
 		{"ExampleConflicts", testExampleConflicts},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			test.run(t)
-		})
-	}
+	})
 }
 
 // clientPod creates a pod on the mesh, with clients of all kinds in it, in a namespace of its own.
