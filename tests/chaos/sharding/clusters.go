@@ -59,24 +59,22 @@ type clusters struct {
 
 // disturbed moves members while the mesh and they are disturbed, and then once without.
 func (c *clusters) disturbed(ctx context.Context) error {
-	disturbing, stop := context.WithTimeout(ctx, clustersFor)
-	defer stop()
-	mesh, cut := make(chan error, 1), make(chan error, 1)
-	go func() {
-		mesh <- disruptAll(disturbing, clustersSeed, 20*time.Second, meshDisruptions(disruptAgentsEvery, killManagerEvery),
-			[]*shardedOperator{{&operator.Operator{Operators: c.Operators, Part: "clusters"}, &c.counts}})
-	}()
-	go func() { cut <- c.cutOff(disturbing) }()
-	for _, m := range c.Members {
-		go m.Busy(disturbing)
-	}
-	var err error
 	turn := 0
-	for ; err == nil && disturbing.Err() == nil; turn++ {
-		err = c.move(ctx, int32(1+turn%clustersShards))
-	}
-	stop()
-	if err = errors.Join(err, <-mesh, <-cut); err != nil {
+	err := beside(ctx, clustersFor, func(disturbing context.Context) error {
+		for _, m := range c.Members {
+			go m.Busy(disturbing)
+		}
+		for ; disturbing.Err() == nil; turn++ {
+			if err := c.move(ctx, int32(1+turn%clustersShards)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, c.cutOff, func(ctx context.Context) error {
+		return disruptAll(ctx, clustersSeed, 20*time.Second, meshDisruptions(disruptAgentsEvery, killManagerEvery),
+			[]*shardedOperator{{&operator.Operator{Operators: c.Operators, Part: "clusters"}, &c.counts}})
+	})
+	if err != nil {
 		return err
 	}
 	c.Logf("  clusters: %d moves", turn)

@@ -67,6 +67,22 @@ func disruptAll(ctx context.Context, seed uint64, mean time.Duration, causes []s
 	}
 }
 
+// beside runs do and, until it ends or a time has passed, all that disturbs it.
+func beside(ctx context.Context, d time.Duration, do func(disturbing context.Context) error, disturb ...func(context.Context) error) error {
+	disturbing, stop := context.WithTimeout(ctx, d)
+	defer stop()
+	ended := make(chan error, len(disturb))
+	for _, one := range disturb {
+		go func() { ended <- one(disturbing) }()
+	}
+	err := do(disturbing)
+	stop()
+	for range disturb {
+		err = errors.Join(err, <-ended)
+	}
+	return err
+}
+
 // somePod returns a ready pod of the operator, one of those with the fewest restarts: the
 // kubelet's back-off grows with restarts and is not measured here.
 func (o *shardedOperator) somePod(ctx context.Context, random *rand.Rand) (pod *corev1.Pod, err error) {

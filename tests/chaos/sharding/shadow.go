@@ -36,13 +36,9 @@ func (s *suite) shadow(ctx context.Context) error {
 		if err := o.startShadow(ctx); err != nil {
 			return err
 		}
-		breaking, stop := context.WithTimeout(ctx, shadowFor)
-		defer stop()
-		broken := make(chan error, 1)
-		go func() {
-			broken <- disruptAll(breaking, shadowSeed, 20*time.Second, meshDisruptions(disruptAgentsEvery, killManagerEvery), []*shardedOperator{o})
-		}()
-		err := errors.Join(o.readShadow(breaking), <-broken)
+		err := beside(ctx, shadowFor, o.readShadow, func(ctx context.Context) error {
+			return disruptAll(ctx, shadowSeed, 20*time.Second, meshDisruptions(disruptAgentsEvery, killManagerEvery), []*shardedOperator{o})
+		})
 		if ctx.Err() == nil {
 			err = errors.Join(err, o.findDifferences(ctx))
 		}

@@ -125,26 +125,24 @@ func (w *written) config(shard string) *meshv1alpha1.ShardingConfig {
 
 // disturbed moves tenants while the operator and the mesh are disturbed.
 func (w *written) disturbed(ctx context.Context) error {
-	disturbing, stop := context.WithTimeout(ctx, writtenFor)
-	defer stop()
-	disturbed := make(chan error, 1)
-	go func() {
-		disturbed <- disruptAll(disturbing, writtenSeed, disruptEvery, siteDisruptions, []*shardedOperator{w.shardedOperator})
-	}()
 	random := rand.New(rand.NewPCG(writtenSeed, 1))
-	var err error
-	for err == nil && disturbing.Err() == nil {
-		if err = w.move(ctx, random); err != nil {
-			break
-		}
-		if random.IntN(2) == 0 {
-			err = w.settled(ctx)
-		} else {
+	return beside(ctx, writtenFor, func(disturbing context.Context) error {
+		for disturbing.Err() == nil {
+			if err := w.move(ctx, random); err != nil {
+				return err
+			}
+			if random.IntN(2) == 0 {
+				if err := w.settled(ctx); err != nil {
+					return err
+				}
+				continue
+			}
 			_ = kube.Sleep(disturbing, time.Duration(random.Int64N(int64(moveWithin))))
 		}
-	}
-	stop()
-	return errors.Join(err, <-disturbed)
+		return nil
+	}, func(ctx context.Context) error {
+		return disruptAll(ctx, writtenSeed, disruptEvery, siteDisruptions, []*shardedOperator{w.shardedOperator})
+	})
 }
 
 // move moves some tenants: first no shard has them, because admission refuses two, and then the other
