@@ -2,11 +2,8 @@ package docs
 
 import (
 	"go/ast"
-	"go/parser"
 	"go/token"
-	"io/fs"
 	"maps"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -38,27 +35,16 @@ func TestReasonsAreDocumented(t *testing.T) {
 func reasons(t *testing.T) (conditions, events map[string]bool) {
 	found := found{conditions: map[string]bool{}, events: map[string]bool{}, constants: map[string]string{}}
 	for _, dir := range []string{"api", "manager", "agent", "proxy"} {
-		require.NoError(t, filepath.WalkDir("../../"+dir, func(path string, d fs.DirEntry, err error) error {
-			if err != nil || d.IsDir() || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
-				return err
+		inspect(t, dir, func(n ast.Node) {
+			switch n := n.(type) {
+			case *ast.ValueSpec:
+				found.constant(n, dir)
+			case *ast.CallExpr:
+				found.call(n, dir)
+			case *ast.CompositeLit:
+				found.literal(n)
 			}
-			file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
-			if err != nil {
-				return err
-			}
-			ast.Inspect(file, func(n ast.Node) bool {
-				switch n := n.(type) {
-				case *ast.ValueSpec:
-					found.constant(n, dir)
-				case *ast.CallExpr:
-					found.call(n, dir)
-				case *ast.CompositeLit:
-					found.literal(n)
-				}
-				return true
-			})
-			return nil
-		}))
+		})
 	}
 	for _, argument := range found.arguments {
 		found.event(argument)

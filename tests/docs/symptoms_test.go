@@ -2,11 +2,8 @@ package docs
 
 import (
 	"go/ast"
-	"go/parser"
 	"go/token"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -45,32 +42,19 @@ func messages(t *testing.T) string {
 	t.Helper()
 	var texts strings.Builder
 	for _, dir := range []string{"agent", "api", "bpf", "cmd", "deploy", "internal", "manager", "proxy"} {
-		require.NoError(t, filepath.WalkDir("../../"+dir, func(path string, d fs.DirEntry, err error) error {
-			switch {
-			case err != nil || d.IsDir() || strings.HasSuffix(path, "_test.go"):
-				return err
-			case filepath.Ext(path) == ".yaml":
-				source, err := os.ReadFile(path)
-				texts.WriteString(apart + string(source))
-				return err
-			case filepath.Ext(path) != ".go":
-				return nil
+		for _, path := range files(t, dir, ".yaml") {
+			source, err := os.ReadFile(path)
+			require.NoError(t, err)
+			texts.WriteString(apart + string(source))
+		}
+		inspect(t, dir, func(n ast.Node) {
+			switch n := n.(type) {
+			case *ast.BinaryExpr:
+				texts.WriteString(apart + joined(n))
+			case *ast.BasicLit:
+				texts.WriteString(apart + joined(n))
 			}
-			file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
-			if err != nil {
-				return err
-			}
-			ast.Inspect(file, func(n ast.Node) bool {
-				switch n := n.(type) {
-				case *ast.BinaryExpr:
-					texts.WriteString(apart + joined(n))
-				case *ast.BasicLit:
-					texts.WriteString(apart + joined(n))
-				}
-				return true
-			})
-			return nil
-		}))
+		})
 	}
 	return texts.String()
 }
