@@ -104,6 +104,7 @@ func (a *agent) open() error {
 	var inboundNode *inbound.Node
 	cfg := a.captureConfig(unified, a.metrics)
 	cfg.Lapsed = func() {
+		a.Logger.Info("no agent of this node gave a sign of life for two seconds: connections that were made meanwhile may be direct, and are ended")
 		if inboundNode != nil {
 			inboundNode.NoteLapse()
 		}

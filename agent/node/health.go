@@ -90,16 +90,15 @@ func (n *Node) WatchHealth(ctx context.Context, socket *takeover.Socket) {
 	})
 }
 
-// everyCheck calls check at its interval until ctx ends.
+// everyCheck calls check now and at its interval until ctx ends.
 func everyCheck(ctx context.Context, check func()) {
 	ticker := time.NewTicker(capture.CheckInterval)
 	defer ticker.Stop()
-	for {
+	for ctx.Err() == nil {
+		check()
 		select {
 		case <-ctx.Done():
-			return
 		case <-ticker.C:
-			check()
 		}
 	}
 }
@@ -117,11 +116,17 @@ func (n *Node) watchInbound(ctx context.Context, socket *takeover.Socket) {
 	})
 }
 
-func (n *Node) check(ctx context.Context) {
-	found := n.Capture.Check(phase(n.shown.Load()) == serving)
+// signOfLife checks the redirections, and gives a sign of life.
+func (n *Node) signOfLife(repair bool) []capture.Loss {
+	found := n.Capture.Check(repair)
 	if n.Inbound != nil && !slices.Contains(n.Capture.Modes(), capture.EBPF) { // its checks give the sign of life
 		n.Inbound.Beat()
 	}
+	return found
+}
+
+func (n *Node) check(ctx context.Context) {
+	found := n.signOfLife(phase(n.shown.Load()) == serving)
 	if ctx.Err() != nil || phase(n.shown.Load()) != serving {
 		return // the agent is about to exit: a probe that did not arrive is no loss
 	}

@@ -44,6 +44,9 @@ func (n *Node) TakeOver(ctx context.Context, path string) (_ *takeover.Socket, e
 		offer.Close()
 		return nil, fmt.Errorf("taking over: the agent before this one continues: %w", err)
 	}
+	// The predecessor gives its last sign of life now. After two seconds without any, connections go
+	// direct, and this agent has much to do at first.
+	n.signOfLife(false)
 	traffic, err := offer.Serving()
 	n.logError(err, "failed to notify the agent before this one, which will notice the takeover by the socket", nil)
 	n.importCounts(traffic)
