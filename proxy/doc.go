@@ -118,7 +118,8 @@
 //
 // Drain lets another proxy on the same listener take over without a failed request and
 // without new lists (drain.go). Only if faults may drop events of watches, clients list
-// once: the next proxy does not know what they missed.
+// once: the next proxy does not know what they missed. Connections that end are left to their
+// clients to close: a client may send a request before it has read that the connection ends.
 //
 // # What never happens
 //

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -35,6 +36,7 @@ type Conn struct {
 	computing atomic.Bool // has a token in Conns.Handshakes
 	tls13     atomic.Bool // a TLS handshake of that version has begun
 	closed    atomic.Bool
+	reset     atomic.Bool
 	serving   atomic.Int32
 	unserved  atomic.Int64
 	deadline  atomic.Int64 // when the write deadline was set, in Unix nanoseconds; 0: there is none
@@ -186,11 +188,11 @@ func (c *Conn) SetWriteDeadline(t time.Time) error {
 	return c.Conn.SetWriteDeadline(t)
 }
 
-// Close implements net.Conn.
+// Close implements net.Conn. The second call ends what the first one has left to the client, see
+// linger.
 func (c *Conn) Close() error {
-	err := c.Conn.Close()
 	if c.closed.Swap(true) {
-		return err
+		return c.Conn.Close()
 	}
 	c.computed()
 	c.Forgive()
@@ -199,12 +201,33 @@ func (c *Conn) Close() error {
 	}
 	c.leaveHTTP2()
 	c.end()
-	c.conns.remove(c)
-	return err
+	if c.conns.Draining.Err() != nil && c.linger() {
+		return nil
+	}
+	defer c.conns.remove(c)
+	return c.Conn.Close()
+}
+
+// linger lets the client close a connection of which it may not have read yet that it ends, as by
+// GOAWAY. A request that it sends meanwhile would fail at a closed connection. Here it sees that the
+// request is not served, and sends it again. It reports false if the connection cannot be closed so.
+func (c *Conn) linger() bool {
+	half, ok := c.Bare().(interface{ CloseWrite() error })
+	if !ok || c.Tunnel || c.Upgraded.Load() || c.reset.Load() || half.CloseWrite() != nil {
+		return false
+	}
+	_ = c.SetReadDeadline(time.Now().Add(Linger))
+	go func() {
+		defer c.conns.remove(c)
+		_, _ = io.Copy(io.Discard, c.Conn)
+		_ = c.Conn.Close()
+	}()
+	return true
 }
 
 // Reset makes Close send a TCP reset, which the client cannot take for a clean end.
 func (c *Conn) Reset() {
+	c.reset.Store(true)
 	if l, ok := c.Bare().(interface{ SetLinger(sec int) error }); ok {
 		_ = l.SetLinger(0)
 	}

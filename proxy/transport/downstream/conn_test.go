@@ -41,6 +41,68 @@ func TestWriteBoundsStalledClients(t *testing.T) {
 	require.Zero(t, conns.Open.Taken())
 }
 
+// A client that has not read yet that its connection ends must be able to send a request, and see
+// that it is not served.
+func TestClosedConnectionsLingerInATakeover(t *testing.T) {
+	for name, c := range map[string]struct {
+		before  func(*Conns, *Conn)
+		lingers bool
+	}{
+		"takeover": {func(s *Conns, _ *Conn) { s.Stop() }, true},
+		"at work":  {func(*Conns, *Conn) {}, false},
+		"reset":    {func(s *Conns, c *Conn) { s.Stop(); c.Reset() }, false},
+		"upgraded": {func(s *Conns, c *Conn) { s.Stop(); c.Upgraded.Store(true) }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			require.NoError(t, err)
+			defer l.Close()
+			client, err := net.Dial("tcp", l.Addr().String())
+			require.NoError(t, err)
+			defer client.Close()
+			raw, err := l.Accept()
+			require.NoError(t, err)
+			conns := NewPools().Conns(func(string) {})
+			served := conns.Accept(raw, false)
+			c.before(conns, served)
+			require.NoError(t, served.Close())
+			require.Error(t, served.Life.Err())
+			if !c.lingers {
+				require.NoError(t, conns.Wait(t.Context()))
+				return
+			}
+			require.Len(t, conns.List(), 1)
+			for range 2 { // the second one would fail after a TCP reset
+				_, err = client.Write([]byte("request"))
+				require.NoError(t, err)
+				_, err = client.Read(make([]byte, 1))
+				require.ErrorIs(t, err, io.EOF)
+			}
+			require.NoError(t, client.Close())
+			require.NoError(t, conns.Wait(t.Context()))
+			require.Zero(t, conns.Open.Taken())
+		})
+	}
+}
+
+func TestLingeringEndsWithTheSecondClose(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	client, err := net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	defer client.Close()
+	raw, err := l.Accept()
+	require.NoError(t, err)
+	conns := NewPools().Conns(func(string) {})
+	served := conns.Accept(raw, false)
+	conns.Stop()
+	require.NoError(t, served.Close())
+	require.NoError(t, served.Close())
+	require.NoError(t, conns.Wait(t.Context()))
+}
+
 // deadlines records the deadlines that are set.
 type deadlines struct {
 	net.Conn
