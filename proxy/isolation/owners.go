@@ -30,11 +30,7 @@ func (d *Division) Owner(key string) string {
 		return "another shard owns it"
 	}
 	for _, s := range d.owners.shards {
-		switch {
-		case !s.owned.Owns(key):
-		case s.name == d.message.GetShard():
-			return "a limit of the ShardingConfig excludes it"
-		default:
+		if s.name != d.message.GetShard() && s.owned.Owns(key) { // what it owns itself, it is releasing
 			return "shard " + s.name + " owns it"
 		}
 	}
