@@ -179,20 +179,24 @@ func TestStandbyReachesNoMemberCluster(t *testing.T) {
 
 func TestLocksInMemberClustersKeepTheirNames(t *testing.T) {
 	t.Parallel()
-	api := &recorder{}
-	m := newMesh(t, api)
-	s := clusters("own")
-	s.Locks = locked("s1").Locks
-	m.set(throughClusters(s, nil))
-	l := s.Locks[0]
-	at := "/apis/coordination.k8s.io/v1/namespaces/" + l.Namespace + "/leases/" + l.Name
-	m.do("GET", at, "")
-	require.True(t, strings.HasSuffix(api.last(t).URI, l.UpstreamName))
-	m.do("GET", inOwn+at, "")
-	require.Equal(t, inOwn+at, api.last(t).URI)
-	record := `{"metadata":{"name":"elsewhere"},"spec":{"holderIdentity":"pod_1","leaseDurationSeconds":15,"acquireTime":"2026-01-01T00:00:00.000000Z","renewTime":"2026-01-01T00:00:00.000000Z","leaseTransitions":0}}`
-	require.Equal(t, 503, m.do("POST", "/apis/coordination.k8s.io/v1/namespaces/a/leases", record).StatusCode)
-	require.Equal(t, 200, m.do("POST", inOwn+"/apis/coordination.k8s.io/v1/namespaces/a/leases", record).StatusCode)
+	for name, s := range map[string]*meshv1.Sharding{"by cluster": clusters("own"), "by namespace": dividing("a")} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			api := &recorder{}
+			m := newMesh(t, api)
+			s.Locks = locked("s1").Locks
+			m.set(throughClusters(s, nil))
+			l := s.Locks[0]
+			at := "/apis/coordination.k8s.io/v1/namespaces/" + l.Namespace + "/leases/" + l.Name
+			m.do("GET", at, "")
+			require.True(t, strings.HasSuffix(api.last(t).URI, l.UpstreamName))
+			m.do("GET", inOwn+at, "")
+			require.Equal(t, inOwn+at, api.last(t).URI)
+			record := `{"metadata":{"name":"elsewhere"},"spec":{"holderIdentity":"pod_1","leaseDurationSeconds":15,"acquireTime":"2026-01-01T00:00:00.000000Z","renewTime":"2026-01-01T00:00:00.000000Z","leaseTransitions":0}}`
+			require.Equal(t, 503, m.do("POST", "/apis/coordination.k8s.io/v1/namespaces/a/leases", record).StatusCode)
+			require.Equal(t, 200, m.do("POST", inOwn+"/apis/coordination.k8s.io/v1/namespaces/a/leases", record).StatusCode)
+		})
+	}
 }
 
 func TestIsolationOfMemberClusters(t *testing.T) {

@@ -165,8 +165,9 @@ func (s *versioned) relisted() (clients int, exact []url.Values) {
 // informed is a pod with an informer of Pods.
 type informed struct {
 	*mesh
-	api   *versioned
-	store cache.Store
+	api    *versioned
+	store  cache.Store
+	prefix string // of the paths of the informer's cluster
 }
 
 func newInformed(t *testing.T, first *meshv1.Sharding, namespace, media string) *informed {
@@ -183,6 +184,7 @@ func newInformed(t *testing.T, first *meshv1.Sharding, namespace, media string) 
 func (i *informed) inform(namespace, media string) {
 	config := i.config("v1")
 	config.ContentType = media
+	config.Host += i.prefix
 	client, err := kubernetes.NewForConfig(config)
 	require.NoError(i.t, err)
 	lw := cache.NewListWatchFromClient(client.CoreV1().RESTClient(), "pods", namespace, fields.Everything())

@@ -195,7 +195,7 @@ func (m *Manager) dial(ctx context.Context) (*grpc.ClientConn, error) {
 }
 
 // abilities of this agent.
-var abilities = []string{meshv1.AbilityTraffic, meshv1.AbilityLargePolicies, meshv1.AbilityStandby, meshv1.AbilityClusterScoped, meshv1.AbilityUserAgents, meshv1.AbilityRequestScope, meshv1.AbilityClusters, meshv1.AbilityShadow}
+var abilities = []string{meshv1.AbilityTraffic, meshv1.AbilityLargePolicies, meshv1.AbilityStandby, meshv1.AbilityClusterScoped, meshv1.AbilityUserAgents, meshv1.AbilityRequestScope, meshv1.AbilityClusters, meshv1.AbilityMemberNamespaces, meshv1.AbilityShadow}
 
 func (m *Manager) connect(ctx context.Context, h Handler) error {
 	ctx, cancel := context.WithCancel(ctx)

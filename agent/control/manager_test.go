@@ -175,7 +175,7 @@ func TestStreamAppliesAndAcks(t *testing.T) {
 	hello := next(t, s.got).GetHello()
 	assert.Equal(t, "node1", hello.GetNode())
 	assert.Equal(t, map[string]string{"held": "7"}, hello.GetVersions())
-	assert.Equal(t, []string{"traffic", meshv1.AbilityLargePolicies, meshv1.AbilityStandby, meshv1.AbilityClusterScoped, meshv1.AbilityUserAgents, meshv1.AbilityRequestScope, meshv1.AbilityClusters, meshv1.AbilityShadow}, hello.GetAbilities())
+	assert.Equal(t, []string{"traffic", meshv1.AbilityLargePolicies, meshv1.AbilityStandby, meshv1.AbilityClusterScoped, meshv1.AbilityUserAgents, meshv1.AbilityRequestScope, meshv1.AbilityClusters, meshv1.AbilityMemberNamespaces, meshv1.AbilityShadow}, hello.GetAbilities())
 
 	require.NoError(t, s.Send(upsert("a", "1")))
 	require.NoError(t, s.Send(upsert("b", "bad")))

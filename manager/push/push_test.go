@@ -860,7 +860,8 @@ func TestPoliciesAreWithheldFromOlderAgents(t *testing.T) {
 		meshv1.AbilityClusters: {"clusters", []*meshv1.PodPolicy{
 			{ClusterPaths: []string{"/clusters/*"}}, limit(&meshv1.ResourceMatch{Clusters: []string{"m1"}}), fault(&meshv1.ResourceMatch{Clusters: []string{"m1"}}),
 		}},
-		meshv1.AbilityShadow: {"shadows", []*meshv1.PodPolicy{shard(&meshv1.Sharding{Shadow: &meshv1.Shadow{}})}},
+		meshv1.AbilityMemberNamespaces: {"namespaces of member clusters", []*meshv1.PodPolicy{{ClusterPaths: []string{"/clusters/*"}, Sharding: &meshv1.Sharding{Key: meshv1.Key_KEY_NAMESPACE}}}},
+		meshv1.AbilityShadow:           {"shadows", []*meshv1.PodPolicy{shard(&meshv1.Sharding{Shadow: &meshv1.Shadow{}})}},
 	} {
 		t.Run(ability, func(t *testing.T) {
 			w := start(t)
@@ -874,7 +875,8 @@ func TestPoliciesAreWithheldFromOlderAgents(t *testing.T) {
 			}
 			w.Set(cluster1, p)
 			others := slices.DeleteFunc([]string{
-				meshv1.AbilityTraffic, meshv1.AbilityStandby, meshv1.AbilityClusterScoped, meshv1.AbilityUserAgents, meshv1.AbilityRequestScope, meshv1.AbilityClusters, meshv1.AbilityShadow,
+				meshv1.AbilityTraffic, meshv1.AbilityStandby, meshv1.AbilityClusterScoped, meshv1.AbilityUserAgents, meshv1.AbilityRequestScope,
+				meshv1.AbilityClusters, meshv1.AbilityMemberNamespaces, meshv1.AbilityShadow,
 			}, func(a string) bool { return a == ability })
 			older := w.hello(&meshv1.Hello{Node: "n1", Abilities: others})
 			_, sent := older.world()

@@ -156,6 +156,9 @@ var needs = []struct {
 	{meshv1.AbilityClusters, "its agent does not know clusters", func(p *meshv1.PodPolicy) bool {
 		return len(p.GetClusterPaths()) > 0 || matched(p.GetTraffic(), func(m *meshv1.ResourceMatch) bool { return len(m.GetClusters()) > 0 })
 	}},
+	{meshv1.AbilityMemberNamespaces, "its agent does not know namespaces of member clusters", func(p *meshv1.PodPolicy) bool {
+		return len(p.GetClusterPaths()) > 0 && p.GetSharding().GetKey() == meshv1.Key_KEY_NAMESPACE
+	}},
 }
 
 // lacks returns why a policy must not be sent to an agent; empty if it may. A policy that

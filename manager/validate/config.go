@@ -78,12 +78,15 @@ func shadow(c *v1alpha1.ShardingConfig, passes bool, spec *field.Path) (errs fie
 
 // clusters returns the errors of paths that lead to member clusters.
 func clusters(c *v1alpha1.ShardingConfig, spec *field.Path) (errs field.ErrorList) {
-	byCluster := c.Spec.Root != nil && c.Spec.Root.Key == v1alpha1.KeyCluster
-	switch path := spec.Child("clusters"); {
-	case byCluster && len(c.Spec.Clusters) == 0:
+	root, path := c.Spec.Root, spec.Child("clusters")
+	byCluster := root != nil && root.Key == v1alpha1.KeyCluster
+	switch some := len(c.Spec.Clusters) > 0; {
+	case byCluster && !some:
 		errs = append(errs, field.Required(path, "list the paths at which the apiserver passes requests on to member clusters (spec.root.key: Cluster)"))
-	case !byCluster && len(c.Spec.Clusters) > 0:
-		errs = append(errs, field.Forbidden(path, "it requires spec.root.key: Cluster: otherwise every shard would act in every member cluster"))
+	case some && (root == nil || root.Key == v1alpha1.KeyObject):
+		errs = append(errs, field.Forbidden(path, "it requires spec.root.key: Namespace or Cluster: otherwise every shard would act in every member cluster"))
+	case some && root.Method == v1alpha1.MethodLabels:
+		errs = append(errs, field.Forbidden(path, "nothing labels the objects of member clusters (spec.root.method: Labels): choose Auto, ServerSide or Filter"))
 	}
 	if byCluster && c.Spec.Webhook != nil {
 		errs = append(errs, field.Forbidden(spec.Child("webhook"), "reviews are routed by namespace or uid: remove it, or choose another spec.root.key"))

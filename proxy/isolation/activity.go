@@ -37,7 +37,7 @@ func (d *Division) Activity(k match.Kind) *Activity {
 		slices.Contains(uncounted, res.Group) || res == schema.GroupResource{Resource: "events"}:
 		return nil
 	}
-	if k.Member {
+	if k.Member && !d.DividesMembers() {
 		if d.by != ByName {
 			return nil
 		}

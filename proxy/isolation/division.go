@@ -105,7 +105,9 @@ func (d *Division) border(k match.Kind) (b Border, ok bool) {
 	case divided:
 		b.owned = owned
 	case d.widened != nil && (k.Writes() || k.Connects()):
-		b.owned, b.except = *d.widened, d.namespace
+		if b.owned = *d.widened; !k.Member { // the pod itself is in no member cluster
+			b.except = d.namespace
+		}
 	default:
 		return b, false
 	}

@@ -2,6 +2,11 @@ package isolation
 
 import meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 
+// DividesMembers reports whether requests into member clusters are divided as those of the
+// apiserver's own cluster are: by namespace, which belongs to the same shard in all clusters. Else
+// Member decides.
+func (d *Division) DividesMembers() bool { return d.by == ByNamespace }
+
 // Member decides on requests into member clusters. All of them belong to the owner of the name of
 // the cluster.
 type Member struct {

@@ -26,8 +26,17 @@ func NewClusterPaths(patterns []string) (out ClusterPaths, err error) {
 }
 
 // cut returns the name of the cluster that a decoded path leads to, and the path there. The name
-// is empty if the path leads to none.
+// is empty if the path leads to none. If that cluster has members itself, the path is that in the
+// last of them.
 func (c ClusterPaths) cut(path string) (cluster, inner string) {
+	cluster, inner = c.next(path)
+	for deeper := cluster; deeper != ""; {
+		deeper, inner = c.next(inner)
+	}
+	return cluster, inner
+}
+
+func (c ClusterPaths) next(path string) (cluster, inner string) {
 	for _, p := range c {
 		rest, ok := strings.CutPrefix(path, p.before)
 		if !ok {

@@ -42,7 +42,8 @@ type ShardingConfig struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.root) || (has(self.root.resourceSelector) && size(self.root.resourceSelector) > 0) || (has(self.limits) && size(self.limits) > 0)",message="spec.root.resourceSelector is required: list the resources that the shards divide"
 // +kubebuilder:validation:XValidation:rule="!has(self.clientCertificates) || self.clientCertificates != 'Passthrough' || !(has(self.root) || has(self.controller) || (has(self.limits) && size(self.limits) > 0))",message="spec.clientCertificates: Passthrough leaves requests unread, so nothing can be divided: remove spec.limits, spec.controller and spec.root, or choose Refuse"
 // +kubebuilder:validation:XValidation:rule="!has(self.root) || !has(self.root.key) || self.root.key != 'Cluster' || (has(self.clusters) && size(self.clusters) > 0)",message="spec.root.key: Cluster requires spec.clusters: list the paths at which the apiserver passes requests on to member clusters"
-// +kubebuilder:validation:XValidation:rule="!has(self.clusters) || size(self.clusters) == 0 || (has(self.root) && has(self.root.key) && self.root.key == 'Cluster')",message="spec.clusters requires spec.root.key: Cluster: otherwise every shard would act in every member cluster"
+// +kubebuilder:validation:XValidation:rule="!has(self.clusters) || size(self.clusters) == 0 || (has(self.root) && (!has(self.root.key) || self.root.key != 'Object'))",message="spec.clusters requires spec.root.key: Namespace or Cluster: otherwise every shard would act in every member cluster"
+// +kubebuilder:validation:XValidation:rule="!has(self.clusters) || size(self.clusters) == 0 || !has(self.root) || !has(self.root.method) || self.root.method != 'Labels'",message="spec.clusters: nothing labels the objects of member clusters: choose spec.root.method Auto, ServerSide or Filter"
 // +kubebuilder:validation:XValidation:rule="!has(self.root) || !has(self.root.key) || self.root.key != 'Cluster' || !has(self.webhook)",message="spec.webhook routes reviews by namespace or uid: remove it, or choose another spec.root.key"
 // +kubebuilder:validation:XValidation:rule="!has(self.root) || !has(self.root.key) || self.root.key != 'Cluster' || !has(self.fence) || self.fence != 'Namespace'",message="spec.root.key: Cluster leaves no namespaces to fence: choose spec.fence Resources"
 // +kubebuilder:validation:XValidation:rule="!has(self.shadow) || !(has(self.root) || has(self.webhook) || (has(self.dryRun) && self.dryRun))",message="spec.shadow excludes spec.root, spec.webhook and spec.dryRun: remove them"
@@ -74,7 +75,7 @@ type ShardingConfigSpec struct {
 
 	// Clusters are the paths at which the apiserver passes requests on to other clusters, such
 	// as those of Karmada. Requests there are understood as requests in that cluster, by rules of
-	// CircuitBreakers and FaultInjections, too. It requires spec.root.key: Cluster.
+	// CircuitBreakers and FaultInjections, too. It requires spec.root.key: Namespace or Cluster.
 	// +optional
 	// +kubebuilder:validation:MaxItems=16
 	// +listType=map
@@ -472,10 +473,11 @@ type RootConfig struct {
 	// name. The manager fills them in from the namespaces; they are in no object.
 	PinnedNamespaces map[string][]string `json:"-"`
 
-	// Key is how objects are assigned to shards. Namespace: by their namespace; every shard
-	// sees cluster-scoped objects. Object: by their uid. Cluster: by the name of the cluster that
-	// a request goes to, see spec.clusters; the objects of resourceSelector, in the apiserver's
-	// own cluster, are assigned by their own names, which are those of clusters.
+	// Key is how objects are assigned to shards. Namespace: by their namespace, which belongs to
+	// the same shard in all clusters, see spec.clusters; every shard sees cluster-scoped objects.
+	// Object: by their uid. Cluster: by the name of the cluster that a request goes to; the
+	// objects of resourceSelector, in the apiserver's own cluster, are assigned by their own
+	// names, which are those of clusters.
 	// +optional
 	// +kubebuilder:default=Namespace
 	Key Key `json:"key,omitempty"`

@@ -82,6 +82,10 @@ const (
 	// ResourceMatch.clusters. An agent that ignored them would let every shard write in every
 	// member cluster.
 	AbilityClusters = "clusters"
+	// AbilityMemberNamespaces is that of agents that divide member clusters by namespace, if
+	// KEY_NAMESPACE comes with PodPolicy.cluster_paths. An agent that did not would let every
+	// shard write in all their namespaces.
+	AbilityMemberNamespaces = "member-namespaces"
 	// AbilityShadow is that of agents that know Sharding.shadow. An agent that ignored it would
 	// pass the writes of a shadow on.
 	AbilityShadow = "shadow"

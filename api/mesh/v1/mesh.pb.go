@@ -2174,7 +2174,8 @@ type PodPolicy struct {
 	// Paths at which the apiserver passes requests on to other clusters, its members. One segment
 	// of each is "*", which stands for the name of the cluster:
 	// "/apis/cluster.karmada.io/v1alpha1/clusters/*/proxy". What follows is the path in the member.
-	// Only to agents with AbilityClusters.
+	// Only to agents with AbilityClusters, and with KEY_NAMESPACE to those with
+	// AbilityMemberNamespaces.
 	ClusterPaths  []string `protobuf:"bytes,14,rep,name=cluster_paths,json=clusterPaths,proto3" json:"cluster_paths,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -67,7 +67,7 @@ func (p *Policy) withheldCount(verb, action string) prometheus.Counter {
 // dryRunStages returns the stages of a dry run, which edit and refuse nothing.
 func (p *Policy) dryRunStages(key match.Kind) (out pipeline.Stages) {
 	would := p.Would
-	if len(would.Locks) > 0 && key.Subresource == "" && lock.Kind(key.Group, key.Resource) {
+	if len(would.Locks) > 0 && mayLock(key) {
 		out = append(out, &dryLockStage{would.Locks, p.withheldAction(key.Verb, wouldRename)})
 	}
 	if s := dryDeniedStage(p, would, key); s != nil {

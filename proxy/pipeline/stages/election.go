@@ -44,7 +44,7 @@ type electionStage struct {
 // newElectionStage returns nil where a request writes no lock.
 func newElectionStage(p *Policy, key match.Kind) pipeline.Stage {
 	s := p.Message.GetSharding()
-	if s == nil || key.Subresource != "" || !lock.Kind(key.Group, key.Resource) {
+	if s == nil || !mayLock(key) {
 		return nil
 	}
 	switch key.Verb {

@@ -26,10 +26,16 @@ type lockStage struct {
 
 // newLockStage returns nil where requests cannot be about a lock.
 func newLockStage(p *Policy, key match.Kind) *lockStage {
-	if len(p.Locks) == 0 || key.Subresource != "" || !lock.Kind(key.Group, key.Resource) {
+	if len(p.Locks) == 0 || !mayLock(key) {
 		return nil
 	}
 	return &lockStage{policy: p, locks: p.Locks, standby: p.Standby}
+}
+
+// mayLock reports whether requests may be about locks of the operator. In member clusters there are
+// none.
+func mayLock(key match.Kind) bool {
+	return !key.Member && key.Subresource == "" && lock.Kind(key.Group, key.Resource)
 }
 
 // urgent reports whether a request is about a lock, by its head.

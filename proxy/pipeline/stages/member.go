@@ -64,7 +64,7 @@ func (p *Policy) Classify(r *pipeline.Request) { r.Classify(p.clusters) }
 
 // RefusesNow reports whether the policy refuses a request that another one has passed.
 func (p *Policy) RefusesNow(x *pipeline.State) bool {
-	if x.Req.Cluster != "" {
+	if x.Req.Cluster != "" && !p.DividesMembers() {
 		return p.Member().Refuses(x.Req.Cluster)
 	}
 	return p.Refuses(x.Plan.Key, x.Req.Info.Namespace, x.Req.Info.Name)

@@ -58,17 +58,14 @@ func (p *Policy) make(key match.Kind, isResource bool) *pipeline.Plan {
 	var locks *lockStage
 	var stale *staleness
 	if isResource {
-		out.Activity = newActivity(p, key)
-	}
-	if isResource && !key.Member { // in member clusters there are no locks of the operator, and other versions
-		locks, stale = newLockStage(p, key), newStaleness(p, key)
+		out.Activity, locks, stale = newActivity(p, key), newLockStage(p, key), newStaleness(p, key)
 	}
 	if locks != nil {
 		out.Urgent = locks.urgent
 	}
 	out.Stages.Add(upgradeStage{pipeline.Upgrades(key)}, admissionStage{out.Route, out.Urgent}, forwardedHeaderStage{})
 	switch {
-	case key.Member:
+	case key.Member && !p.asked().DividesMembers():
 		out.Stages.Add(p.memberStages(key, isResource)...)
 	case isResource:
 		out.Stages.Add(p.shardingStages(key, locks)...)
@@ -91,7 +88,8 @@ func (p *Policy) make(key match.Kind, isResource bool) *pipeline.Plan {
 	return out
 }
 
-// memberStages returns the stages that restrict requests into member clusters.
+// memberStages returns the stages that restrict requests into member clusters which belong to one
+// shard each.
 func (p *Policy) memberStages(key match.Kind, isResource bool) (out pipeline.Stages) {
 	out.Add(newMemberStage(p, key))
 	if !isResource {

@@ -217,6 +217,14 @@ func (p *Policy) divide(s *meshv1.Sharding) (err error) {
 	return err
 }
 
+// asked returns the division that would be in force without the dry run.
+func (p *Policy) asked() *isolation.Division {
+	if p.Would != nil {
+		return p.Would.Division
+	}
+	return p.Division
+}
+
 // Evaluate applies the stages to a request, as it came.
 func (p *Policy) Evaluate(x *pipeline.State) *pipeline.Outcome {
 	x.Renew()
@@ -234,11 +242,11 @@ func (p *Policy) Affects(next relist.Policy, res relist.Resource) bool {
 	if !slices.Equal(p.clusters, n.clusters) {
 		return true // a path may lead elsewhere
 	}
-	if c := res.Cluster; c != "" {
-		return p.Refuse != n.Refuse || p.Member().Refuses(c) != n.Member().Refuses(c)
+	if c := res.Cluster; c != "" && (!p.DividesMembers() || !n.DividesMembers()) {
+		return p.Refuse != n.Refuse || p.DividesMembers() != n.DividesMembers() || p.Member().Refuses(c) != n.Member().Refuses(c)
 	}
 	return p.Refuse != n.Refuse || p.Division.Affects(n.Division, res.GroupResource) ||
-		lock.Kind(res.Group, res.Resource) && !p.Locks.Equal(n.Locks)
+		res.Cluster == "" && lock.Kind(res.Group, res.Resource) && !p.Locks.Equal(n.Locks)
 }
 
 // Redivides implements relist.Policy. It is true of all that Affects is true of.

@@ -129,7 +129,7 @@ func (s catchUpStage) Apply(x *pipeline.State) *pipeline.Outcome {
 		return nil
 	}
 	return s.policy.catchingUp(x, func(before *isolation.Division) bool {
-		if s.key.Member {
+		if s.key.Member && !s.policy.DividesMembers() {
 			return s.policy.GainsCluster(before, x.Req.Cluster)
 		}
 		return s.policy.Gains(before, s.key, x.Req.Info.Namespace, x.Req.Info.Name)
@@ -175,9 +175,10 @@ type staleness struct {
 	seen  *relist.History
 }
 
-// newStaleness returns nil where no rule is about lists of a resource.
+// newStaleness returns nil where no rule is about lists of a resource, and in member clusters, which
+// have other resource versions.
 func newStaleness(p *Policy, key match.Kind) *staleness {
-	if key.Verb != "list" && key.Verb != "watch" {
+	if key.Member || key.Verb != "list" && key.Verb != "watch" {
 		return nil
 	}
 	lists := p.lists(key)

@@ -27,7 +27,7 @@ func (p *Policy) difference(before []relist.Policy, x *pipeline.State) *isolatio
 	info, q := x.Req.Info, pipeline.Parameters(x.Req.Query)
 	denied := newDeniedStage(p, x.Plan.Key)
 	switch {
-	case x.Req.Cluster != "": // all of it, or nothing
+	case x.Req.Cluster != "" && !p.DividesMembers(): // all of it, or nothing
 		return nil
 	case x.Lock != nil, denied != nil && denied.agents.Match(x.Req.Header.Get("User-Agent")):
 		return nil
@@ -35,13 +35,13 @@ func (p *Policy) difference(before []relist.Policy, x *pipeline.State) *isolatio
 		return nil
 	case !pipeline.IsTrue(q["allowWatchBookmarks"]): // the version of such a client would go back
 		return nil
-	case q.Get("watch") == "" || strings.HasPrefix(x.Req.Path, path.Join("/", info.APIPrefix, info.APIGroup, info.APIVersion, "watch")+"/"):
+	case q.Get("watch") == "" || strings.Contains(x.Req.Path, path.Join("/", info.APIPrefix, info.APIGroup, info.APIVersion, "watch")+"/"):
 		return nil // deprecated paths
 	}
 	var divisions []*isolation.Division
 	for _, b := range before {
 		old := b.(*Policy)
-		if lock.Kind(info.APIGroup, info.Resource) && !p.Locks.Equal(old.Locks) {
+		if lock.Kind(info.APIGroup, info.Resource) && !p.Locks.Equal(old.Locks) || p.DividesMembers() != old.DividesMembers() {
 			return nil
 		}
 		divisions = append(divisions, old.Division)

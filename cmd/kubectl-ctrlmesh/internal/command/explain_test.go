@@ -198,6 +198,7 @@ func TestExplain(t *testing.T) {
 		{name: "explain-shadow", plant: shadows, args: "explain bh-0 update cm a", tables: true},
 		{name: "explain-shadow-exec", plant: shadows, args: "explain bh-0 create pods/exec a", code: Found, tables: true},
 		{name: "explain-cluster", plant: byCluster, args: "explain od-1 list foos -A --cluster member-2", code: Found, tables: true},
+		{name: "explain-cluster-namespace", plant: spec(func(s *v1alpha1.ShardingConfigSpec) { s.Clusters = []v1alpha1.ClusterPath{{PathPrefix: "/clusters/*"}} }), args: foreign + " --cluster member-2", code: Found, tables: true},
 		{name: "explain-object-own", plant: byUID, args: "explain od-0 update cm own --object-namespace team-42", tables: true},
 		{name: "explain-object-foreign", plant: byUID, args: "explain od-0 delete cm foreign --object-namespace team-42", code: Found, tables: true},
 		{name: "explain-object-get", plant: readsOwn(byUID), args: "explain od-0 get cm foreign --object-namespace team-42", code: Found, tables: true},

@@ -80,7 +80,7 @@ var adviceBy = map[string]string{
 // foreignBy names the rule by which a request for an object of another shard is refused.
 func foreignBy(d *evaluated) string {
 	key, info := d.x.Plan.Key, d.x.Req.Info
-	if key.Member {
+	if key.Member && !d.policy.DividesMembers() {
 		return "key: Cluster"
 	}
 	fence, scoped := d.policy.Fence(key), d.policy.ClusterScoped(key)

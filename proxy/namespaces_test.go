@@ -1,0 +1,206 @@
+package proxy
+
+import (
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sample"
+	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/proxy/activity"
+	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
+)
+
+// inAllClusters is a policy under which a shard owns namespaces in all clusters.
+func inAllClusters(s *meshv1.Sharding) *meshv1.PodPolicy { return throughClusters(s, nil) }
+
+// ofTwoShards is a shard that owns namespace a, beside one that owns namespace b.
+func ofTwoShards() *meshv1.Sharding {
+	s := dividing("a")
+	s.Owners = []*meshv1.Owner{{Shard: "s1", Scope: sharding.Keys("a").Proto()}, {Shard: "s2", Scope: sharding.Keys("b").Proto()}}
+	return s
+}
+
+func TestNamespaceBelongsToItsShardInAllClusters(t *testing.T) {
+	t.Parallel()
+	api := &recorder{}
+	m := newMesh(t, api)
+	c := m.client(true)
+	m.set(inAllClusters(ofTwoShards()))
+	for _, cluster := range []string{"", inOwn, inOther, inOwn + inOther} {
+		for _, q := range []struct {
+			method, target, body string
+			want                 int
+		}{
+			{"GET", "/api/v1/namespaces/a/pods/x", "", 200},
+			{"PUT", "/api/v1/namespaces/a/pods/x", "{}", 200},
+			{"POST", "/api/v1/namespaces/a/pods/x/exec", "", 200},
+			{"GET", "/api/v1/namespaces/b/pods/x", "", 200}, // spec.reads
+			{"PUT", "/api/v1/namespaces/b/pods/x", "{}", 403},
+			{"PUT", "/api/v1/namespaces/b/pods/x/status", "{}", 403},
+			{"POST", "/api/v1/namespaces/b/pods", "{}", 403},
+			{"POST", "/api/v1/namespaces/b/pods/x/exec", "", 403},
+			{"PUT", "/api/v1/namespaces/b/configmaps/x", "{}", 200}, // not divided
+			{"PUT", "/api/v1/nodes/x", "{}", 200},
+			{"GET", "/version", "", 200},
+		} {
+			before := len(api.requests())
+			a := m.with(c, q.method, cluster+q.target, q.body)
+			require.Equal(t, q.want, a.StatusCode, "%s %s: %s", q.method, cluster+q.target, a.body)
+			if q.want == 200 {
+				require.Equal(t, cluster+q.target, api.last(t).URI)
+				continue
+			}
+			require.Len(t, api.requests(), before)
+			require.Contains(t, a.body, "namespace b does not belong to this pod's shard, ShardingConfig ns/s1: shard s2 owns it")
+		}
+		m.with(c, "DELETE", cluster+"/api/v1/namespaces/b/pods", "")
+		require.Contains(t, api.last(t).URI, "labelSelector=", "it must delete nothing")
+	}
+	require.Equal(t, 400, m.with(c, "GET", inOwn+"/api/v1/namespaces/b/../a/pods/x", "").StatusCode, "the server in between may clean paths")
+}
+
+func TestListsInMemberClustersAreNarrowedToNamespaces(t *testing.T) {
+	t.Parallel()
+	m := newMesh(t, newFakeAPI(false, object("a", "x"), object("b", "y"), object("", "z")))
+	m.set(inAllClusters(dividing("a")))
+	c := m.client(true)
+	for _, media := range []string{jsonType, protoType} {
+		require.Equal(t, []string{"/z", "a/x"}, m.all(c, inOwn+allPods, media, 0))
+		require.Equal(t, []string{"/z", "a/x", "b/y"}, m.all(c, inOwn+"/api/v1/configmaps", media, 0), "not divided")
+	}
+}
+
+func TestStandbyInMemberClusters(t *testing.T) {
+	t.Parallel()
+	m := newMesh(t, newFakeAPI(false, object("a", "x")))
+	m.set(inAllClusters(inStandby(dividing("a"))))
+	require.Empty(t, m.all(m.client(true), inOwn+allPods, jsonType, 0))
+	a := m.do("PUT", inOwn+"/api/v1/namespaces/a/pods/x", "{}")
+	require.Equal(t, 503, a.StatusCode, a.body)
+	require.NotEmpty(t, a.Header.Get("Retry-After"))
+}
+
+// The pod's own namespace is never foreign, so that it can keep its own objects there. It has none
+// in member clusters.
+func TestFenceOfNamespacesInMemberClusters(t *testing.T) {
+	t.Parallel()
+	m := newMesh(t, &recorder{})
+	s := dividing("a")
+	s.FenceNamespaces = true
+	m.set(inAllClusters(s))
+	for target, want := range map[string]int{
+		"/api/v1/namespaces/ns/configmaps/x":         200,
+		inOwn + "/api/v1/namespaces/ns/configmaps/x": 403,
+		inOwn + "/api/v1/namespaces/b/configmaps/x":  403,
+		inOwn + "/api/v1/namespaces/a/configmaps/x":  200,
+	} {
+		require.Equal(t, want, m.do("PUT", target, "{}").StatusCode, target)
+	}
+}
+
+func TestIsolationOfNamespacesInMemberClusters(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		edit   func(*meshv1.Sharding)
+		counts string // action
+	}{
+		"Observe": {func(s *meshv1.Sharding) { s.Isolation = meshv1.Isolation_ISOLATION_OBSERVE }, "observed"},
+		"dry run": {func(s *meshv1.Sharding) { s.DryRun = true }, "refused"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMesh(t, &recorder{})
+			s := dividing("a")
+			c.edit(s)
+			m.set(inAllClusters(s))
+			require.Equal(t, 200, m.do("PUT", inOwn+"/api/v1/namespaces/b/pods/x", "{}").StatusCode)
+			counted := m.server.metrics.Foreign
+			if s.DryRun {
+				counted = m.server.metrics.DryRun
+			}
+			require.EqualValues(t, 1, testutil.ToFloat64(counted.WithLabelValues("ns", "operator", "s1", "update", c.counts)))
+		})
+	}
+}
+
+func TestWatchesInMemberClustersResumeWithWhatTheShardGained(t *testing.T) {
+	t.Parallel()
+	i := &informed{api: newVersioned(), prefix: inOwn}
+	for _, name := range []string{"a", "b", "c"} {
+		i.api.put(apiwatch.Added, name, "pod-"+name)
+	}
+	i.mesh = newMesh(t, i.api)
+	i.set(inAllClusters(dividing("a", "b")))
+	i.settle()
+	i.inform("", jsonType)
+	i.requireHolds("a/pod-a", "b/pod-b")
+	i.set(inAllClusters(dividing("b", "c")))
+	i.requireHolds("b/pod-b", "c/pod-c")
+	clients, exact := i.api.relisted()
+	require.Equal(t, 1, clients, "the client need not list")
+	require.Len(t, exact, 1)
+}
+
+func TestWritesOfGainedNamespacesAwaitCachesOfMemberClusters(t *testing.T) {
+	t.Parallel()
+	g := newGaining(t, dividing("a"))
+	to := func(namespaces ...string) {
+		t.Helper()
+		g.set(inAllClusters(dividing(namespaces...)))
+		for _, end := range g.ended {
+			require.NoError(t, <-end)
+		}
+		g.ended = nil
+	}
+	to("a")
+	g.settleCaches()
+	g.watch(inOwn + allPods + fromFive)
+	to("a", "b")
+	g.requireCode(409, "PUT", inOwn+gained)
+	g.requireCode(409, "PUT", gained) // its controller may look at objects of all clusters
+	g.requireCode(200, "PUT", inOwn+ownedAll)
+	g.relist(inOwn + allPods)
+	g.passTime(relist.Deciding)
+	g.requireCode(200, "PUT", inOwn+gained)
+}
+
+func TestConnectionIntoAPodOfAMemberClusterEndsWithItsNamespace(t *testing.T) {
+	t.Parallel()
+	m := newMesh(t, watches())
+	m.set(inAllClusters(dividing("a", "b")))
+	c := m.client(false)
+	end := m.open(c, inOwn+"/api/v1/namespaces/b/services/x/proxy/y?watch=1")
+	kept := m.open(c, inOwn+"/api/v1/namespaces/a/services/x/proxy/y?watch=1")
+	m.set(inAllClusters(dividing("a")))
+	select {
+	case err := <-end:
+		require.NoError(t, err)
+	case <-time.After(soon):
+		t.Fatal("the connection goes on")
+	}
+	select {
+	case err := <-kept:
+		t.Fatalf("the connection into a namespace of the shard ended: %v", err)
+	default:
+	}
+}
+
+// A shard is refused what others own in any cluster, so what several write undivided is in one list.
+func TestActivityInMemberClusters(t *testing.T) {
+	t.Parallel()
+	m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(`{}`)) }))
+	m.set(inAllClusters(ofTwo(dividing("a"))))
+	m.pod.env.Activity.Reset(time.Now().Add(-activity.Grace))
+	m.pod.Activity()
+	require.Equal(t, 200, m.do("PUT", inOwn+"/api/v1/namespaces/a/secrets/x", "{}").StatusCode)
+	a := m.activityOf("secrets")
+	require.NotNil(t, a)
+	require.EqualValues(t, 1, a.GetWrites())
+	require.Equal(t, []uint64{sample.Key("a", "")}, a.GetKeys())
+}
