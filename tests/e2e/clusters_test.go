@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,6 +10,10 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
@@ -17,7 +22,7 @@ import (
 )
 
 // testClusters divides an operator that manages two clusters behind one apiserver. One of them is
-// handed over and back, and is away for a while.
+// handed over and back, and is away for a while. Then the namespaces of both are divided.
 func testClusters(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(cluster.Root, ".run", "kubeconfig")); err != nil {
 		t.Skip("only the cluster of tests/cluster can be given others, and there is another")
@@ -78,15 +83,95 @@ func testClusters(t *testing.T) {
 	owner(a)
 
 	for _, m := range site.Members {
-		writes, err := m.Writes()
+		requireTurns(t, m, site.Home, 4)
+	}
+	testNamespacesOfClusters(t, r, site)
+}
+
+// testNamespacesOfClusters has the shards divide the namespaces of all clusters instead.
+func testNamespacesOfClusters(t *testing.T, r root, site *fleet.Site) {
+	// A root's key cannot be changed: another root takes its place while the operator does not run.
+	scaled(t, r.home, fleet.Workload, 0)
+	until(t, "the operator's pods to end", func(ctx context.Context) error {
+		pods := &corev1.PodList{}
+		err := cluster.List(ctx, pods, client.InNamespace(r.home), client.MatchingLabels{"app": fleet.Workload})
+		return errors.Join(err, orElse(len(pods.Items) == 0, "some are left"))
+	})
+	before := r.config(t)
+	require.NoError(t, cluster.Delete(t.Context(), before.DeepCopy()))
+	until(t, "the root to be gone", func(ctx context.Context) error {
+		err := cluster.Get(ctx, client.ObjectKeyFromObject(before), &meshv1alpha1.ShardingConfig{})
+		return errors.Join(client.IgnoreNotFound(err), orElse(err != nil, "it is there"))
+	})
+	next := &meshv1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: before.Namespace, Name: before.Name}, Spec: before.Spec}
+	next.Spec.Root.Key = meshv1alpha1.KeyNamespace
+	next.Spec.Root.ResourceSelector = []meshv1alpha1.ObjectLimiter{{RelateResources: []meshv1alpha1.ResourceGroup{{APIGroups: []string{""}, Resources: []string{"configmaps"}}}}}
+	require.NoError(t, cluster.Create(t.Context(), next))
+	scaled(t, r.home, fleet.Workload, 2)
+	r.settles(t, 2)
+
+	spaces := r.spaces(t)
+	for _, m := range site.Members {
+		for _, namespace := range spaces {
+			require.NoError(t, m.Add(t.Context(), namespace))
+		}
+	}
+	// Each of the namespaces has one owner in all clusters.
+	requireOwners := func(owners int) {
+		t.Helper()
+		seen := sets.Set[string]{}
+		for _, namespace := range spaces {
+			by := sets.Set[string]{}
+			for _, m := range site.Members {
+				pod, err := m.WorkIn(t.Context(), namespace)
+				require.NoError(t, err)
+				by.Insert(pod)
+			}
+			require.Len(t, by, 1, "%s has several owners", namespace)
+			seen = seen.Union(by)
+		}
+		require.Len(t, seen, owners)
+	}
+	requireOwners(2)
+	r.change(t, 2, func(spec *meshv1alpha1.ShardingConfigSpec) { spec.Root.Auto.ShardingSize = 1 })
+	requireOwners(1)
+	r.change(t, 2, func(spec *meshv1alpha1.ShardingConfigSpec) { spec.Root.Auto.ShardingSize = 2 })
+	requireOwners(2)
+	for _, m := range site.Members {
+		for _, namespace := range spaces {
+			requireTurns(t, m, namespace, 3)
+		}
+	}
+}
+
+// spaces returns names for new namespaces, one for each shard that would own it.
+func (r root) spaces(t *testing.T) (names []string) {
+	t.Helper()
+	for _, s := range r.config(t).Status.Root.Shards {
+		scope, err := sharding.Parse(s.Held)
 		require.NoError(t, err)
-		var writers []string // in turn
-		for _, w := range writes {
-			if len(writers) == 0 || writers[len(writers)-1] != w.Pod {
-				writers = append(writers, w.Pod)
+		for i := 0; ; i++ {
+			if name := fmt.Sprint(r.home, "-", i); scope.Owns(name) {
+				names = append(names, name)
+				break
 			}
 		}
-		require.NotEmpty(t, writers)
-		require.LessOrEqual(t, len(writers), 4, never+": the writers of %s in turn: %v", m.Name, writers)
 	}
+	return names
+}
+
+// requireTurns checks how often at most the operator's pods took turns at writing in a namespace of a
+// member.
+func requireTurns(t *testing.T, m *fleet.Member, namespace string, most int) {
+	t.Helper()
+	writes, err := m.Writes()
+	require.NoError(t, err)
+	var writers []string // in turn
+	for _, w := range writes {
+		if w.Namespace == namespace && (len(writers) == 0 || writers[len(writers)-1] != w.Pod) {
+			writers = append(writers, w.Pod)
+		}
+	}
+	require.NotEmpty(t, writers)
+	require.LessOrEqual(t, len(writers), most, never+": the writers of %s in %s in turn: %v", namespace, m.Name, writers)
 }

@@ -79,7 +79,7 @@ func (m *Member) address(ctx context.Context) (string, error) {
 	return "https://" + strings.TrimSpace(string(out)), nil
 }
 
-// prepare permits the operator to work in the member, and makes jobs there.
+// prepare permits the operator to work in the member, and makes jobs in its namespace there.
 func (m *Member) prepare(ctx context.Context) error {
 	home := m.site.Home
 	err := kube.UntilWithin(ctx, within, m.Name+" through the gateway", func(ctx context.Context) error {
@@ -93,16 +93,21 @@ func (m *Member) prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = kube.UntilWithin(ctx, within, "a namespace of "+m.Name, func(ctx context.Context) error {
-		_, err := m.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: home}}, metav1.CreateOptions{})
+	return m.Add(ctx, home)
+}
+
+// Add makes a namespace with jobs in the member.
+func (m *Member) Add(ctx context.Context, namespace string) error {
+	err := kube.UntilWithin(ctx, within, "a namespace of "+m.Name, func(ctx context.Context) error {
+		_, err := m.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
 		return err
 	})
 	if err != nil {
 		return err
 	}
 	for i := range jobs {
-		_, err := m.client.CoreV1().ConfigMaps(home).Create(ctx, &corev1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{Namespace: home, Name: fmt.Sprint("job-", i), Labels: map[string]string{fleetv1.Label: "", "of": home}},
+		_, err := m.client.CoreV1().ConfigMaps(namespace).Create(ctx, &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprint("job-", i), Labels: map[string]string{fleetv1.Label: "", "of": m.site.Home}},
 			Data:       map[string]string{fleetv1.Want: "begin"},
 		}, metav1.CreateOptions{})
 		if err != nil {
@@ -113,18 +118,21 @@ func (m *Member) prepare(ctx context.Context) error {
 }
 
 // user returns the operator's name in audit logs.
-func (m *Member) user() string { return audit.ServiceAccount(m.site.Home, workload) }
+func (m *Member) user() string { return audit.ServiceAccount(m.site.Home, Workload) }
 
-// Work has something done in the member, and returns the pod that did it.
-func (m *Member) Work(ctx context.Context) (by string, err error) {
+// Work has something done in the operator's namespace of the member, and returns the pod that did it.
+func (m *Member) Work(ctx context.Context) (by string, err error) { return m.WorkIn(ctx, m.site.Home) }
+
+// WorkIn has something done in a namespace that was added, and returns the pod that did it.
+func (m *Member) WorkIn(ctx context.Context, namespace string) (by string, err error) {
 	m.round++
 	want := fmt.Sprint("round ", m.round)
-	err = kube.UntilWithin(ctx, within, "the jobs of "+m.Name, func(ctx context.Context) error { return m.ask(ctx, want) })
+	err = kube.UntilWithin(ctx, within, "the jobs of "+m.Name, func(ctx context.Context) error { return m.ask(ctx, namespace, want) })
 	if err != nil {
 		return "", err
 	}
 	return by, kube.UntilWithin(ctx, within, "the work in "+m.Name, func(ctx context.Context) error {
-		all, err := m.jobs(ctx)
+		all, err := m.jobs(ctx, namespace)
 		if err != nil {
 			return err
 		}
@@ -157,9 +165,9 @@ func (m *Member) Busy(ctx context.Context) {
 	})
 }
 
-// ask changes all jobs.
-func (m *Member) ask(ctx context.Context, want string) error {
-	all, err := m.jobs(ctx)
+// ask changes all jobs of a namespace.
+func (m *Member) ask(ctx context.Context, namespace, want string) error {
+	all, err := m.jobs(ctx, namespace)
 	for i := range all {
 		err = errors.Join(err, retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 			job, err := m.client.CoreV1().ConfigMaps(all[i].Namespace).Get(ctx, all[i].Name, metav1.GetOptions{})
@@ -174,8 +182,8 @@ func (m *Member) ask(ctx context.Context, want string) error {
 	return err
 }
 
-func (m *Member) jobs(ctx context.Context) ([]corev1.ConfigMap, error) {
-	list, err := m.client.CoreV1().ConfigMaps(m.site.Home).List(ctx, metav1.ListOptions{LabelSelector: fleetv1.Label + "!=" + busy + "," + fleetv1.Label})
+func (m *Member) jobs(ctx context.Context, namespace string) ([]corev1.ConfigMap, error) {
+	list, err := m.client.CoreV1().ConfigMaps(namespace).List(ctx, metav1.ListOptions{LabelSelector: fleetv1.Label + "!=" + busy + "," + fleetv1.Label})
 	if err != nil {
 		return nil, err
 	}
@@ -187,8 +195,9 @@ func (m *Member) jobs(ctx context.Context) ([]corev1.ConfigMap, error) {
 
 // Write is a successful write of the operator.
 type Write struct {
-	Pod string
-	At  time.Time // when the apiserver received it
+	Pod       string
+	Namespace string
+	At        time.Time // when the apiserver received it
 }
 
 // Writes returns the operator's updates in the member, in order, by the audit log.
@@ -208,7 +217,7 @@ func (m *Member) Writes() (out []Write, err error) {
 			return nil, fmt.Errorf("reading the audit log of %s: %w", m.Name, err)
 		}
 		if e.User.Username == m.user() && e.Verb == "update" && e.Stage == auditv1.StageResponseComplete && e.ResponseStatus.Code == 200 {
-			out = append(out, Write{e.UserAgent, e.RequestReceivedTimestamp.Time})
+			out = append(out, Write{e.UserAgent, e.ObjectRef.Namespace, e.RequestReceivedTimestamp.Time})
 		}
 	}
 }

@@ -30,10 +30,11 @@ import (
 const (
 	// RootName is the name of the operator's root.
 	RootName = "root"
+	// Workload is the name of the operator's StatefulSet, account and image.
+	Workload = "fleet"
 	// Max is the largest number of members that the cluster can be given.
 	Max = 4
 
-	workload = "fleet" // of the operator, its account and its image
 	// within bounds a wait for what takes seconds on an idle machine.
 	within = 4 * time.Minute
 )
@@ -90,7 +91,7 @@ func (s *Site) root(shards int32) *meshv1alpha1.ShardingConfig {
 			Controller: &meshv1alpha1.ControllerConfig{LeaderElectionName: fleetv1.Lock},
 			Clusters:   []meshv1alpha1.ClusterPath{{PathPrefix: fleetv1.ClusterPaths}},
 			Root: &meshv1alpha1.RootConfig{
-				Prefix: "part", TargetStatefulSet: workload, Key: meshv1alpha1.KeyCluster, OnChange: meshv1alpha1.OnChangeRelist,
+				Prefix: "part", TargetStatefulSet: Workload, Key: meshv1alpha1.KeyCluster, OnChange: meshv1alpha1.OnChangeRelist,
 				Auto:             &meshv1alpha1.AutoConfig{ShardingSize: shards, EveryShardReplicas: 1},
 				ResourceSelector: []meshv1alpha1.ObjectLimiter{{RelateResources: []meshv1alpha1.ResourceGroup{{APIGroups: []string{fleetv1.Group}, Resources: []string{"clusters"}}}}},
 			},
@@ -104,8 +105,8 @@ func (s *Site) run(ctx context.Context, replicas int32) error {
 	if err != nil {
 		return err
 	}
-	labels := map[string]string{"app": workload}
-	meta := metav1.ObjectMeta{Namespace: s.Home, Name: workload}
+	labels := map[string]string{"app": Workload}
+	meta := metav1.ObjectMeta{Namespace: s.Home, Name: Workload}
 	return s.CreateAll(ctx,
 		&corev1.ServiceAccount{ObjectMeta: meta},
 		&rbacv1.ClusterRole{
@@ -119,16 +120,16 @@ func (s *Site) run(ctx context.Context, replicas int32) error {
 		&rbacv1.ClusterRoleBinding{
 			ObjectMeta: metav1.ObjectMeta{Name: s.Home, OwnerReferences: owners},
 			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: s.Home},
-			Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: s.Home, Name: workload}},
+			Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: s.Home, Name: Workload}},
 		},
 		&appsv1.StatefulSet{ObjectMeta: meta, Spec: appsv1.StatefulSetSpec{
 			Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: labels}, PodManagementPolicy: appsv1.ParallelPodManagement,
 			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": workload, meshv1alpha1.EnableProxyLabel: "true"}},
+				ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": Workload, meshv1alpha1.EnableProxyLabel: "true"}},
 				Spec: corev1.PodSpec{
-					ServiceAccountName: workload, TerminationGracePeriodSeconds: new(int64(5)),
+					ServiceAccountName: Workload, TerminationGracePeriodSeconds: new(int64(5)),
 					Containers: []corev1.Container{{
-						Name: workload, Image: "localhost/ctrlmesh/fleet:dev", ImagePullPolicy: corev1.PullIfNotPresent,
+						Name: Workload, Image: "localhost/ctrlmesh/fleet:dev", ImagePullPolicy: corev1.PullIfNotPresent,
 						Env: []corev1.EnvVar{{Name: "POD_NAMESPACE", Value: s.Home}},
 					}},
 				},
