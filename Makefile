@@ -63,7 +63,7 @@ modules:
 lint: ## gofmt, go vet, golangci-lint
 	@hack/lint.sh
 unit: ## Unit tests and, as root, tests in network namespaces
-	@hack/helm.sh >/dev/null
+	@hack/tools.sh helm >/dev/null
 	@go build -o .run/gotest ./hack/gotest
 	CGO_ENABLED=1 .run/gotest unit -race -timeout=30m -p 4 -parallel 8 $$(go list ./... | grep -v -e /tests/e2e -e /tests/explore) $(if $(RUN),-run '$(RUN)')
 	@# One goroutine: the race detector would find nothing, eight times slower.

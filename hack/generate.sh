@@ -22,7 +22,7 @@ if [ ! -d "$tools" ]; then
   mv -T "$new" "$tools" || [ -d "$tools" ]
 fi
 export PATH=$tools:$PATH
-helm=$(hack/helm.sh)
+helm=$(hack/tools.sh helm)
 
 if [ "${1:-}" = --check ]; then
   tree=$PWD copy=$(mktemp -d)

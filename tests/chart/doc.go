@@ -1,3 +1,3 @@
 // Package chart tests the chart by helm itself: what it renders, refuses and documents.
-// hack/helm.sh builds helm.
+// hack/tools.sh builds helm.
 package chart

@@ -24,7 +24,7 @@ const (
 )
 
 var helmProgram = sync.OnceValues(func() (string, error) {
-	cmd := exec.Command("../../hack/helm.sh")
+	cmd := exec.Command("../../hack/tools.sh", "helm")
 	cmd.Stderr = os.Stderr
 	dir, err := cmd.Output()
 	return filepath.Join(strings.TrimSpace(string(dir)), "helm"), err

@@ -128,7 +128,7 @@ func (b *Built) template(ctx context.Context, chart string) ([]byte, error) {
 	if err := os.WriteFile(file, values, 0o644); err != nil {
 		return nil, fmt.Errorf("writing the values: %w", err)
 	}
-	helm, err := run(ctx, filepath.Join(b.root, "hack", "helm.sh"))
+	helm, err := run(ctx, filepath.Join(b.root, "hack", "tools.sh"), "helm")
 	if err != nil {
 		return nil, err
 	}
