@@ -53,7 +53,7 @@ generate-check: ## Fail if the committed generated code is not what make generat
 	@hack/generate.sh --check
 
 ##@ Test
-.PHONY: check deps modules lint unit fuzz e2e e2e-installed e2e-ipv6 e2e-kubernetes chart-e2e chaos operators bench bench-density bench-sharding
+.PHONY: check deps modules lint unit monitoring fuzz e2e e2e-installed e2e-ipv6 e2e-kubernetes chart-e2e chaos operators bench bench-density bench-sharding
 check: ## In two minutes: format, vet, lint and quick unit tests of what changed, without root or cluster
 	@hack/check.sh $(BASE)
 deps: ## Install the Debian packages that tests need
@@ -65,9 +65,11 @@ lint: ## gofmt, go vet, golangci-lint
 unit: ## Unit tests and, as root, tests in network namespaces
 	@hack/tools.sh helm >/dev/null
 	@go build -o .run/gotest ./hack/gotest
-	CGO_ENABLED=1 .run/gotest unit -race -timeout=30m -p 4 -parallel 8 $$(go list ./... | grep -v -e /tests/e2e -e /tests/explore) $(if $(RUN),-run '$(RUN)')
+	CGO_ENABLED=1 .run/gotest unit -race -timeout=30m -p 4 -parallel 8 $$(go list ./... | grep -v -e /tests/e2e -e /tests/explore -e /tests/monitoring) $(if $(RUN),-run '$(RUN)')
 	@# One goroutine: the race detector would find nothing, eight times slower.
 	.run/gotest explore ./tests/explore/... $(if $(RUN),-run '$(RUN)')
+monitoring: ## Evaluate alerts, dashboard and queries of rollouts by Prometheus itself, which is built first
+	go test -count=1 ./tests/monitoring/...
 fuzz: ## Run each fuzz target for FUZZTIME (default 20s)
 	@hack/fuzz.sh
 e2e: cluster-ensure images test-images install e2e-installed ## End-to-end tests on the real cluster

@@ -1,0 +1,4 @@
+// Package monitoring tests the alerts, the dashboard, and queries of rollouts by Prometheus itself:
+// make monitoring.
+// hack/tools.sh builds it.
+package monitoring

@@ -1,0 +1,178 @@
+package monitoring
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/ctrlmesh/ctrlmesh/manager/query"
+)
+
+const soon = 30 * time.Second
+
+var tools = sync.OnceValues(func() (string, error) {
+	cmd := exec.Command("../../hack/tools.sh", "prometheus")
+	cmd.Stderr = os.Stderr
+	dir, err := cmd.Output()
+	return strings.TrimSpace(string(dir)), err
+})
+
+// program returns the path of a program of Prometheus.
+func program(t *testing.T, name string) string {
+	t.Helper()
+	dir, err := tools()
+	require.NoError(t, err)
+	return filepath.Join(dir, name)
+}
+
+var listening = regexp.MustCompile(`msg="Listening on" .*\baddress=(\S+)`)
+
+// start starts a Prometheus that scrapes a target with some metrics, and returns its URL.
+func start(t *testing.T, metrics string) string {
+	t.Helper()
+	target := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/plain; version=0.0.4")
+		_, _ = io.WriteString(w, metrics)
+	}))
+	t.Cleanup(target.Close)
+	dir := t.TempDir()
+	config := filepath.Join(dir, "prometheus.yaml")
+	require.NoError(t, os.WriteFile(config, []byte(fmt.Sprintf(`
+global: {scrape_interval: 1s}
+scrape_configs:
+- job_name: tenant
+  honor_labels: true
+  static_configs: [{targets: ["%s"]}]
+`, strings.TrimPrefix(target.URL, "http://"))), 0o600))
+
+	cmd := exec.Command(program(t, "prometheus"), "--config.file="+config, "--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address=127.0.0.1:0")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	log, err := cmd.StderrPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	ready, ended := make(chan string, 1), make(chan struct{})
+	var lines strings.Builder
+	go func() {
+		defer close(ended)
+		address := ""
+		for in := bufio.NewScanner(log); in.Scan(); {
+			lines.WriteString(in.Text() + "\n")
+			if found := listening.FindStringSubmatch(in.Text()); found != nil {
+				address = found[1]
+			}
+			if strings.Contains(in.Text(), "Server is ready") {
+				ready <- address
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		assert.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+		<-ended
+		assert.NoError(t, cmd.Wait(), "%s", &lines)
+	})
+	select {
+	case at := <-ready:
+		return "http://" + at
+	case <-ended:
+	case <-time.After(soon):
+	}
+	t.Fatal("Prometheus is not ready: " + lines.String())
+	return ""
+}
+
+func TestQueriesOfRolloutsByPrometheus(t *testing.T) {
+	t.Parallel()
+	p := &query.Prometheus{URL: start(t, `# TYPE app_errors gauge
+app_errors{namespace="tenant",shard="a"} 3
+app_errors{namespace="tenant",shard="b"} 5
+app_errors{namespace="other",shard="a"} 7
+# TYPE app_seconds histogram
+app_seconds_bucket{le="1"} 4
+app_seconds_bucket{le="+Inf"} 4
+app_seconds_sum 2
+app_seconds_count 4
+`)}
+	ask := func(expression string) (query.Answer, error) {
+		return p.Evaluate(t.Context(), query.Query{Namespace: "tenant", Expression: expression})
+	}
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		a, err := ask(`app_errors`)
+		assert.NoError(c, err)
+		assert.Equal(c, 3, a.Numbers)
+	}, soon, 100*time.Millisecond)
+	for expression, want := range map[string]query.Answer{
+		`app_errors{namespace="tenant"}`:                 {Numbers: 2, Min: 3, Max: 5},
+		`sum(app_errors{namespace="tenant"})`:            {Numbers: 1, Min: 8, Max: 8},
+		`scalar(app_errors{namespace="other"})`:          {Numbers: 1, Min: 7, Max: 7},
+		`histogram_quantile(0.5, app_seconds_bucket)`:    {Numbers: 1, Min: 0.5, Max: 0.5},
+		`app_errors{namespace="none"}`:                   {Problem: "its result is empty: check that Prometheus has its series"},
+		`sum(app_errors) / sum(app_errors - app_errors)`: {Numbers: 1, Min: math.Inf(1), Max: math.Inf(1)},
+		`app_errors[5m]`:                                 {Problem: "its result is a range vector: apply a function such as rate or avg_over_time"},
+	} {
+		got, err := ask(expression)
+		require.NoError(t, err, expression)
+		require.Equal(t, want, got, expression)
+	}
+	_, err := ask(`sum(app_errors`)
+	require.ErrorContains(t, err, "Prometheus answered with an error: bad_data: invalid parameter \"query\"")
+	_, err = ask(`label_replace(app_errors, "shard", "", "", "") + on() group_left() app_errors`)
+	require.ErrorContains(t, err, "Prometheus answered with an error: execution")
+}
+
+// Prometheus understands all queries of the dashboard.
+func TestDashboardByPrometheus(t *testing.T) {
+	t.Parallel()
+	at := start(t, "")
+	data, err := os.ReadFile("../../deploy/monitoring/dashboard.json")
+	require.NoError(t, err)
+	var board struct {
+		Panels []struct {
+			Title   string
+			Targets []struct{ Expr string }
+		}
+	}
+	require.NoError(t, json.Unmarshal(data, &board))
+	require.NotEmpty(t, board.Panels)
+	variables := strings.NewReplacer("$__rate_interval", "5m", "$__range", "1h", "$namespace", ".*", "$workload", ".*")
+	for _, panel := range board.Panels {
+		for _, target := range panel.Targets {
+			assert.NoError(t, understands(t.Context(), at, variables.Replace(target.Expr)), "%s: %s", panel.Title, target.Expr)
+		}
+	}
+}
+
+// understands returns the error of a query, if Prometheus refuses it.
+func understands(ctx context.Context, at, expression string) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, at+"/api/v1/query?query="+url.QueryEscape(expression), nil)
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if body, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusOK {
+		return errors.Join(err, fmt.Errorf("status %d: %s", resp.StatusCode, body))
+	}
+	return nil
+}
