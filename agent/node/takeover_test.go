@@ -169,6 +169,35 @@ func TestChecksContinueUntilTheSuccessorServes(t *testing.T) {
 	require.Eventually(t, r.backend.repairs.Load, soon, 5*time.Millisecond)
 }
 
+// yielding is an agent that hands nothing over.
+type yielding struct {
+	offering
+	yields func()
+}
+
+func (y yielding) Yield(context.Context) (<-chan struct{}, error) {
+	y.yields()
+	return nil, nil
+}
+
+// The predecessor gives its last sign of life when it yields.
+func TestSuccessorGivesASignOfLifeBeforeThePredecessorYields(t *testing.T) {
+	r := start(t, 0)
+	path := filepath.Join(t.TempDir(), "sock")
+	given := make(chan int64, 1)
+	hold(t, path, yielding{yields: func() { given <- r.backend.checks.Load() }})
+	var socket *takeover.Socket
+	var err error
+	r.in(t, func() {
+		r.destinations.cluster = nil
+		socket, err = r.TakeOver(t.Context(), path)
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = socket.Close() })
+	require.EqualValues(t, 1, <-given)
+	require.False(t, r.backend.repairs.Load(), "the redirections are the predecessor's until then")
+}
+
 // refusing is an agent that does not let go of its pods.
 type refusing struct{ offering }
 
