@@ -208,9 +208,9 @@ func (c *Conn) Close() error {
 	return c.Conn.Close()
 }
 
-// linger lets the client close a connection of which it may not have read yet that it ends, as by
-// GOAWAY. A request that it sends meanwhile would fail at a closed connection. Here it sees that the
-// request is not served, and sends it again. It reports false if the connection cannot be closed so.
+// linger lets the client close the connection: it may not have read the GOAWAY yet. A request that it
+// sends meanwhile would fail at a closed connection. Here it sees that the request is not served, and
+// sends it again. It reports false if the connection cannot be closed so.
 func (c *Conn) linger() bool {
 	half, ok := c.Bare().(interface{ CloseWrite() error })
 	if !ok || c.Tunnel || c.Upgraded.Load() || c.reset.Load() || half.CloseWrite() != nil {
