@@ -242,8 +242,12 @@ func (p *Policy) Affects(next relist.Policy, res relist.Resource) bool {
 	if !slices.Equal(p.clusters, n.clusters) {
 		return true // a path may lead elsewhere
 	}
-	if c := res.Cluster; c != "" && (!p.DividesMembers() || !n.DividesMembers()) {
-		return p.Refuse != n.Refuse || p.DividesMembers() != n.DividesMembers() || p.Member().Refuses(c) != n.Member().Refuses(c)
+	switch c := res.Cluster; {
+	case c == "":
+	case p.DividesMembers() != n.DividesMembers():
+		return true
+	case !p.DividesMembers():
+		return p.Refuse != n.Refuse || p.Member().Refuses(c) != n.Member().Refuses(c)
 	}
 	return p.Refuse != n.Refuse || p.Division.Affects(n.Division, res.GroupResource) ||
 		res.Cluster == "" && lock.Kind(res.Group, res.Resource) && !p.Locks.Equal(n.Locks)

@@ -41,7 +41,7 @@ func (p *Policy) difference(before []relist.Policy, x *pipeline.State) *isolatio
 	var divisions []*isolation.Division
 	for _, b := range before {
 		old := b.(*Policy)
-		if lock.Kind(info.APIGroup, info.Resource) && !p.Locks.Equal(old.Locks) || p.DividesMembers() != old.DividesMembers() {
+		if lock.Kind(info.APIGroup, info.Resource) && !p.Locks.Equal(old.Locks) || x.Req.Cluster != "" && !old.DividesMembers() {
 			return nil
 		}
 		divisions = append(divisions, old.Division)
