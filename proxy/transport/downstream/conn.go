@@ -216,7 +216,7 @@ func (c *Conn) linger() bool {
 	if !ok || c.Tunnel || c.Upgraded.Load() || c.reset.Load() || half.CloseWrite() != nil {
 		return false
 	}
-	_ = c.SetReadDeadline(time.Now().Add(Linger))
+	_ = c.SetReadDeadline(time.Now().Add(lingerFor))
 	go func() {
 		defer c.conns.remove(c)
 		_, _ = io.Copy(io.Discard, c.Conn)

@@ -55,16 +55,7 @@ func TestClosedConnectionsLingerInATakeover(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			require.NoError(t, err)
-			defer l.Close()
-			client, err := net.Dial("tcp", l.Addr().String())
-			require.NoError(t, err)
-			defer client.Close()
-			raw, err := l.Accept()
-			require.NoError(t, err)
-			conns := NewPools().Conns(func(string) {})
-			served := conns.Accept(raw, false)
+			client, conns, served := accepted(t)
 			c.before(conns, served)
 			require.NoError(t, served.Close())
 			require.Error(t, served.Life.Err())
@@ -74,7 +65,7 @@ func TestClosedConnectionsLingerInATakeover(t *testing.T) {
 			}
 			require.Len(t, conns.List(), 1)
 			for range 2 { // the second one would fail after a TCP reset
-				_, err = client.Write([]byte("request"))
+				_, err := client.Write([]byte("request"))
 				require.NoError(t, err)
 				_, err = client.Read(make([]byte, 1))
 				require.ErrorIs(t, err, io.EOF)
@@ -87,20 +78,26 @@ func TestClosedConnectionsLingerInATakeover(t *testing.T) {
 }
 
 func TestLingeringEndsWithTheSecondClose(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	client, err := net.Dial("tcp", l.Addr().String())
-	require.NoError(t, err)
-	defer client.Close()
-	raw, err := l.Accept()
-	require.NoError(t, err)
-	conns := NewPools().Conns(func(string) {})
-	served := conns.Accept(raw, false)
+	_, conns, served := accepted(t)
 	conns.Stop()
 	require.NoError(t, served.Close())
 	require.NoError(t, served.Close())
 	require.NoError(t, conns.Wait(t.Context()))
+}
+
+// accepted returns a TCP connection, both ends.
+func accepted(t *testing.T) (client net.Conn, conns *Conns, served *Conn) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	client, err = net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = client.Close() })
+	raw, err := l.Accept()
+	require.NoError(t, err)
+	conns = NewPools().Conns(func(string) {})
+	return client, conns, conns.Accept(raw, false)
 }
 
 // deadlines records the deadlines that are set.

@@ -48,8 +48,8 @@ const (
 	// detect peers that are gone; nothing in Kubernetes lets a stream be idle for longer
 	// than four hours.
 	TunnelIdle = 5 * time.Hour
-	// Linger is how long a connection that ended in a takeover waits for its client to close it.
-	Linger = 2 * time.Second
+	// lingerFor is how long a connection that ended in a takeover waits for its client to close it.
+	lingerFor = 2 * time.Second
 	// cutGrace is how long HTTP/2 connections that are cut may take to end after GOAWAY.
 	// net/http itself waits a second.
 	cutGrace = 2 * time.Second
