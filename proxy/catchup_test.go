@@ -76,6 +76,18 @@ func (g *gaining) watch(target string) {
 func (g *gaining) change(to *meshv1.Sharding) {
 	g.t.Helper()
 	g.policy(to)
+	g.awaitEnds()
+}
+
+// changeMembers is change of a policy that knows member clusters.
+func (g *gaining) changeMembers(to *meshv1.Sharding) {
+	g.t.Helper()
+	g.set(throughClusters(to, nil))
+	g.awaitEnds()
+}
+
+func (g *gaining) awaitEnds() {
+	g.t.Helper()
 	for _, end := range g.ended {
 		require.NoError(g.t, <-end)
 	}

@@ -117,18 +117,14 @@ func TestCachesOfAMemberClusterFollowItsOwner(t *testing.T) {
 	g := newGaining(t, clusters("own"))
 	to := func(names ...string) {
 		t.Helper()
-		g.set(throughClusters(clusters(names...), nil))
-		for _, end := range g.ended {
-			require.NoError(t, <-end)
-		}
-		g.ended = nil
+		g.changeMembers(clusters(names...))
 	}
 	const (
 		pods, object = inOwn + "/api/v1/pods", inOwn + "/api/v1/namespaces/a/pods/x"
 		elsewhere    = inventory + "/kept/proxy/api/v1/namespaces/a/pods/x"
 	)
 	to("own", "kept")
-	g.settleCaches()
+	g.settle()
 	g.watch(pods + fromFive)
 	g.requireCode(200, "PUT", object)
 
@@ -147,9 +143,6 @@ func TestCachesOfAMemberClusterFollowItsOwner(t *testing.T) {
 	g.passTime(relist.Deciding)
 	g.requireCode(200, "PUT", object)
 }
-
-// settleCaches has all that happened before be long ago.
-func (g *gaining) settleCaches() { g.passTime(relist.Settling) }
 
 func TestClientThatIsRefusedElsewhereDelaysNoWriteInAGainedCluster(t *testing.T) {
 	t.Parallel()
@@ -209,21 +202,25 @@ func TestIsolationOfMemberClusters(t *testing.T) {
 		"Off":     {func(s *meshv1.Sharding) { s.Isolation = meshv1.Isolation_ISOLATION_OFF }, ""},
 		"dry run": {func(s *meshv1.Sharding) { s.DryRun = true }, "refused"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			m := newMesh(t, &recorder{})
-			s := clusters("own")
-			c.edit(s)
-			m.set(throughClusters(s, nil))
-			require.Equal(t, 200, m.do("PUT", inOther+"/api/v1/namespaces/a/pods/x", "{}").StatusCode)
-			counted := m.server.metrics.Foreign
-			if s.DryRun {
-				counted = m.server.metrics.DryRun
-			}
-			if c.counts != "" {
-				require.EqualValues(t, 1, testutil.ToFloat64(counted.WithLabelValues("ns", "operator", "s1", "update", c.counts)))
-			}
-		})
+		for foreign, s := range map[string]*meshv1.Sharding{
+			inOther + "/api/v1/namespaces/a/pods/x": clusters("own"),
+			inOwn + "/api/v1/namespaces/b/pods/x":   dividing("a"),
+		} {
+			t.Run(name+" "+s.Key.String(), func(t *testing.T) {
+				t.Parallel()
+				m := newMesh(t, &recorder{})
+				c.edit(s)
+				m.set(throughClusters(s, nil))
+				require.Equal(t, 200, m.do("PUT", foreign, "{}").StatusCode)
+				counted := m.server.metrics.Foreign
+				if s.DryRun {
+					counted = m.server.metrics.DryRun
+				}
+				if c.counts != "" {
+					require.EqualValues(t, 1, testutil.ToFloat64(counted.WithLabelValues("ns", "operator", "s1", "update", c.counts)))
+				}
+			})
+		}
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 	apiwatch "k8s.io/apimachinery/pkg/watch"
 
@@ -15,9 +14,6 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/activity"
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 )
-
-// inAllClusters is a policy under which a shard owns namespaces in all clusters.
-func inAllClusters(s *meshv1.Sharding) *meshv1.PodPolicy { return throughClusters(s, nil) }
 
 // ofTwoShards is a shard that owns namespace a, beside one that owns namespace b.
 func ofTwoShards() *meshv1.Sharding {
@@ -31,7 +27,7 @@ func TestNamespaceBelongsToItsShardInAllClusters(t *testing.T) {
 	api := &recorder{}
 	m := newMesh(t, api)
 	c := m.client(true)
-	m.set(inAllClusters(ofTwoShards()))
+	m.set(throughClusters(ofTwoShards(), nil))
 	for _, cluster := range []string{"", inOwn, inOther, inOwn + inOther} {
 		for _, q := range []struct {
 			method, target, body string
@@ -68,7 +64,7 @@ func TestNamespaceBelongsToItsShardInAllClusters(t *testing.T) {
 func TestListsInMemberClustersAreNarrowedToNamespaces(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, newFakeAPI(false, object("a", "x"), object("b", "y"), object("", "z")))
-	m.set(inAllClusters(dividing("a")))
+	m.set(throughClusters(dividing("a"), nil))
 	c := m.client(true)
 	for _, media := range []string{jsonType, protoType} {
 		require.Equal(t, []string{"/z", "a/x"}, m.all(c, inOwn+allPods, media, 0))
@@ -79,7 +75,7 @@ func TestListsInMemberClustersAreNarrowedToNamespaces(t *testing.T) {
 func TestStandbyInMemberClusters(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, newFakeAPI(false, object("a", "x")))
-	m.set(inAllClusters(inStandby(dividing("a"))))
+	m.set(throughClusters(inStandby(dividing("a")), nil))
 	require.Empty(t, m.all(m.client(true), inOwn+allPods, jsonType, 0))
 	a := m.do("PUT", inOwn+"/api/v1/namespaces/a/pods/x", "{}")
 	require.Equal(t, 503, a.StatusCode, a.body)
@@ -93,7 +89,7 @@ func TestFenceOfNamespacesInMemberClusters(t *testing.T) {
 	m := newMesh(t, &recorder{})
 	s := dividing("a")
 	s.FenceNamespaces = true
-	m.set(inAllClusters(s))
+	m.set(throughClusters(s, nil))
 	for target, want := range map[string]int{
 		"/api/v1/namespaces/ns/configmaps/x":         200,
 		inOwn + "/api/v1/namespaces/ns/configmaps/x": 403,
@@ -104,31 +100,6 @@ func TestFenceOfNamespacesInMemberClusters(t *testing.T) {
 	}
 }
 
-func TestIsolationOfNamespacesInMemberClusters(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		edit   func(*meshv1.Sharding)
-		counts string // action
-	}{
-		"Observe": {func(s *meshv1.Sharding) { s.Isolation = meshv1.Isolation_ISOLATION_OBSERVE }, "observed"},
-		"dry run": {func(s *meshv1.Sharding) { s.DryRun = true }, "refused"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			m := newMesh(t, &recorder{})
-			s := dividing("a")
-			c.edit(s)
-			m.set(inAllClusters(s))
-			require.Equal(t, 200, m.do("PUT", inOwn+"/api/v1/namespaces/b/pods/x", "{}").StatusCode)
-			counted := m.server.metrics.Foreign
-			if s.DryRun {
-				counted = m.server.metrics.DryRun
-			}
-			require.EqualValues(t, 1, testutil.ToFloat64(counted.WithLabelValues("ns", "operator", "s1", "update", c.counts)))
-		})
-	}
-}
-
 func TestWatchesInMemberClustersResumeWithWhatTheShardGained(t *testing.T) {
 	t.Parallel()
 	i := &informed{api: newVersioned(), prefix: inOwn}
@@ -136,11 +107,11 @@ func TestWatchesInMemberClustersResumeWithWhatTheShardGained(t *testing.T) {
 		i.api.put(apiwatch.Added, name, "pod-"+name)
 	}
 	i.mesh = newMesh(t, i.api)
-	i.set(inAllClusters(dividing("a", "b")))
+	i.set(throughClusters(dividing("a", "b"), nil))
 	i.settle()
 	i.inform("", jsonType)
 	i.requireHolds("a/pod-a", "b/pod-b")
-	i.set(inAllClusters(dividing("b", "c")))
+	i.set(throughClusters(dividing("b", "c"), nil))
 	i.requireHolds("b/pod-b", "c/pod-c")
 	clients, exact := i.api.relisted()
 	require.Equal(t, 1, clients, "the client need not list")
@@ -150,18 +121,10 @@ func TestWatchesInMemberClustersResumeWithWhatTheShardGained(t *testing.T) {
 func TestWritesOfGainedNamespacesAwaitCachesOfMemberClusters(t *testing.T) {
 	t.Parallel()
 	g := newGaining(t, dividing("a"))
-	to := func(namespaces ...string) {
-		t.Helper()
-		g.set(inAllClusters(dividing(namespaces...)))
-		for _, end := range g.ended {
-			require.NoError(t, <-end)
-		}
-		g.ended = nil
-	}
-	to("a")
-	g.settleCaches()
+	g.changeMembers(dividing("a"))
+	g.settle()
 	g.watch(inOwn + allPods + fromFive)
-	to("a", "b")
+	g.changeMembers(dividing("a", "b"))
 	g.requireCode(409, "PUT", inOwn+gained)
 	g.requireCode(409, "PUT", gained) // its controller may look at objects of all clusters
 	g.requireCode(200, "PUT", inOwn+ownedAll)
@@ -173,11 +136,11 @@ func TestWritesOfGainedNamespacesAwaitCachesOfMemberClusters(t *testing.T) {
 func TestConnectionIntoAPodOfAMemberClusterEndsWithItsNamespace(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, watches())
-	m.set(inAllClusters(dividing("a", "b")))
+	m.set(throughClusters(dividing("a", "b"), nil))
 	c := m.client(false)
 	end := m.open(c, inOwn+"/api/v1/namespaces/b/services/x/proxy/y?watch=1")
 	kept := m.open(c, inOwn+"/api/v1/namespaces/a/services/x/proxy/y?watch=1")
-	m.set(inAllClusters(dividing("a")))
+	m.set(throughClusters(dividing("a"), nil))
 	select {
 	case err := <-end:
 		require.NoError(t, err)
@@ -195,7 +158,7 @@ func TestConnectionIntoAPodOfAMemberClusterEndsWithItsNamespace(t *testing.T) {
 func TestActivityInMemberClusters(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(`{}`)) }))
-	m.set(inAllClusters(ofTwo(dividing("a"))))
+	m.set(throughClusters(ofTwo(dividing("a")), nil))
 	m.pod.env.Activity.Reset(time.Now().Add(-activity.Grace))
 	m.pod.Activity()
 	require.Equal(t, 200, m.do("PUT", inOwn+"/api/v1/namespaces/a/secrets/x", "{}").StatusCode)
