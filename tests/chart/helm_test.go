@@ -2,6 +2,7 @@ package chart
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/yaml"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/tools"
 )
 
 const (
@@ -24,10 +27,7 @@ const (
 )
 
 var helmProgram = sync.OnceValues(func() (string, error) {
-	cmd := exec.Command("../../hack/tools.sh", "helm")
-	cmd.Stderr = os.Stderr
-	dir, err := cmd.Output()
-	return filepath.Join(strings.TrimSpace(string(dir)), "helm"), err
+	return tools.Program(context.Background(), "../..", "helm", "helm")
 })
 
 // helm runs helm and returns what it printed. An error has its message.

@@ -1,9 +1,7 @@
 package docs
 
 import (
-	"encoding/json"
 	"maps"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -11,7 +9,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"sigs.k8s.io/yaml"
 )
 
 var (
@@ -61,23 +58,9 @@ func metrics(t *testing.T) map[string]Metric {
 // Alerts use existing metrics, and link to a section that says what to do.
 func TestAlerts(t *testing.T) {
 	known := metrics(t)
-	var rules struct {
-		Spec struct {
-			Groups []struct {
-				Name  string
-				Rules []struct {
-					Alert, Expr, For    string
-					Labels, Annotations map[string]string
-				}
-			}
-		}
-	}
-	data, err := os.ReadFile("../../deploy/monitoring/alerts.yaml")
-	require.NoError(t, err)
-	require.NoError(t, yaml.Unmarshal(data, &rules))
 	anchors := Anchors(t, "../../docs/operations.md")
 	seen := map[string]bool{}
-	for _, g := range rules.Spec.Groups {
+	for _, g := range RuleGroups(t, "../../deploy/monitoring/alerts.yaml") {
 		for _, r := range g.Rules {
 			assert.False(t, seen[r.Alert], "%s is there twice", r.Alert)
 			seen[r.Alert] = true
@@ -98,17 +81,8 @@ func TestAlerts(t *testing.T) {
 // The dashboard shows existing metrics, and all but some of them.
 func TestDashboard(t *testing.T) {
 	known := metrics(t)
-	data, err := os.ReadFile("../../deploy/monitoring/dashboard.json")
-	require.NoError(t, err)
-	var board struct {
-		Panels []struct {
-			Title   string
-			Targets []struct{ Expr string }
-		}
-	}
-	require.NoError(t, json.Unmarshal(data, &board))
 	unseen := maps.Clone(known)
-	for _, p := range board.Panels {
+	for _, p := range Panels(t, "../../deploy/monitoring/dashboard.json") {
 		for _, target := range p.Targets {
 			asks(t, known, target.Expr)
 			for name := range known {

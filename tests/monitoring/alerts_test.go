@@ -12,32 +12,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"sigs.k8s.io/yaml"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/docs"
 )
-
-// rules are those of deploy/monitoring/alerts.yaml.
-type rules struct {
-	Groups []struct {
-		Name  string `json:"name"`
-		Rules []rule `json:"rules"`
-	} `json:"groups"`
-}
-
-type rule struct {
-	Alert       string            `json:"alert"`
-	Expr        string            `json:"expr"`
-	For         string            `json:"for,omitempty"`
-	Labels      map[string]string `json:"labels"`
-	Annotations map[string]string `json:"annotations"`
-}
-
-func readRules(t *testing.T) (out rules) {
-	t.Helper()
-	var file struct{ Spec rules }
-	data, err := os.ReadFile("../../deploy/monitoring/alerts.yaml")
-	require.NoError(t, err)
-	require.NoError(t, yaml.Unmarshal(data, &file))
-	return file.Spec
-}
 
 // scenario is what happens, minute by minute, and the one alert that it leads to.
 type scenario struct {
@@ -219,7 +196,7 @@ type (
 // Each alert fires, and ends, and has the labels by which its summary says what it is about.
 func TestAlertsFireAndEnd(t *testing.T) {
 	t.Parallel()
-	all := readRules(t)
+	groups := docs.RuleGroups(t, "../../deploy/monitoring/alerts.yaml")
 	dir := t.TempDir()
 	write := func(name string, content any) string {
 		data, err := yaml.Marshal(content)
@@ -228,9 +205,9 @@ func TestAlertsFireAndEnd(t *testing.T) {
 		require.NoError(t, os.WriteFile(path, data, 0o600))
 		return path
 	}
-	tests := unitTests{RuleFiles: []string{write("rules.yaml", all)}, EvaluationInterval: "1m"}
+	tests := unitTests{RuleFiles: []string{write("rules.yaml", map[string]any{"groups": groups})}, EvaluationInterval: "1m"}
 	var alerts []string
-	for _, g := range all.Groups {
+	for _, g := range groups {
 		for _, r := range g.Rules {
 			alerts = append(alerts, r.Alert)
 			for i, s := range scenarios[r.Alert] {
@@ -243,7 +220,7 @@ func TestAlertsFireAndEnd(t *testing.T) {
 	require.NoError(t, err, "%s", out)
 }
 
-func (s scenario) test(name string, r rule) unitTest {
+func (s scenario) test(name string, r docs.Rule) unitTest {
 	out := unitTest{Name: name, Every: "1m"}
 	for _, series := range slices.Sorted(maps.Keys(s.series)) {
 		out.Series = append(out.Series, unitSeries{series, s.series[series]})

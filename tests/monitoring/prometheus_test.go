@@ -3,7 +3,6 @@ package monitoring
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -16,7 +15,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -25,23 +23,18 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/ctrlmesh/ctrlmesh/manager/query"
+	"github.com/ctrlmesh/ctrlmesh/tests/docs"
+	"github.com/ctrlmesh/ctrlmesh/tests/tools"
 )
 
 const soon = 30 * time.Second
 
-var tools = sync.OnceValues(func() (string, error) {
-	cmd := exec.Command("../../hack/tools.sh", "prometheus")
-	cmd.Stderr = os.Stderr
-	dir, err := cmd.Output()
-	return strings.TrimSpace(string(dir)), err
-})
-
 // program returns the path of a program of Prometheus.
 func program(t *testing.T, name string) string {
 	t.Helper()
-	dir, err := tools()
+	path, err := tools.Program(t.Context(), "../..", "prometheus", name)
 	require.NoError(t, err)
-	return filepath.Join(dir, name)
+	return path
 }
 
 var listening = regexp.MustCompile(`msg="Listening on" .*\baddress=(\S+)`)
@@ -142,18 +135,10 @@ app_seconds_count 4
 func TestDashboardByPrometheus(t *testing.T) {
 	t.Parallel()
 	at := start(t, "")
-	data, err := os.ReadFile("../../deploy/monitoring/dashboard.json")
-	require.NoError(t, err)
-	var board struct {
-		Panels []struct {
-			Title   string
-			Targets []struct{ Expr string }
-		}
-	}
-	require.NoError(t, json.Unmarshal(data, &board))
-	require.NotEmpty(t, board.Panels)
+	panels := docs.Panels(t, "../../deploy/monitoring/dashboard.json")
+	require.NotEmpty(t, panels)
 	variables := strings.NewReplacer("$__rate_interval", "5m", "$__range", "1h", "$namespace", ".*", "$workload", ".*")
-	for _, panel := range board.Panels {
+	for _, panel := range panels {
 		for _, target := range panel.Targets {
 			assert.NoError(t, understands(t.Context(), at, variables.Replace(target.Expr)), "%s: %s", panel.Title, target.Expr)
 		}

@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/ctrlmesh/ctrlmesh/internal/failure"
+	"github.com/ctrlmesh/ctrlmesh/tests/tools"
 )
 
 // Source names the manifests that an operator's module publishes. The zero value means that it
@@ -128,11 +129,11 @@ func (b *Built) template(ctx context.Context, chart string) ([]byte, error) {
 	if err := os.WriteFile(file, values, 0o644); err != nil {
 		return nil, fmt.Errorf("writing the values: %w", err)
 	}
-	helm, err := run(ctx, filepath.Join(b.root, "hack", "tools.sh"), "helm")
+	helm, err := tools.Program(ctx, b.root, "helm", "helm")
 	if err != nil {
 		return nil, err
 	}
-	return run(ctx, filepath.Join(strings.TrimSpace(string(helm)), "helm"),
+	return run(ctx, helm,
 		"template", b.Name, chart, "--namespace", b.Home, "--include-crds", "--kube-version", b.cluster, "--values", file)
 }
 
