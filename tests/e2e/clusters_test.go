@@ -49,14 +49,9 @@ func testClusters(t *testing.T) {
 	})
 	require.NoError(t, site.PermitToList(t.Context()))
 	until(t, "each shard to own a cluster", func(context.Context) error {
-		root := r.config(t).Status.Root
-		for _, s := range root.Shards {
-			scope, err := sharding.Parse(s.Held)
-			if err != nil {
-				return err
-			}
+		for shard, scope := range r.held(t) {
 			if scope.Owns(a.Name) == scope.Owns(b.Name) {
-				return fmt.Errorf("%s owns both or none; %+v", s.Name, root)
+				return fmt.Errorf("%s owns both or none", shard)
 			}
 		}
 		return nil
@@ -68,12 +63,9 @@ func testClusters(t *testing.T) {
 	})
 
 	// Both clusters are the first shard's, and one is handed back.
-	size := func(n int32) func(*meshv1alpha1.ShardingConfigSpec) {
-		return func(spec *meshv1alpha1.ShardingConfigSpec) { spec.Root.Auto.ShardingSize = n }
-	}
-	r.change(t, 2, size(1))
+	r.change(t, 2, shards(1))
 	require.Equal(t, owner(a), owner(b))
-	r.change(t, 2, size(2))
+	r.change(t, 2, shards(2))
 	require.NotEqual(t, owner(a), owner(b))
 
 	// A cluster that is away holds up no other.
@@ -117,24 +109,24 @@ func testNamespacesOfClusters(t *testing.T, r root, site *fleet.Site) {
 		}
 	}
 	// Each of the namespaces has one owner in all clusters, a pod of the shard that the status names.
-	requireOwners := func() (shards sets.Set[string]) {
+	requireOwners := func() (owners sets.Set[string]) {
 		t.Helper()
-		shards = sets.Set[string]{}
+		owners = sets.Set[string]{}
 		for _, namespace := range spaces {
 			shard := r.holder(t, namespace)
-			shards.Insert(shard)
+			owners.Insert(shard)
 			for _, m := range site.Members {
 				by, err := m.WorkIn(t.Context(), namespace)
 				require.NoError(t, err)
 				require.Equal(t, shard, ready(t, r.home, by).Labels[meshv1alpha1.ShardLabel], "%s in %s", namespace, m.Name)
 			}
 		}
-		return shards
+		return owners
 	}
 	require.Len(t, requireOwners(), 2)
-	r.change(t, 2, func(spec *meshv1alpha1.ShardingConfigSpec) { spec.Root.Auto.ShardingSize = 1 })
+	r.change(t, 2, shards(1))
 	require.Len(t, requireOwners(), 1)
-	r.change(t, 2, func(spec *meshv1alpha1.ShardingConfigSpec) { spec.Root.Auto.ShardingSize = 2 })
+	r.change(t, 2, shards(2))
 	requireOwners() // one shard may have both, because other tests have added namespaces
 	for _, m := range site.Members {
 		for _, namespace := range spaces {
@@ -143,14 +135,29 @@ func testNamespacesOfClusters(t *testing.T, r root, site *fleet.Site) {
 	}
 }
 
-// holder returns the shard that owns a namespace.
-func (r root) holder(t *testing.T, namespace string) string {
+// shards changes the number of shards.
+func shards(n int32) func(*meshv1alpha1.ShardingConfigSpec) {
+	return func(spec *meshv1alpha1.ShardingConfigSpec) { spec.Root.Auto.ShardingSize = n }
+}
+
+// held returns what each shard owns.
+func (r root) held(t *testing.T) map[string]sharding.Scope {
 	t.Helper()
+	out := map[string]sharding.Scope{}
 	for _, s := range r.config(t).Status.Root.Shards {
 		scope, err := sharding.Parse(s.Held)
 		require.NoError(t, err)
+		out[s.Name] = scope
+	}
+	return out
+}
+
+// holder returns the shard that owns a namespace.
+func (r root) holder(t *testing.T, namespace string) string {
+	t.Helper()
+	for shard, scope := range r.held(t) {
 		if scope.Owns(namespace) {
-			return s.Name
+			return shard
 		}
 	}
 	require.Fail(t, "no shard owns "+namespace)
@@ -160,9 +167,7 @@ func (r root) holder(t *testing.T, namespace string) string {
 // spaces returns names for new namespaces, one for each shard that would own it.
 func (r root) spaces(t *testing.T) (names []string) {
 	t.Helper()
-	for _, s := range r.config(t).Status.Root.Shards {
-		scope, err := sharding.Parse(s.Held)
-		require.NoError(t, err)
+	for _, scope := range r.held(t) {
 		for i := 0; ; i++ {
 			if name := fmt.Sprint(r.home, "-", i); scope.Owns(name) {
 				names = append(names, name)
