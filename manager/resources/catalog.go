@@ -109,7 +109,7 @@ func (c *Catalog) look(within time.Duration) error {
 		return fmt.Errorf("discovering resources: %w", err)
 	}
 	c.looked = time.Now()
-	next := servedBy(lists, failing)
+	next := ServedBy(lists, failing)
 	if before := c.served.Swap(next); !next.same(before) {
 		c.Changed()
 	}

@@ -27,8 +27,8 @@ type Served struct {
 	Failing set.Set[string]
 }
 
-// servedBy returns what lists contain, without subresources.
-func servedBy(lists []*metav1.APIResourceList, failing set.Set[string]) *Served {
+// ServedBy returns what lists contain, without subresources.
+func ServedBy(lists []*metav1.APIResourceList, failing set.Set[string]) *Served {
 	s := &Served{map[schema.GroupResource]metav1.APIResource{}, failing}
 	for _, list := range lists {
 		gv, err := schema.ParseGroupVersion(list.GroupVersion)

@@ -127,6 +127,7 @@ func testAdoptedByPlugin(t *testing.T) {
 	says(t, 1, adopt(), "no ShardingConfig targets StatefulSet tally")
 	says(t, 1, adopt("--shards=3", "--resources=tally.example.com/tallies"), "scale statefulset/tally --replicas=3")
 	says(t, 0, adopt("--shards=2", "--resources=tally.example.com/tallies", "--dry-run"), "shardingSize: 2", "kubectl -n "+op.home+" patch statefulset/tally")
+	says(t, 0, []string{"plan", "-n", op.home, "-f", file}, "2 shards would divide", "tally-0", "tally-1", "lock "+op.home+"/")
 	absent()
 
 	says(t, 0, adopt("-f", file), "done: create ShardingConfig tally", "is adopted by ShardingConfig tally: 2 shards; leaders: tally-0, tally-1")

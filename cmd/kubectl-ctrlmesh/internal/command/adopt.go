@@ -141,18 +141,9 @@ func (w *walk) want(ctx context.Context, s *snapshot.Snapshot, flags rootFlags) 
 	if err != nil {
 		return "", nil, fmt.Errorf("encoding the ShardingConfig: %w", err)
 	}
-	result, err := lint.Run(ctx, []lint.Document{{File: flags.file, Number: 1, Objects: []*unstructured.Unstructured{o}}}, w.request.Namespace, w.meshNamespace) // it sets the defaults
+	root, problems, err := w.admitted(ctx, flags.file, o)
 	if err != nil {
 		return "", nil, err
-	}
-	for _, p := range result.Problems {
-		if p.Level == lint.Refused {
-			problems = append(problems, fmt.Sprintf("ShardingConfig %s: %s", o.GetName(), strings.TrimPrefix(p.Field+": "+p.Message, ": ")))
-		}
-	}
-	root := &v1alpha1.ShardingConfig{}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, root); err != nil {
-		return "", nil, fmt.Errorf("reading the ShardingConfig: %w: correct it as kubectl ctrlmesh lint says", err)
 	}
 	if root.Spec.Root == nil || layout.Target(root.Spec.Root) != w.request.Target {
 		return "", nil, fmt.Errorf("ShardingConfig %s does not name %s: correct spec.root.targetRef, or the command line", root.Name, w.request.Target)
@@ -161,9 +152,27 @@ func (w *walk) want(ctx context.Context, s *snapshot.Snapshot, flags rootFlags) 
 	return string(text), problems, nil
 }
 
+// admitted returns a ShardingConfig with its defaults, and what admission would refuse.
+func (e *environment) admitted(ctx context.Context, file string, o *unstructured.Unstructured) (c *v1alpha1.ShardingConfig, problems []string, err error) {
+	result, err := lint.Run(ctx, []lint.Document{{File: file, Number: 1, Objects: []*unstructured.Unstructured{o}}}, o.GetNamespace(), e.meshNamespace) // it sets the defaults
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, p := range result.Problems {
+		if p.Level == lint.Refused {
+			problems = append(problems, fmt.Sprintf("ShardingConfig %s: %s", o.GetName(), strings.TrimPrefix(p.Field+": "+p.Message, ": ")))
+		}
+	}
+	c = &v1alpha1.ShardingConfig{}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, c); err != nil {
+		return nil, nil, fmt.Errorf("reading the ShardingConfig: %w: correct it as kubectl ctrlmesh lint says", err)
+	}
+	return c, problems, nil
+}
+
 // rootOf reads the ShardingConfig of a file, which has nothing else.
-func (w *walk) rootOf(file string) (*unstructured.Unstructured, error) {
-	documents, err := w.parse(file)
+func (e *environment) rootOf(file string) (*unstructured.Unstructured, error) {
+	documents, err := e.parse(file)
 	if err != nil {
 		return nil, err
 	}

@@ -23,8 +23,10 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
@@ -63,6 +65,8 @@ type Cluster struct {
 	Forbidden func(client.ObjectList) error
 	// MayCreate reports whether the user may create or change a resource.
 	MayCreate func(resource string) bool
+	// ManagerMay reports whether the manager may list a resource. If it is nil, the user may not ask.
+	ManagerMay func(resource string) bool
 	// Refuse returns the error of a write; nil if it is permitted. If Refuse is nil, no write is. Otherwise
 	// all readers share what was written, and later changes of Objects have no effect.
 	Refuse func(verb string, o client.Object) error
@@ -129,6 +133,13 @@ func (c *Cluster) Reader(t testing.TB) snapshot.Reader {
 		Create: func(ctx context.Context, next client.WithWatch, o client.Object, opts ...client.CreateOption) error {
 			if review, ok := o.(*authorizationv1.SelfSubjectAccessReview); ok {
 				review.Status.Allowed = c.MayCreate(review.Spec.ResourceAttributes.Resource)
+				return nil
+			}
+			if review, ok := o.(*authorizationv1.SubjectAccessReview); ok {
+				if c.ManagerMay == nil {
+					return apierrors.NewForbidden(schema.GroupResource{Group: "authorization.k8s.io", Resource: "subjectaccessreviews"}, "", errors.New("the user may not create them"))
+				}
+				review.Status.Allowed = c.ManagerMay(review.Spec.ResourceAttributes.Resource)
 				return nil
 			}
 			dry := len((&client.CreateOptions{}).ApplyOptions(opts).DryRun) > 0

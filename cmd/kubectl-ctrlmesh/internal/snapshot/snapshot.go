@@ -13,6 +13,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -106,6 +107,9 @@ type Subjects struct {
 	Faults   []v1alpha1.FaultInjection
 	// Translated are the CircuitBreakers that TrafficPolicies stand for.
 	Translated []*v1alpha1.CircuitBreaker
+	// Counts are the numbers of objects, and Unlisted the resources that the manager may not list.
+	Counts   []Count
+	Unlisted []schema.GroupResource
 }
 
 // Access is whether the user may do something.

@@ -20,6 +20,8 @@ type Workload struct {
 	Template map[string]string
 	// OnDelete means that a pod keeps its revision until somebody deletes it.
 	OnDelete bool
+	// Start is the first ordinal of a StatefulSet.
+	Start int32
 	// Partition is the lowest ordinal that a rolling update of a StatefulSet replaces.
 	Partition int32
 	// Paused means that a Deployment replaces no pods.
@@ -68,6 +70,9 @@ func workload(ctx context.Context, r Reader, namespace string, of layout.Workloa
 	out := &Workload{
 		Workload: of, Replicas: ptr.Deref(set.Spec.Replicas, 1), Template: set.Spec.Template.Labels,
 		OnDelete: set.Spec.UpdateStrategy.Type == appsv1.OnDeleteStatefulSetStrategyType,
+	}
+	if ordinals := set.Spec.Ordinals; ordinals != nil {
+		out.Start = ordinals.Start
 	}
 	if rolling := set.Spec.UpdateStrategy.RollingUpdate; rolling != nil {
 		out.Partition = ptr.Deref(rolling.Partition, 0)

@@ -1,0 +1,68 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/render"
+)
+
+// Findings reports whether a shard would not work.
+func (p Plan) Findings() bool { return len(p.Problems) > 0 }
+
+// WriteText implements render.Report.
+func (p Plan) WriteText(t *render.Text) {
+	t.Line("%s", p.summary())
+	var rows [][]string
+	for _, s := range p.Shards {
+		rows = append(rows, []string{s.title, s.keys(), s.objects(), s.Heaviest, s.pods()})
+	}
+	t.Table([]string{"SHARD", strings.ToUpper(unit(p.Key, 2)), "OBJECTS", "HEAVIEST", "PODS"}, rows)
+	if len(p.Problems)+len(p.Locks)+len(p.Notes) > 0 {
+		t.Line("")
+	}
+	for _, problem := range p.Problems {
+		t.Line("! %s", problem)
+	}
+	for _, l := range p.Locks {
+		t.Line("lock %s", l)
+	}
+	for _, note := range p.Notes {
+		t.Line("? %s", note)
+	}
+}
+
+func (p Plan) summary() string {
+	text := p.title
+	if p.Skew > 0 {
+		text += fmt.Sprintf("; the heaviest has %.2f times the mean", p.Skew)
+	}
+	if p.Moved != nil {
+		text += fmt.Sprintf("; %d %s would move", *p.Moved, unit(p.Key, *p.Moved))
+	}
+	return text
+}
+
+func (s Shard) keys() string {
+	if s.Keys == nil {
+		return ""
+	}
+	return strconv.Itoa(*s.Keys)
+}
+
+func (s Shard) objects() string {
+	if s.Objects == nil {
+		return ""
+	}
+	return strconv.FormatInt(*s.Objects, 10)
+}
+
+func (s Shard) pods() string {
+	texts := slices.Clone(s.Pods)
+	if s.Lacks > 0 {
+		texts = append(texts, fmt.Sprintf("(lacks %d)", s.Lacks))
+	}
+	return strings.Join(texts, " ")
+}
