@@ -19,6 +19,9 @@ else
     dir=/sys/fs/cgroup/${controllers#name=}; mkdir "$dir"
     case $controllers in name=*) controllers=none,$controllers ;; esac
     mount -t cgroup -o "$controllers" cgroup "$dir"
+    # Beside the group of all pods each thread would weigh as much as half of them. As on other nodes, the
+    # runtime and the kubelet share one group.
+    [[ ,$controllers, != *,cpu,* ]] || { mkdir "$dir/system"; echo $$ >"$dir/system/cgroup.procs"; }
   done </proc/self/cgroup
   mkdir $V2; mount -t cgroup2 cgroup2 $V2   # its root is the node's own: BPF programs attached there see this node only
 fi
