@@ -72,6 +72,8 @@ func (e *environment) run(ctx context.Context, args []string) int {
 		return Healthy
 	case errors.Is(err, errFound):
 		return Found
+	case ctx.Err() != nil && errors.Is(err, context.Canceled):
+		err = errors.New("interrupted")
 	}
 	fmt.Fprintf(e.ErrOut, "error: %v\n", err)
 	return Unknown

@@ -48,14 +48,16 @@ func (r result) String() string {
 // run runs a command in a cluster. The namespace of the command line is that of the operator.
 func run(t *testing.T, c *meshtest.Cluster, in string, args ...string) result {
 	t.Helper()
-	return runUntil(t.Context(), t, c, in, args...)
+	return runUntil(t, c, "", in, args...)
 }
 
-// runUntil runs a command that is interrupted when a context ends.
-func runUntil(ctx context.Context, t *testing.T, c *meshtest.Cluster, in string, args ...string) result {
+// runUntil runs a command that is interrupted when it prints a text, unless that is empty.
+func runUntil(t *testing.T, c *meshtest.Cluster, text, in string, args ...string) result {
 	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
 	var out, errs bytes.Buffer
-	e := newEnvironment(genericiooptions.IOStreams{In: strings.NewReader(in), Out: &out, ErrOut: &errs}, "v0.3.1")
+	e := newEnvironment(genericiooptions.IOStreams{In: strings.NewReader(in), Out: &interrupter{&out, text, cancel}, ErrOut: &errs}, "v0.3.1")
 	e.poll = time.Millisecond
 	e.connect = func() (snapshot.Reader, string, error) {
 		namespace := meshtest.Operator
@@ -67,6 +69,20 @@ func runUntil(ctx context.Context, t *testing.T, c *meshtest.Cluster, in string,
 	code := e.run(ctx, args)
 	require.NotContains(t, out.String()+errs.String(), meshtest.SecretText)
 	return result{out.String(), errs.String(), code}
+}
+
+// interrupter is an output that cancels a context once a text is printed.
+type interrupter struct {
+	*bytes.Buffer
+	text   string
+	cancel context.CancelFunc
+}
+
+func (i *interrupter) Write(p []byte) (int, error) {
+	if i.text != "" && bytes.Contains(p, []byte(i.text)) {
+		i.cancel()
+	}
+	return i.Buffer.Write(p)
 }
 
 // requireGolden compares a result with a file of testdata.
