@@ -1,11 +1,13 @@
 package e2e
 
 import (
+	"archive/zip"
 	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"os"
 	"os/exec"
@@ -78,6 +80,25 @@ func TestCommandLine(t *testing.T) {
 	misspelled := filepath.Join(t.TempDir(), "misspelled.yaml")
 	require.NoError(t, os.WriteFile(misspelled, []byte("apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a}\nspec: {limit: []}\n"), 0o600))
 	says(t, 1, []string{"lint", "-f", misspelled}, "spec.limit: unknown field")
+	testSysdump(t)
+}
+
+// testSysdump looks into an archive of the state of the mesh.
+func testSysdump(t *testing.T) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "mesh.zip")
+	says(t, 0, []string{"sysdump", "--file", file, "--since", "10m"}, file+": ")
+	archive, err := zip.OpenReader(file)
+	require.NoError(t, err)
+	defer archive.Close()
+	for _, want := range []string{"status.txt", "configuration/shardingconfig.ctrlmesh.kusionstack.io.yaml", "mesh/daemonset.yaml", "members/pod.yaml"} {
+		text, err := fs.ReadFile(&archive.Reader, want)
+		require.NoError(t, err)
+		require.NotEmpty(t, text)
+	}
+	logs, err := fs.Glob(&archive.Reader, "logs/*/*.log")
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, len(logs), 4, "of two managers and two agents")
 }
 
 // tallyRoot divides the operator of running. It hands nothing over by itself.

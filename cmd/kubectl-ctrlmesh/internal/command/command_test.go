@@ -2,6 +2,7 @@ package command
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -57,18 +58,20 @@ func runUntil(t *testing.T, c *meshtest.Cluster, text, in string, args ...string
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var out, errs bytes.Buffer
-	e := newEnvironment(genericiooptions.IOStreams{In: strings.NewReader(in), Out: &interrupter{&out, text, cancel}, ErrOut: &errs}, "v0.3.1")
-	e.poll = time.Millisecond
-	e.connect = func() (snapshot.Reader, string, error) {
-		namespace := meshtest.Operator
-		if n := *e.flags.Namespace; n != "" {
-			namespace = n
-		}
-		return c.Reader(t), namespace, nil
-	}
+	e := connected(t, c, genericiooptions.IOStreams{In: strings.NewReader(in), Out: &interrupter{&out, text, cancel}, ErrOut: &errs})
 	code := e.run(ctx, args)
 	require.NotContains(t, out.String()+errs.String(), meshtest.SecretText)
 	return result{out.String(), errs.String(), code}
+}
+
+// connected returns the environment of a command line in a cluster.
+func connected(t *testing.T, c *meshtest.Cluster, streams genericiooptions.IOStreams) *environment {
+	e := newEnvironment(streams, meshtest.Version)
+	e.poll = time.Millisecond
+	e.connect = func() (snapshot.Reader, string, error) {
+		return c.Reader(t), cmp.Or(*e.flags.Namespace, meshtest.Operator), nil
+	}
+	return e
 }
 
 // interrupter is an output that cancels a context once a text is printed.

@@ -36,9 +36,7 @@ func tapped(t *testing.T, c *meshtest.Cluster, logs []string, args ...string) (r
 	var out, errs bytes.Buffer
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	e := newEnvironment(genericiooptions.IOStreams{In: strings.NewReader(""), Out: &out, ErrOut: &errs}, "v0")
-	e.poll = time.Millisecond
-	e.connect = func() (snapshot.Reader, string, error) { return c.Reader(t), meshtest.Operator, nil }
+	e := connected(t, c, genericiooptions.IOStreams{Out: &out, ErrOut: &errs})
 	e.logs = func(_ context.Context, namespace, pod string, o *corev1.PodLogOptions) (io.ReadCloser, error) {
 		request := namespace + "/" + pod
 		switch {
@@ -104,8 +102,7 @@ func TestTapRefuses(t *testing.T) {
 			cluster := meshtest.Healthy(t)
 			c.plant(t, cluster)
 			var out, errs bytes.Buffer
-			e := newEnvironment(genericiooptions.IOStreams{In: strings.NewReader(""), Out: &out, ErrOut: &errs}, "v0")
-			e.connect = func() (snapshot.Reader, string, error) { return cluster.Reader(t), meshtest.Operator, nil }
+			e := connected(t, cluster, genericiooptions.IOStreams{Out: &out, ErrOut: &errs})
 			e.logs = func(context.Context, string, string, *corev1.PodLogOptions) (io.ReadCloser, error) {
 				return nil, errors.New("forbidden")
 			}

@@ -177,6 +177,10 @@ var served = []*metav1.APIResourceList{
 	}},
 	{GroupVersion: "coordination.k8s.io/v1", APIResources: []metav1.APIResource{{Name: "leases", SingularName: "lease", Kind: "Lease", Namespaced: true}}},
 	{GroupVersion: "rbac.authorization.k8s.io/v1", APIResources: []metav1.APIResource{{Name: "clusterroles", SingularName: "clusterrole", Kind: "ClusterRole"}}},
+	{GroupVersion: "ctrlmesh.kusionstack.io/v1alpha1", APIResources: []metav1.APIResource{
+		{Name: "shardingconfigs", SingularName: "shardingconfig", Kind: "ShardingConfig", Namespaced: true, Verbs: metav1.Verbs{"get", "list"}},
+		{Name: "shardingconfigs/status", Kind: "ShardingConfig", Namespaced: true, Verbs: metav1.Verbs{"get"}},
+	}},
 	{GroupVersion: "example.com/v1", APIResources: []metav1.APIResource{
 		{Name: "foos", SingularName: "foo", ShortNames: []string{"fo"}, Kind: "Foo", Namespaced: true},
 		{Name: "foos/status", Kind: "Foo", Namespaced: true},

@@ -1,0 +1,249 @@
+package sysdump
+
+import (
+	"archive/zip"
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/check"
+	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/render"
+	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/report"
+	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
+)
+
+const (
+	// pageSize is how many objects one request lists, and maxObjects bounds those of one file.
+	pageSize   = 500
+	maxObjects = 10_000
+	// maxLines and maxLog bound a log, in lines and bytes.
+	maxLines = 50_000
+	maxLog   = 32 << 20
+)
+
+// Collector collects the state of a mesh.
+type Collector struct {
+	Reader snapshot.Reader
+	// Version is that of this program.
+	Version string
+	// Logs opens a log of a pod.
+	Logs func(ctx context.Context, namespace, pod string, options *corev1.PodLogOptions) (io.ReadCloser, error)
+	// Since is how far back logs go.
+	Since time.Duration
+}
+
+// Write writes an archive. It returns how many files it has, and what could not be read, with the
+// reasons. It returns an error if the apiserver cannot be reached, the context ends, or the archive cannot
+// be written.
+func (c Collector) Write(ctx context.Context, to io.Writer) (files int, missing []string, err error) {
+	a := &archive{Writer: zip.NewWriter(to), at: c.Reader.Now()}
+	if err := c.collect(ctx, a); err != nil {
+		return 0, nil, err
+	}
+	return a.files, a.missing, a.Close()
+}
+
+func (c Collector) collect(ctx context.Context, a *archive) error {
+	s, err := c.Reader.Read(ctx, check.Parts()...)
+	if err != nil {
+		return err
+	}
+	for _, u := range s.Unread {
+		a.lacks(u.What, u.Err)
+	}
+	served, err := c.Reader.Resources()
+	if err != nil {
+		a.lacks("kinds that are served", err)
+	}
+	err = errors.Join(a.report("status", report.StatusOf(s)), a.report("check", check.Run(s)), a.report("version", report.VersionOf(c.Version, s)))
+	if err != nil {
+		return err
+	}
+	for _, src := range sources(s.Namespace, kindsOf(served), namespaces(s)) {
+		if err := c.objects(ctx, a, src); err != nil {
+			return err
+		}
+	}
+	for i := range s.Mesh.Pods {
+		if err := c.podLogs(ctx, a, &s.Mesh.Pods[i]); err != nil {
+			return err
+		}
+	}
+	return a.incomplete()
+}
+
+// objects writes the objects of a source, if there are any.
+func (c Collector) objects(ctx context.Context, a *archive, src source) error {
+	var file io.Writer
+	written := 0
+	for next := ""; ; {
+		page := &unstructured.UnstructuredList{}
+		page.SetGroupVersionKind(src.kind.GroupVersion().WithKind(src.kind.Kind + "List"))
+		err := c.Reader.Client.List(ctx, page, client.InNamespace(src.namespace), src.labels, client.Limit(pageSize), client.Continue(next))
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case apierrors.IsNotFound(err) || meta.IsNoMatchError(err):
+			return nil
+		case err != nil:
+			a.lacks(src.file, err)
+			return nil
+		}
+		for i := range page.Items {
+			o := &page.Items[i]
+			if src.keep != nil && !src.keep(o) {
+				continue
+			}
+			if written++; written > maxObjects {
+				a.lacks(src.file, fmt.Errorf("it has the first %d objects alone", maxObjects))
+				return nil
+			}
+			if file == nil {
+				if file, err = a.file(src.file + ".yaml"); err != nil {
+					return err
+				}
+			}
+			if err := writeObject(file, o, src.own); err != nil {
+				return err
+			}
+		}
+		if next = page.GetContinue(); next == "" {
+			return nil
+		}
+	}
+}
+
+func writeObject(w io.Writer, o *unstructured.Unstructured, own bool) error {
+	clean(o, own)
+	text, err := yaml.Marshal(o.Object)
+	if err != nil {
+		return fmt.Errorf("writing %s %s: %w", o.GetKind(), o.GetName(), err)
+	}
+	_, err = fmt.Fprintf(w, "---\n%s", text)
+	return err
+}
+
+// podLogs writes the logs of the containers of a pod, and those from before their last restarts.
+func (c Collector) podLogs(ctx context.Context, a *archive, pod *corev1.Pod) error {
+	for _, container := range pod.Spec.Containers {
+		restarted := slices.ContainsFunc(pod.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {
+			return s.Name == container.Name && s.RestartCount > 0
+		})
+		options := &corev1.PodLogOptions{
+			Container: container.Name, Timestamps: true,
+			SinceSeconds: new(int64(max(1, c.Since.Seconds()))), TailLines: new(int64(maxLines)), LimitBytes: new(int64(maxLog)),
+		}
+		name := "logs/" + pod.Name + "/" + container.Name
+		if err := c.podLog(ctx, a, pod, name+".log", options); err != nil {
+			return err
+		}
+		if !restarted {
+			continue
+		}
+		before := options.DeepCopy()
+		before.Previous = true
+		if err := c.podLog(ctx, a, pod, name+".previous.log", before); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// podLog writes one log.
+func (c Collector) podLog(ctx context.Context, a *archive, pod *corev1.Pod, name string, options *corev1.PodLogOptions) error {
+	log, err := c.Logs(ctx, pod.Namespace, pod.Name, options)
+	if err == nil {
+		defer log.Close()
+		var file io.Writer
+		if file, err = a.file(name); err != nil {
+			return err
+		}
+		err = scrubLines(file, log)
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err != nil {
+		a.lacks(name, err)
+	}
+	return nil
+}
+
+// scrubLines copies a text of at most maxLog bytes.
+func scrubLines(to io.Writer, from io.Reader) error {
+	lines := bufio.NewReader(io.LimitReader(from, maxLog))
+	for {
+		line, err := lines.ReadString('\n')
+		if _, failed := io.WriteString(to, scrub(line)); failed != nil {
+			return failed
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// archive is what is written.
+type archive struct {
+	*zip.Writer
+	at      time.Time
+	files   int
+	missing []string
+}
+
+// file begins a file, and ends the one before.
+func (a *archive) file(name string) (io.Writer, error) {
+	a.files++
+	w, err := a.CreateHeader(&zip.FileHeader{Name: name, Method: zip.Deflate, Modified: a.at})
+	if err != nil {
+		return nil, fmt.Errorf("writing %s: %w", name, err)
+	}
+	return w, nil
+}
+
+// report writes what a command prints, for people and for programs.
+func (a *archive) report(name string, r render.Report) error {
+	for _, as := range []struct{ extension, format string }{{".txt", "table"}, {".json", "json"}} {
+		file, err := a.file(name + as.extension)
+		if err == nil {
+			err = render.Write(file, as.format, r)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lacks notes what could not be read.
+func (a *archive) lacks(what string, err error) {
+	a.missing = append(a.missing, scrub(what+": "+err.Error()))
+}
+
+// incomplete writes what could not be read, if there is anything.
+func (a *archive) incomplete() error {
+	if len(a.missing) == 0 {
+		return nil
+	}
+	file, err := a.file("incomplete.txt")
+	if err != nil {
+		return err
+	}
+	_, err = io.WriteString(file, strings.Join(a.missing, "\n")+"\n")
+	return err
+}
