@@ -81,6 +81,9 @@ func TestCommandLine(t *testing.T) {
 	require.NoError(t, os.WriteFile(misspelled, []byte("apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a}\nspec: {limit: []}\n"), 0o600))
 	says(t, 1, []string{"lint", "-f", misspelled}, "spec.limit: unknown field")
 	testSysdump(t)
+	out, code := plugin(t.Context(), t, "upgrade", "check")
+	require.NotContains(t, out, "error ", "nothing hinders an upgrade to the same version")
+	require.Less(t, code, 2, "%s", out) // it warns of versions that are no releases
 }
 
 // testSysdump looks into an archive of the state of the mesh.

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -81,27 +82,24 @@ func gone(t *testing.T, o client.Object) {
 // lock, so that they follow each other.
 func TestSeedsOfShardingConfigs(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct {
-		name, label string
-		status      func(ctx context.Context) (meshv1alpha1.ShardingConfigStatus, error)
-	}{
-		{"ctrlmesh-shardingconfig", meshv1alpha1.EnableProxyLabel, func(ctx context.Context) (meshv1alpha1.ShardingConfigStatus, error) {
-			o := &meshv1alpha1.ShardingConfig{}
-			err := cluster.Get(ctx, client.ObjectKey{Namespace: "operator-demo", Name: "sharding-demo"}, o)
-			return o.Status, err
-		}},
-		{"kridge-shardingconfig", kridgev1alpha1.EnableProxyLabel, func(ctx context.Context) (meshv1alpha1.ShardingConfigStatus, error) {
-			o := &kridgev1alpha1.ShardingConfig{}
-			err := cluster.Get(ctx, client.ObjectKey{Namespace: "operator-demo", Name: "sharding-demo"}, o)
-			return o.Status, err
-		}},
-	} {
-		t.Run(c.name, func(t *testing.T) { testSeedOfShardingConfig(t, seed(t, c.name), c.label, c.status) })
-	}
+	t.Run("ctrlmesh-shardingconfig", func(t *testing.T) {
+		newSeedShard(t).acts(t, seed(t, "ctrlmesh-shardingconfig"), meshv1alpha1.EnableProxyLabel)
+	})
+	t.Run("kridge-shardingconfig", func(t *testing.T) {
+		shard, config := newSeedShard(t), seed(t, "kridge-shardingconfig")
+		native := shard.acts(t, config, kridgev1alpha1.EnableProxyLabel)
+		require.Equal(t, meshv1alpha1.GroupVersion.WithKind("ShardingConfig"), native.GroupVersionKind())
+		shard.acts(t, native, meshv1alpha1.EnableProxyLabel)
+	})
 }
 
-func testSeedOfShardingConfig(t *testing.T, config *unstructured.Unstructured, label string, status func(context.Context) (meshv1alpha1.ShardingConfigStatus, error)) {
-	for _, name := range []string{"operator-demo", "ns-a", "ns-b", "ns-c"} {
+// seedShard is what the shard of the seeds works on.
+type seedShard struct{ home string }
+
+func newSeedShard(t *testing.T) seedShard {
+	t.Helper()
+	s := seedShard{"operator-demo"}
+	for _, name := range []string{s.home, "ns-a", "ns-b", "ns-c"} {
 		exactNamespace(t, name)
 	}
 	for _, ns := range []string{"ns-a", "ns-b", "ns-c"} {
@@ -110,20 +108,34 @@ func testSeedOfShardingConfig(t *testing.T, config *unstructured.Unstructured, l
 			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}},
 		})
 	}
-	probeRights(t, "operator-demo")
+	probeRights(t, s.home)
+	return s
+}
+
+// acts applies a configuration to a new pod with a label, and removes both. It returns the native
+// form of the configuration as the plugin prints it; nil if it is native.
+func (s seedShard) acts(t *testing.T, config *unstructured.Unstructured, label string) (native *unstructured.Unstructured) {
+	t.Helper()
 	create(t, config)
-	pod := probe("operator-demo", "operator-demo-0", false)
+	pod := probe(s.home, "operator-demo-0", false)
 	pod.Labels[label] = "true"
 	create(t, pod)
-	pod = ready(t, "operator-demo", "operator-demo-0")
+	pod = ready(t, s.home, "operator-demo-0")
 	require.Equal(t, "true", pod.Labels[meshv1alpha1.EnableProxyLabel])
 
 	until(t, "the status", func(ctx context.Context) error {
-		s, err := status(ctx)
-		if err == nil && (s.ReadyMembers != 1 || !meta.IsStatusConditionTrue(s.Conditions, meshv1alpha1.ConditionReady)) {
-			err = fmt.Errorf("it is not ready: %+v", s)
+		o := config.DeepCopy()
+		if err := cluster.Get(ctx, client.ObjectKeyFromObject(o), o); err != nil {
+			return err
 		}
-		return err
+		var is meshv1alpha1.ShardingConfig // the kinds have the same status
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &is); err != nil {
+			return err
+		}
+		if is.Status.ReadyMembers != 1 || !meta.IsStatusConditionTrue(is.Status.Conditions, meshv1alpha1.ConditionReady) {
+			return fmt.Errorf("it is not ready: %+v", is.Status)
+		}
+		return nil
 	})
 	until(t, "the list of the shard", func(context.Context) error {
 		got := strings.Fields(in(t, pod, "kubectl", "get", "services", "-A", "-l", "app=foo", "-o", `jsonpath={range .items[*]}{.metadata.namespace} {end}`))
@@ -135,8 +147,23 @@ func testSeedOfShardingConfig(t *testing.T, config *unstructured.Unstructured, l
 	_, stderr, err := cluster.Exec(t.Context(), pod.Namespace, pod.Name, pod.Spec.Containers[0].Name, "kubectl", "-n", "ns-c", "annotate", "service", "web", "by=shard")
 	require.Error(t, err)
 	require.Contains(t, stderr, "Forbidden")
-	in(t, pod, "kubectl", "-n", "ns-a", "annotate", "service", "web", "by=shard")
+	in(t, pod, "kubectl", "-n", "ns-a", "annotate", "--overwrite", "service", "web", "by=shard")
+	if config.GroupVersionKind().Group != meshv1alpha1.GroupName {
+		native = s.migrated(t)
+	}
+	gone(t, pod)
 	gone(t, config)
+	return native
+}
+
+// migrated returns the native object for the one of a dialect, as the plugin prints it.
+func (s seedShard) migrated(t *testing.T) *unstructured.Unstructured {
+	t.Helper()
+	text, err := pluginCommand(t.Context(), "migrate", "-n", s.home).Output()
+	require.NoError(t, err)
+	o := &unstructured.Unstructured{}
+	require.NoError(t, yaml.Unmarshal(text, &o.Object))
+	return o
 }
 
 // testSeedsOfVirtualApps applies the manifests of VirtualApps word for word.

@@ -24,14 +24,18 @@ func (e *environment) checkCommand() *cobra.Command {
 		if err != nil {
 			return fmt.Errorf("%w: check the connection to the apiserver", err)
 		}
-		result := run(s)
-		if err := e.print(result, result.Count(check.Error)+result.Count(check.Warning) > 0); err != nil {
-			return err
-		}
-		if n := result.Count(check.Unknown); n > 0 {
-			return fmt.Errorf("some parts could not be checked (%d): see the findings of severity %s", n, check.Unknown)
-		}
-		return nil
+		return e.checked(run(s))
 	}
 	return c
+}
+
+// checked prints the result of a check.
+func (e *environment) checked(result check.Report) error {
+	if err := e.print(result, result.Count(check.Error)+result.Count(check.Warning) > 0); err != nil {
+		return err
+	}
+	if n := result.Count(check.Unknown); n > 0 {
+		return fmt.Errorf("some parts could not be checked (%d): see the findings of severity %s", n, check.Unknown)
+	}
+	return nil
 }

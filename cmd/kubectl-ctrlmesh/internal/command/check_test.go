@@ -21,6 +21,24 @@ func oldCluster(t *testing.T, c *meshtest.Cluster) {
 	c.MayCreate = func(resource string) bool { return resource != "clusterroles" }
 }
 
+// hindered has agents that are too old, objects in a version that is gone, a configuration that admission
+// refuses, and a shard without a leader.
+func hindered(t *testing.T, c *meshtest.Cluster) {
+	losesLeader(t, c)
+	meshtest.Find[*corev1.Pod](t, c, snapshot.DefaultNamespace, snapshot.Agent+"-1").Spec.Containers[0].Image = "registry.example.com/ctrlmesh/agent:v0.1.4"
+	crd := meshtest.Find[*apiextensionsv1.CustomResourceDefinition](t, c, "", "shardingconfigs.ctrlmesh.kusionstack.io")
+	crd.Status.StoredVersions = []string{"v1alpha0", "v1alpha1"}
+	root(t, c).Spec.Root.Prefix = "Operator_Demo"
+}
+
+func TestUpgradeCheck(t *testing.T) {
+	requireScenarios(t, []scenario{
+		{name: "upgrade-check-healthy", plant: nothing, args: "upgrade check"},
+		{name: "upgrade-check-hindered", plant: hindered, args: "upgrade check", code: Found},
+		{name: "upgrade-check-unreachable", plant: unreachable, args: "upgrade check", code: Unknown, tables: true},
+	})
+}
+
 func TestCheck(t *testing.T) {
 	requireScenarios(t, []scenario{
 		{name: "check-healthy", plant: nothing, args: "check"},

@@ -113,6 +113,12 @@ func Run(ctx context.Context, documents []Document, namespace, mesh string) (Rep
 	return l.Report, nil
 }
 
+// Known reports whether admission checks objects of a kind.
+func Known(gvk schema.GroupVersionKind) bool {
+	_, ok := kinds[gvk]
+	return ok
+}
+
 // prepare reads settings, which apply to all documents, and what TrafficPolicies refer to.
 func (l *linter) prepare(d Document) {
 	for _, o := range d.Objects {

@@ -100,7 +100,7 @@ var Keys = Part{"metadata of the Secrets of CAs", func(ctx context.Context, r Re
 		secret := &metav1.PartialObjectMetadata{}
 		secret.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
 		err := r.Client.Get(ctx, types.NamespacedName{Namespace: r.Namespace, Name: name}, secret)
-		if err != nil && !absent(err) {
+		if err != nil && !Absent(err) {
 			s.Install.Secrets = nil
 			return err
 		}

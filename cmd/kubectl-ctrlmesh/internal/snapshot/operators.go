@@ -24,7 +24,7 @@ func Configs(namespace string) Part {
 	return Part{"ShardingConfigs", func(ctx context.Context, r Reader, s *Snapshot) error {
 		in := client.InNamespace(namespace)
 		err := list(ctx, r, func(page v1alpha1.ShardingConfigList) { s.Configs = append(s.Configs, page.Items...) }, in)
-		if err != nil && !absent(err) {
+		if err != nil && !Absent(err) {
 			return err
 		}
 		err = list(ctx, r, func(page kridge.ShardingConfigList) {
@@ -50,7 +50,7 @@ func Configs(namespace string) Part {
 }
 
 // unserved reports whether an error means that the kinds of a dialect are not served to the user.
-func unserved(err error) bool { return absent(err) || apierrors.IsForbidden(err) }
+func unserved(err error) bool { return Absent(err) || apierrors.IsForbidden(err) }
 
 func (s *Snapshot) translate(o client.Object) {
 	if c, ok := serve.Config(o); ok {

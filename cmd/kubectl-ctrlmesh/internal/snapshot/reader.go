@@ -10,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -72,7 +73,7 @@ func (r Reader) UIDOf(ctx context.Context, kind schema.GroupVersionKind, namespa
 	o := &metav1.PartialObjectMetadata{}
 	o.SetGroupVersionKind(kind)
 	err := r.Client.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, o)
-	if absent(err) {
+	if Absent(err) {
 		return "", nil
 	}
 	return o.UID, err
@@ -96,12 +97,32 @@ func list[L any, P interface {
 	*L
 	client.ObjectList
 }](ctx context.Context, r Reader, use func(L), opts ...client.ListOption) error {
+	return pages(ctx, r, func() P { return new(L) }, func(page P) error {
+		use(*page)
+		return nil
+	}, opts...)
+}
+
+// EachPage calls use for objects of any kind, page by page, until it returns an error.
+func (r Reader) EachPage(ctx context.Context, kind schema.GroupVersionKind, use func([]unstructured.Unstructured) error, opts ...client.ListOption) error {
+	empty := func() *unstructured.UnstructuredList {
+		page := &unstructured.UnstructuredList{}
+		page.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
+		return page
+	}
+	return pages(ctx, r, empty, func(page *unstructured.UnstructuredList) error { return use(page.Items) }, opts...)
+}
+
+// pages lists objects page by page, until use returns an error.
+func pages[L client.ObjectList](ctx context.Context, r Reader, empty func() L, use func(L) error, opts ...client.ListOption) error {
 	for next := ""; ; {
-		page := P(new(L))
+		page := empty()
 		if err := r.Client.List(ctx, page, append(slices.Clone(opts), client.Limit(pageSize), client.Continue(next))...); err != nil {
 			return err
 		}
-		use(*page)
+		if err := use(page); err != nil {
+			return err
+		}
 		if next = page.GetContinue(); next == "" {
 			return nil
 		}
@@ -115,7 +136,7 @@ func get[O any, P interface {
 }](ctx context.Context, r Reader, namespace, name string) (*O, error) {
 	out := P(new(O))
 	err := r.Client.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, out)
-	if absent(err) {
+	if Absent(err) {
 		return nil, nil
 	}
 	if err != nil {
@@ -142,5 +163,5 @@ func collect[O any, P interface {
 	return out, errors.Join(errs...)
 }
 
-// absent reports whether an error means that an object or its kind does not exist.
-func absent(err error) bool { return apierrors.IsNotFound(err) || meta.IsNoMatchError(err) }
+// Absent reports whether an error means that an object or its kind does not exist.
+func Absent(err error) bool { return apierrors.IsNotFound(err) || meta.IsNoMatchError(err) }

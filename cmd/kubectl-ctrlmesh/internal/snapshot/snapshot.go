@@ -13,6 +13,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -107,6 +108,8 @@ type Subjects struct {
 	Faults   []v1alpha1.FaultInjection
 	// Translated are the CircuitBreakers that TrafficPolicies stand for.
 	Translated []*v1alpha1.CircuitBreaker
+	// Applied are objects of the mesh's kinds and of its dialects.
+	Applied []*unstructured.Unstructured
 	// Counts are the numbers of objects, and Unlisted the resources that the manager may not list.
 	Counts   []Count
 	Unlisted []schema.GroupResource

@@ -12,8 +12,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
@@ -25,8 +23,7 @@ import (
 )
 
 const (
-	// pageSize is how many objects one request lists, and maxObjects bounds those of one file.
-	pageSize   = 500
+	// maxObjects bounds the objects of one file.
 	maxObjects = 10_000
 	// maxLines and maxLog bound a log, in lines and bytes.
 	maxLines = 50_000
@@ -63,15 +60,15 @@ func (c Collector) collect(ctx context.Context, a *archive) error {
 	for _, u := range s.Unread {
 		a.lacks(u.What, u.Err)
 	}
-	served, err := c.Reader.Resources()
+	kinds, err := c.Reader.Kinds()
 	if err != nil {
-		a.lacks("kinds that are served", err)
+		a.lacks("kinds of the mesh", err)
 	}
 	err = errors.Join(a.report("status", report.StatusOf(s)), a.report("check", check.Run(s)), a.report("version", report.VersionOf(c.Version, s)))
 	if err != nil {
 		return err
 	}
-	for _, src := range sources(s.Namespace, kindsOf(served), namespaces(s)) {
+	for _, src := range sources(s.Namespace, kinds, namespaces(s)) {
 		if err := c.objects(ctx, a, src); err != nil {
 			return err
 		}
@@ -86,43 +83,48 @@ func (c Collector) collect(ctx context.Context, a *archive) error {
 
 // objects writes the objects of a source, if there are any.
 func (c Collector) objects(ctx context.Context, a *archive, src source) error {
-	var file io.Writer
-	written := 0
-	for next := ""; ; {
-		page := &unstructured.UnstructuredList{}
-		page.SetGroupVersionKind(src.kind.GroupVersion().WithKind(src.kind.Kind + "List"))
-		err := c.Reader.Client.List(ctx, page, client.InNamespace(src.namespace), src.labels, client.Limit(pageSize), client.Continue(next))
-		switch {
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case apierrors.IsNotFound(err) || meta.IsNoMatchError(err):
-			return nil
-		case err != nil:
-			a.lacks(src.file, err)
-			return nil
+	f := &objectFile{in: a, of: src}
+	err := c.Reader.EachPage(ctx, src.kind, f.write, client.InNamespace(src.namespace), src.labels)
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case f.failed != nil:
+		return f.failed
+	case err != nil && !snapshot.Absent(err):
+		a.lacks(src.file, err)
+	}
+	return nil
+}
+
+// objectFile is the file of a source.
+type objectFile struct {
+	in     *archive
+	of     source
+	to     io.Writer // nil before the first object
+	count  int
+	failed error // of the archive, not of the apiserver
+}
+
+// write writes those of some objects that the source keeps.
+func (f *objectFile) write(page []unstructured.Unstructured) error {
+	for i := range page {
+		if f.of.keep != nil && !f.of.keep(&page[i]) {
+			continue
 		}
-		for i := range page.Items {
-			o := &page.Items[i]
-			if src.keep != nil && !src.keep(o) {
-				continue
-			}
-			if written++; written > maxObjects {
-				a.lacks(src.file, fmt.Errorf("it has the first %d objects alone", maxObjects))
-				return nil
-			}
-			if file == nil {
-				if file, err = a.file(src.file + ".yaml"); err != nil {
-					return err
-				}
-			}
-			if err := writeObject(file, o, src.own); err != nil {
-				return err
-			}
+		if f.count++; f.count > maxObjects {
+			return fmt.Errorf("it has the first %d objects alone", maxObjects)
 		}
-		if next = page.GetContinue(); next == "" {
-			return nil
+		if f.to == nil {
+			f.to, f.failed = f.in.file(f.of.file + ".yaml")
+		}
+		if f.failed == nil {
+			f.failed = writeObject(f.to, &page[i], f.of.own)
+		}
+		if f.failed != nil {
+			return f.failed
 		}
 	}
+	return nil
 }
 
 func writeObject(w io.Writer, o *unstructured.Unstructured, own bool) error {

@@ -6,19 +6,13 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	kridge "github.com/ctrlmesh/ctrlmesh/api/kridge/v1alpha1"
-	kruise "github.com/ctrlmesh/ctrlmesh/api/kruise/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
 )
-
-// groups are those of the mesh's own kinds and of its dialects.
-var groups = []string{v1alpha1.GroupName, kridge.GroupName, kruise.GroupName}
 
 // source is one list of objects, and becomes one file.
 type source struct {
@@ -76,25 +70,7 @@ func named(prefix string) func(*unstructured.Unstructured) bool {
 // ofTheMesh keeps the definitions of kinds of the mesh.
 func ofTheMesh(o *unstructured.Unstructured) bool {
 	group, _, _ := unstructured.NestedString(o.Object, "spec", "group")
-	return slices.Contains(groups, group)
-}
-
-// kindsOf returns the kinds of the mesh among what an apiserver serves, in the preferred versions.
-func kindsOf(served []*metav1.APIResourceList) (out []schema.GroupVersionKind) {
-	for _, l := range served {
-		version, err := schema.ParseGroupVersion(l.GroupVersion)
-		if err != nil || !slices.Contains(groups, version.Group) {
-			continue
-		}
-		for _, r := range l.APIResources {
-			kind := version.WithKind(r.Kind)
-			same := func(k schema.GroupVersionKind) bool { return k.GroupKind() == kind.GroupKind() }
-			if slices.Contains(r.Verbs, "list") && !slices.ContainsFunc(out, same) {
-				out = append(out, kind)
-			}
-		}
-	}
-	return out
+	return slices.Contains(snapshot.Groups, group)
 }
 
 // namespaces returns those of configurations and of labelled pods, sorted.
