@@ -160,7 +160,7 @@ start_component() {
       --enable-aggregator-routing=true --shutdown-delay-duration=0s --v=1"   # aggregator routing: no kube-proxy here, so go to endpoints
       [ "${SHARDED:-on}" = off ] || ! has_gate ShardedListAndWatch || flags+=" --feature-gates=ShardedListAndWatch=true"
       [ "${AUDIT:-on}" = off ] || flags+=" --audit-policy-file=$HERE/manifests/audit-policy.yaml --audit-log-path=$audit
-        --audit-log-format=json --audit-log-maxsize=0"   # 0: never rotated, nothing lost
+        --audit-log-format=json --audit-log-maxsize=1000000"   # in MB: 0 means 100, and tests must read what was recorded before a rotation
       flags+=" ${APISERVER_ARGS:-}"
       # A cluster of its own, without nodes and controllers. Nobody writes its endpoints.
       case $1 in member*) flags+=" --etcd-prefix=/$1 --endpoint-reconciler-type=none" ;; esac ;;

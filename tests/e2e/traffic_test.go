@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -287,5 +288,14 @@ func (a answered) refused(t *testing.T, code int, breaker, rule string) {
 // shell runs a script in a pod, and returns what it printed.
 func shell(t *testing.T, pod *corev1.Pod, script string) string {
 	t.Helper()
-	return strings.TrimSpace(in(t, pod, "sh", "-c", clientPrelude+script))
+	const end = "<end>"
+	file := fmt.Sprintf("said-%d", scripts.Add(1))
+	out := in(t, pod, "sh", "-c", "("+clientPrelude+script+"\n) >"+file+"; code=$?; cat "+file+"; echo '"+end+"'; exit $code")
+	for !strings.HasSuffix(out, end+"\n") { // an exec may lose its output, and must not run the script again
+		out = in(t, pod, "sh", "-c", "cat "+file+"; echo '"+end+"'")
+	}
+	return strings.TrimSpace(strings.TrimSuffix(out, end+"\n"))
 }
+
+// scripts counts the scripts of shell, which may run at the same time in one pod.
+var scripts atomic.Int64

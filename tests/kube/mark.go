@@ -2,6 +2,7 @@ package kube
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -17,6 +18,7 @@ import (
 // Mark is a time and an offset in the audit log, at which the requests since then begin.
 type Mark struct {
 	At     time.Time
+	file   os.FileInfo
 	offset int64 // of the beginning of a line
 }
 
@@ -25,7 +27,7 @@ func (c *Cluster) Mark() (m Mark, err error) {
 	f, err := os.Open(c.AuditLog())
 	if err == nil {
 		defer func() { _ = f.Close() }()
-		m.offset, err = lastLine(f)
+		m.file, m.offset, err = lastLine(f)
 	}
 	m.At = time.Now() // later: what is recorded before the offset was received before this
 	return m, failure.Wrap(err, "reading the audit log")
@@ -39,7 +41,7 @@ func (c *Cluster) readAudit(m Mark, read func(log io.Reader) error) error {
 	f, err := os.Open(c.AuditLog())
 	if err == nil {
 		defer func() { _ = f.Close() }()
-		_, err = f.Seek(m.offset, io.SeekStart)
+		err = m.seek(f)
 	}
 	if err != nil {
 		return fmt.Errorf("reading the audit log: %w", err)
@@ -47,18 +49,31 @@ func (c *Cluster) readAudit(m Mark, read func(log io.Reader) error) error {
 	return read(f)
 }
 
-// lastLine returns the offset of the line that the apiserver is writing, or of the next one.
-func lastLine(f *os.File) (int64, error) {
+// seek moves to where the mark is. It returns an error if the file is another one: what was recorded
+// meanwhile cannot be read, and must not count as nothing.
+func (m Mark) seek(f *os.File) error {
+	info, err := f.Stat()
+	if err == nil && m.file != nil && !os.SameFile(m.file, info) {
+		err = errors.New("it was replaced since the mark")
+	}
+	if err == nil {
+		_, err = f.Seek(m.offset, io.SeekStart)
+	}
+	return err
+}
+
+// lastLine returns the file, and the offset of the line that the apiserver is writing, or of the next one.
+func lastLine(f *os.File) (os.FileInfo, int64, error) {
 	info, err := f.Stat()
 	if err != nil {
-		return 0, err
+		return nil, 0, err
 	}
 	last := make([]byte, min(info.Size(), longestLine))
 	begin := info.Size() - int64(len(last))
 	if _, err := f.ReadAt(last, begin); err != nil {
-		return 0, err
+		return nil, 0, err
 	}
-	return begin + int64(bytes.LastIndexByte(last, '\n')) + 1, nil
+	return info, begin + int64(bytes.LastIndexByte(last, '\n')) + 1, nil
 }
 
 // longestLine is the upper bound, in bytes, of a line of the audit log.

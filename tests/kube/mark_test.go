@@ -27,6 +27,17 @@ func TestMarkWithoutAuditLogIsAnError(t *testing.T) {
 	require.ErrorContains(t, err, "reading the audit log")
 }
 
+func TestReplacedAuditLogIsAnError(t *testing.T) {
+	c, write := emptyLog(t)
+	write("one\n")
+	m, err := c.Mark()
+	require.NoError(t, err)
+	require.NoError(t, os.Rename(c.AuditLog(), c.AuditLog()+".old"))
+	require.NoError(t, os.WriteFile(c.AuditLog(), []byte("two\nthree\n"), 0o600))
+	_, err = c.RequestLog(m, audit.Callers{}).Requests()
+	require.ErrorContains(t, err, "reading the audit log: it was replaced since the mark")
+}
+
 func TestRequestLogReadsOnlyWhatIsNew(t *testing.T) {
 	c, write := emptyLog(t)
 	event := func(id string, code int) string {
