@@ -164,6 +164,7 @@ func (x *exchange) accessAttrs() []slog.Attr {
 	if i := x.Req.Info; i != nil {
 		attrs = append(attrs,
 			slog.String("verb", i.Verb),
+			slog.String("group", i.APIGroup),
 			slog.String("resource", i.Resource),
 			slog.String("subresource", i.Subresource),
 			slog.String("namespace", i.Namespace),

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -170,6 +171,33 @@ func testAdoptedByPlugin(t *testing.T) {
 	op.unsharded(t)
 	says(t, 2, []string{"remove", "tally", "-n", op.home}, "name the workload")
 	says(t, 0, []string{"remove", "sts/tally", "-n", op.home}, "is not on the mesh")
+}
+
+// An operator is put on the mesh without a configuration, observed, and divided as advised.
+func testAdoptedAsAdvised(t *testing.T) {
+	op := newRunning(t, "StatefulSet", types.NamespacedName{})
+	workload := "statefulset/tally"
+	says(t, 2, []string{"advise", workload, "-n", op.home}, "kubectl -n "+op.home+" patch "+workload)
+	op.label(t, true, 0)
+	op.rolledOut(t)
+	require.Len(t, op.works(t), 1, "one pod leads, and its requests pass unchanged")
+	var advice struct {
+		Divide, Locks []string
+		Next          string
+	}
+	until(t, "the advice", func(ctx context.Context) error { // the kubelet may be late with the log
+		out, code := plugin(ctx, t, "advise", workload, "-n", op.home, "-o", "json")
+		if code != 0 {
+			return fmt.Errorf("exit code %d: %s", code, out)
+		}
+		return json.Unmarshal([]byte(out), &advice)
+	})
+	require.Equal(t, []string{"tally.example.com/tallies"}, advice.Divide)
+	require.Equal(t, []string{op.lock.String()}, advice.Locks)
+	command, ok := strings.CutSuffix(strings.TrimPrefix(advice.Next, "kubectl ctrlmesh "), " --dry-run")
+	require.True(t, ok, advice.Next)
+	says(t, 0, strings.Fields(command), "is adopted by ShardingConfig tally: 2 shards; leaders: tally-0, tally-1")
+	op.sharded(t)
 }
 
 // The plugin shows open breakers and faults in force, and ends them.

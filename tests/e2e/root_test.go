@@ -26,6 +26,7 @@ func TestRoots(t *testing.T) {
 		{"AdoptedStatefulSet", testAdoptedStatefulSet}, // takes longest
 		{"AdoptedDeployment", testAdoptedDeployment},
 		{"AdoptedByPlugin", testAdoptedByPlugin},
+		{"AdoptedAsAdvised", testAdoptedAsAdvised},
 		{"AdoptedWithUnnamedLock", testAdoptedWithUnnamedLock},
 		{"LockInAnotherNamespace", testLockInAnotherNamespace},
 		{"HandWrittenShardWaitsForTheLock", testHandWrittenShardWaitsForTheLock},

@@ -38,6 +38,7 @@ type Line struct {
 	Pod         string `json:"pod"`
 	Shard       string `json:"shard"`
 	Verb        string `json:"verb"`
+	Group       string `json:"group"`
 	Resource    string `json:"resource"`
 	Subresource string `json:"subresource"`
 	Namespace   string `json:"namespace"`
@@ -76,6 +77,9 @@ func Parse(text []byte) (l Line, ok bool) {
 	}
 	return l, l.Message == requestMessage || l.Message == streamMessage || l.Message == egressMessage
 }
+
+// Begins reports whether the line is about the beginning of a watch, and not about its end.
+func (l Line) Begins() bool { return l.Message == streamMessage }
 
 // target returns what the request is about: resource and subresource.
 func (l Line) target() string {

@@ -1,0 +1,244 @@
+package advise
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/render"
+)
+
+const (
+	// again is how many writes of one object show that an operator writes it over and over.
+	again = 3
+	// maxNamed bounds how many objects or resources a line names.
+	maxNamed = 3
+	// enough is how many requests a verdict needs.
+	enough = 20
+)
+
+// Verdicts.
+const (
+	Divisible = "can be divided by namespace"
+	ByObject  = "can be divided by object, not by namespace"
+	Pointless = "is not worth dividing"
+	Unseen    = "is not known well enough"
+)
+
+// Input is what a verdict follows from.
+type Input struct {
+	*Profile
+	// Namespace of the operator.
+	Namespace string
+	// Namespaced says for each resource that the apiserver serves whether its objects are in namespaces.
+	Namespaced map[schema.GroupResource]bool
+	// Adopt is the command that adopts the operator, without resources.
+	Adopt string
+}
+
+// Advice is whether an operator can be divided.
+type Advice struct {
+	Verdict string `json:"verdict"`
+	// Because says why, unless the operator can be divided by namespace.
+	Because string `json:"because,omitempty"`
+	Seen    string `json:"seen"`
+	// Divide are the resources to divide, as group/resource.
+	Divide []string `json:"divide"`
+	// Locks are the Leases that the operator renewed, as namespace/name.
+	Locks []string `json:"locks"`
+	// Risks say what each shard would do, or not see.
+	Risks []string `json:"risks"`
+	// Next is what to run next.
+	Next string `json:"next,omitempty"`
+}
+
+// Findings reports whether the operator cannot, or should not, be divided by namespace.
+func (a Advice) Findings() bool { return a.Verdict != Divisible }
+
+// WriteText implements render.Report.
+func (a Advice) WriteText(t *render.Text) {
+	line := func(key, text string) {
+		if text != "" {
+			t.Line("%-7s  %s", key, text)
+		}
+	}
+	line("VERDICT", strings.TrimSuffix(a.Verdict+": "+a.Because, ": "))
+	line("SEEN", a.Seen)
+	line("DIVIDE", strings.Join(a.Divide, ", "))
+	line("LOCK", strings.Join(a.Locks, ", "))
+	for _, r := range a.Risks {
+		line("RISK", r)
+	}
+	line("NEXT", a.Next)
+}
+
+// uncounted are groups whose objects no two shards contend for, and what is not stored.
+var uncounted = []string{"coordination.k8s.io", "events.k8s.io", "authentication.k8s.io", "authorization.k8s.io"}
+
+// judge is a verdict in the making.
+type judge struct {
+	Input
+	Advice
+	divided []schema.GroupResource // sorted
+	global  []schema.GroupResource // without namespace, and written; sorted
+	// tenants are the writes of divided resources by namespace, without the operator's own.
+	tenants map[string]int
+}
+
+// Judge says whether an operator can be divided.
+func Judge(in Input) Advice {
+	j := &judge{Input: in, Advice: Advice{Divide: []string{}, Locks: in.locks(), Risks: []string{}}, tenants: map[string]int{}}
+	j.sort()
+	j.Seen = fmt.Sprintf("%d requests of %d pods in %s", in.Requests, len(in.Pods), in.Last.Sub(in.First).Round(time.Second))
+	j.judge()
+	if j.Verdict == Divisible || j.Verdict == ByObject {
+		j.risks()
+	}
+	if j.Verdict == Divisible {
+		for _, r := range j.divided {
+			j.Divide = append(j.Divide, strings.TrimPrefix(r.Group+"/"+r.Resource, "/"))
+		}
+		j.Next = in.Adopt + " --shards 2 --resources " + strings.Join(j.Divide, ",") + " --dry-run"
+	}
+	return j.Advice
+}
+
+// sort finds the resources that shards would divide, and those that no namespace divides.
+func (j *judge) sort() {
+	for r, u := range j.uses {
+		namespaced, served := j.Namespaced[r]
+		switch {
+		case !served || slices.Contains(uncounted, r.Group) || r == schema.GroupResource{Resource: "events"}:
+		case !namespaced && u.writes > 0:
+			j.global = append(j.global, r)
+		case namespaced && (u.wide || j.others(u) > 0):
+			j.divided = append(j.divided, r)
+			for namespace, n := range u.namespaces {
+				if namespace != j.Namespace {
+					j.tenants[namespace] += n
+				}
+			}
+		}
+	}
+	byName := func(a, b schema.GroupResource) int { return strings.Compare(a.String(), b.String()) }
+	slices.SortFunc(j.divided, byName)
+	slices.SortFunc(j.global, byName)
+}
+
+// others returns how many other namespaces than the operator's own a resource was written in.
+func (j *judge) others(u *use) (n int) {
+	for namespace := range u.namespaces {
+		if namespace != j.Namespace {
+			n++
+		}
+	}
+	return n
+}
+
+func (j *judge) judge() {
+	switch {
+	case j.Requests < enough:
+		j.Verdict, j.Because = Unseen, fmt.Sprintf("it needs at least %d requests: watch it for longer by --for, and restart a pod meanwhile", enough)
+	case len(j.divided) == 0 && len(j.global) > 0:
+		j.Verdict, j.Because = ByObject, fmt.Sprintf("it writes %s, which are in no namespace: see spec.root.key: Object", named(j.global))
+	case len(j.divided) == 0:
+		j.Verdict, j.Because = Pointless, fmt.Sprintf("it watches no resource of all namespaces, and writes in namespace %s alone", j.Namespace)
+	case len(j.tenants) == 0:
+		j.Verdict, j.Because = Unseen, "it wrote nothing in other namespaces than its own: watch it while it works"
+	case len(j.tenants) == 1:
+		j.Verdict, j.Because = Pointless, fmt.Sprintf("all its writes are in namespace %s", slices.Collect(maps.Keys(j.tenants))[0])
+	default:
+		j.Verdict = Divisible
+	}
+}
+
+// risks says what is to be known before the operator is divided.
+func (j *judge) risks() {
+	for _, r := range j.global {
+		j.risk("writes %s, which are in no namespace (%d writes): every shard will write them, unless spec.root.clusterScoped says otherwise", r, j.uses[r].writes)
+	}
+	for _, r := range j.divided {
+		if conflicts := j.uses[r].conflicts; conflicts*100 > j.uses[r].writes {
+			j.risk("%d writes of %s conflicted with others: somebody else writes these objects, too", conflicts, r)
+		}
+	}
+	j.singletons()
+	if total, heaviest := j.heaviest(); j.Verdict == Divisible && j.tenants[heaviest]*2 > total {
+		j.risk("%d %% of the writes are in namespace %s: one shard will have them all", j.tenants[heaviest]*100/total, heaviest)
+	}
+	if len(j.Locks) == 0 {
+		j.risk("it renewed no Lease: if it elects no leader, a shard may have one pod alone; if it elects one by other objects, see spec.controller.locks")
+	}
+	if j.Refused > 0 {
+		j.risk("the apiserver refused %d requests (403): it may lack permissions, and do more with them", j.Refused)
+	}
+}
+
+// singletons finds objects in the operator's own namespace that it writes over and over.
+func (j *judge) singletons() {
+	var found []string
+	for r, u := range j.uses {
+		if slices.Contains(uncounted, r.Group) || r.Resource == "events" {
+			continue
+		}
+		for o, n := range u.objects {
+			if o.namespace == j.Namespace && n >= again {
+				found = append(found, r.String()+" "+o.name)
+			}
+		}
+	}
+	if len(found) > 0 {
+		slices.Sort(found)
+		j.risk("rewrites %s in its own namespace, where one shard alone may write: if each shard must, list it in spec.root.shared with writes: Everyone", some(found))
+	}
+}
+
+func (j *judge) heaviest() (total int, namespace string) {
+	for _, name := range slices.Sorted(maps.Keys(j.tenants)) {
+		total += j.tenants[name]
+		if j.tenants[name] > j.tenants[namespace] {
+			namespace = name
+		}
+	}
+	return total, namespace
+}
+
+func (j *judge) risk(format string, args ...any) {
+	j.Risks = append(j.Risks, fmt.Sprintf(format, args...))
+}
+
+// locks returns the Leases that were renewed, sorted.
+func (p *Profile) locks() []string {
+	out := []string{}
+	if u := p.uses[schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"}]; u != nil {
+		for o, n := range u.objects {
+			if n >= again {
+				out = append(out, o.namespace+"/"+o.name)
+			}
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+func named(resources []schema.GroupResource) string {
+	var names []string
+	for _, r := range resources {
+		names = append(names, r.String())
+	}
+	return some(names)
+}
+
+// some names the first of many.
+func some(names []string) string {
+	out := strings.Join(names[:min(len(names), maxNamed)], ", ")
+	if more := len(names) - maxNamed; more > 0 {
+		out += fmt.Sprintf(" and %d more", more)
+	}
+	return cmp.Or(out, "none")
+}
