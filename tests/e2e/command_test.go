@@ -7,8 +7,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/http"
+	"net/http/cookiejar"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -82,6 +85,7 @@ func TestCommandLine(t *testing.T) {
 	require.NoError(t, os.WriteFile(misspelled, []byte("apiVersion: ctrlmesh.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a}\nspec: {limit: []}\n"), 0o600))
 	says(t, 1, []string{"lint", "-f", misspelled}, "spec.limit: unknown field")
 	testSysdump(t)
+	p.pages(t)
 	out, code := plugin(t.Context(), t, "upgrade", "check")
 	require.NotContains(t, out, "error ", "nothing hinders an upgrade to the same version")
 	require.Less(t, code, 2, "%s", out) // it warns of versions that are no releases
@@ -103,6 +107,36 @@ func testSysdump(t *testing.T) {
 	logs, err := fs.Glob(&archive.Reader, "logs/*/*.log")
 	require.NoError(t, err)
 	require.GreaterOrEqual(t, len(logs), 4, "of two managers and two agents")
+}
+
+// pages opens the page of the overview as a browser does, and ends the server.
+func (p *pair) pages(t *testing.T) {
+	t.Helper()
+	ui := pluginCommand(t.Context(), "ui")
+	printed, err := ui.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, ui.Start())
+	line, err := bufio.NewReader(printed).ReadString('\n')
+	require.NoError(t, err)
+	enter, err := url.Parse(strings.Fields(line)[1])
+	require.NoError(t, err, line)
+
+	jar, err := cookiejar.New(nil)
+	require.NoError(t, err)
+	browser := &http.Client{Jar: jar, Timeout: patience}
+	for _, path := range []string{enter.RequestURI(), "/"} {
+		resp, err := browser.Get("http://" + enter.Host + path) //nolint:noctx // the client has a time limit
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		require.Equal(t, http.StatusOK, resp.StatusCode, "%s", text)
+		if path == "/" {
+			require.Contains(t, string(text), `<a href="/operators/`+p.namespace+`/a">`)
+		}
+	}
+	require.NoError(t, ui.Process.Signal(os.Interrupt))
+	require.NoError(t, ui.Wait())
 }
 
 // tallyRoot divides the operator of running. It hands nothing over by itself.

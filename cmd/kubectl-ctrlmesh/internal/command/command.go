@@ -93,7 +93,7 @@ func (e *environment) root() *cobra.Command {
 	e.flags.AddFlags(c.PersistentFlags())
 	c.PersistentFlags().StringVarP(&e.output, "output", "o", "table", "table, json or yaml")
 	c.PersistentFlags().StringVar(&e.meshNamespace, "mesh-namespace", snapshot.DefaultNamespace, "namespace of the mesh")
-	c.AddCommand(e.statusCommand(), e.shardsCommand(), e.ownerCommand(), e.explainCommand(), e.checkCommand(), e.lintCommand(), e.planCommand(), e.adviseCommand(), e.migrateCommand(), e.sysdumpCommand(), e.upgradeCommand(), e.versionCommand())
+	c.AddCommand(e.statusCommand(), e.shardsCommand(), e.ownerCommand(), e.explainCommand(), e.checkCommand(), e.lintCommand(), e.planCommand(), e.adviseCommand(), e.migrateCommand(), e.sysdumpCommand(), e.upgradeCommand(), e.uiCommand(), e.versionCommand())
 	c.AddCommand(e.adoptCommand(), e.removeCommand(), e.tapCommand(), e.breakerCommand(), e.faultsCommand())
 	return c
 }
