@@ -51,7 +51,7 @@ func (s *Server) Handler() http.Handler {
 	return s.guarded(pages)
 }
 
-// guarded refuses other hosts, and tells browsers to load and to frame nothing from elsewhere.
+// guarded refuses other hosts, and forbids browsers to load anything from elsewhere, and to frame a page.
 func (s *Server) guarded(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !slices.Contains(s.Hosts, r.Host) {
