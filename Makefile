@@ -53,7 +53,7 @@ generate-check: ## Fail if the committed generated code is not what make generat
 	@hack/generate.sh --check
 
 ##@ Test
-.PHONY: check deps modules lint unit monitoring fuzz e2e e2e-installed e2e-ipv6 e2e-kubernetes chart-e2e chaos operators bench bench-density bench-sharding
+.PHONY: check deps modules lint unit monitoring pages fuzz e2e e2e-installed e2e-ipv6 e2e-kubernetes chart-e2e chaos operators bench bench-density bench-sharding
 check: ## In two minutes: format, vet, lint and quick unit tests of what changed, without root or cluster
 	@hack/check.sh $(BASE)
 deps: ## Install the Debian packages that tests need
@@ -70,6 +70,9 @@ unit: ## Unit tests and, as root, tests in network namespaces
 	.run/gotest explore ./tests/explore/... $(if $(RUN),-run '$(RUN)')
 monitoring: ## Evaluate alerts, dashboard and queries of rollouts by Prometheus itself, which is built first
 	go test -count=1 ./tests/monitoring/...
+pages: ## Open the pages of the plugin in a browser, and take their pictures for the documentation
+	@tests/setup.sh pages
+	go test -count=1 -run Browser ./cmd/kubectl-ctrlmesh/internal/ui -args -pictures=$(CURDIR)/docs/images
 fuzz: ## Run each fuzz target for FUZZTIME (default 20s)
 	@hack/fuzz.sh
 e2e: cluster-ensure images test-images install e2e-installed ## End-to-end tests on the real cluster

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Installs the Debian packages that a task needs and that are missing: setup.sh test|images|clients|operators|generate
+# Installs the Debian packages that a task needs and that are missing: setup.sh test|images|clients|operators|generate|pages
 set -euo pipefail
 # shellcheck source=../hack/progress.sh
 . "$(dirname "$0")/../hack/progress.sh"
@@ -9,7 +9,8 @@ images) packages=(iptables ca-certificates) ;;
 operators) packages=(python3 python3-kubernetes) ;;
 clients) packages=(ca-certificates curl openssl nodejs) ;;
 generate) packages=(clang llvm protobuf-compiler) ;;
-*) echo "usage: $0 test|images|clients|operators|generate" >&2; exit 2 ;;
+pages) packages=(chromium) ;;
+*) echo "usage: $0 test|images|clients|operators|generate|pages" >&2; exit 2 ;;
 esac
 missing=()
 for p in "${packages[@]}"; do

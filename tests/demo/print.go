@@ -72,8 +72,10 @@ func (d *demo) printNext(ctx context.Context, w *world) {
 The cluster stays up; make cluster-down stops it. Commands to try next:
 
   export KUBECONFIG=%s PATH=%s:$PATH
-  # the shards; with -o yaml each member's state
-  kubectl -n %[3]s get shardingconfigs
+  # the mesh in a browser
+  kubectl ctrlmesh ui
+  # the shards, and who owns a namespace
+  kubectl ctrlmesh -n %[3]s shards %[4]s; kubectl ctrlmesh -n %[3]s owner %[4]s demo-00
   # delete a leader: that shard gets a new one, the other keeps its own
   kubectl -n %[3]s delete pod %[4]s-0; kubectl -n %[3]s get leases
   # change an object: one pod reconciles it
@@ -82,7 +84,7 @@ The cluster stays up; make cluster-down stops it. Commands to try next:
   kubectl get --raw /api/v1/namespaces/%[6]s/pods/%[7]s:%[8]s/proxy/metrics
   kubectl -n %[6]s logs %[7]s
 
-`, d.Kubeconfig, filepath.Join(d.Root, ".run", "bin"), operator, workload, object, kube.SystemNamespace, agent, port)
+`, d.Kubeconfig, filepath.Join(d.Root, ".run", "bin")+":"+filepath.Join(d.Root, "bin"), operator, workload, object, kube.SystemNamespace, agent, port)
 }
 
 // metricsOf returns an agent and the port of its metrics.
