@@ -6,13 +6,11 @@ import (
 	"html/template"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
 )
-
-// cookie has the token of a session.
-const cookie = "ctrlmesh-session"
 
 // maxLive bounds the pages that follow the cluster at the same time.
 const maxLive = 16
@@ -73,7 +71,7 @@ func (s *Server) enter(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "wrong token: use the address that the command has printed", http.StatusForbidden)
 		return
 	}
-	http.SetCookie(w, &http.Cookie{Name: cookie, Value: s.Token, Path: "/", HttpOnly: true, SameSite: http.SameSiteStrictMode})
+	http.SetCookie(w, &http.Cookie{Name: s.cookie(), Value: s.Token, Path: "/", HttpOnly: true, SameSite: http.SameSiteStrictMode})
 	// A redirect would not send the new cookie if the user came from elsewhere, such as from a terminal.
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	_ = templates.ExecuteTemplate(w, "enter.html", nil) // the browser may be gone
@@ -82,13 +80,19 @@ func (s *Server) enter(w http.ResponseWriter, r *http.Request) {
 // entered refuses requests outside of a session.
 func (s *Server) entered(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		c, err := r.Cookie(cookie)
+		c, err := r.Cookie(s.cookie())
 		if err != nil || !s.knows(c.Value) {
 			http.Error(w, "no session: use the address that the command has printed", http.StatusForbidden)
 			return
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// cookie returns the name of the cookie with the token. Browsers do not distinguish ports, and several
+// servers may run.
+func (s *Server) cookie() string {
+	return "ctrlmesh-session-" + s.Hosts[0][strings.LastIndexByte(s.Hosts[0], ':')+1:]
 }
 
 func (s *Server) knows(token string) bool {

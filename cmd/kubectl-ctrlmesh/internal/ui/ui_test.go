@@ -23,9 +23,9 @@ import (
 // browser is a browser of the user.
 type browser struct {
 	*testing.T
-	url     string
-	session bool
-	host    string
+	url    string
+	cookie string // the name of the session's; empty: there is no session
+	host   string
 }
 
 // open returns a browser with a session, and the server.
@@ -35,7 +35,7 @@ func open(t *testing.T, c *meshtest.Cluster) (browser, *Server) {
 	pages := httptest.NewServer(s.Handler())
 	t.Cleanup(pages.Close)
 	s.Hosts = []string{strings.TrimPrefix(pages.URL, "http://")}
-	return browser{t, pages.URL, true, ""}, s
+	return browser{t, pages.URL, s.cookie(), ""}, s
 }
 
 // request requests a path. The caller closes the body.
@@ -43,8 +43,8 @@ func (b browser) request(ctx context.Context, method, path string) *http.Respons
 	b.Helper()
 	req, err := http.NewRequestWithContext(ctx, method, b.url+path, nil)
 	require.NoError(b, err)
-	if b.session {
-		req.AddCookie(&http.Cookie{Name: cookie, Value: "of-the-user"})
+	if b.cookie != "" {
+		req.AddCookie(&http.Cookie{Name: b.cookie, Value: "of-the-user"})
 	}
 	req.Host = b.host
 	resp, err := http.DefaultClient.Do(req)
@@ -119,7 +119,7 @@ func TestPagesSayWhatIsWrong(t *testing.T) {
 func TestOnlyTheUserReads(t *testing.T) {
 	b, s := open(t, meshtest.Healthy(t))
 	stranger := b
-	stranger.session = false
+	stranger.cookie = ""
 	for _, path := range []string{"/", "/findings", "/events?page=/", "/enter", "/enter?token=guessed"} {
 		code, body := stranger.get(path)
 		require.Equal(t, http.StatusForbidden, code, path)
