@@ -36,7 +36,7 @@ func (e *environment) adviseCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		s, err := read(c.Context(), r, snapshot.Programs, snapshot.Members(namespace), snapshot.Target(namespace, target))
+		s, err := read(c.Context(), r, snapshot.Programs, snapshot.Configs(namespace), snapshot.Members(namespace), snapshot.Target(namespace, target))
 		if err != nil {
 			return err
 		}
@@ -54,6 +54,9 @@ func (e *environment) adviseCommand() *cobra.Command {
 		}
 		adopt := fmt.Sprintf("kubectl ctrlmesh adopt %s -n %s", args[0], namespace)
 		advice := advise.Judge(advise.Input{Profile: profile, Namespace: namespace, Namespaced: namespaced, Adopt: adopt})
+		if root := (adoption.Request{Namespace: namespace, Target: target}).Root(s); root != nil { // it is adopted already
+			advice.Next = fmt.Sprintf("kubectl ctrlmesh shards %s -n %s", root.Name, namespace)
+		}
 		if err := e.print(advice, advice.Findings() && advice.Verdict != advise.Unseen); err != nil {
 			return err
 		}

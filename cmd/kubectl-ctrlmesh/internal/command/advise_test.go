@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -95,6 +96,15 @@ func TestAdvise(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestAdviceForAnAdoptedOperatorLeadsToItsShards(t *testing.T) {
+	c := onTheMesh(t)
+	logging(t, c)
+	c.Add(&v1alpha1.ShardingConfig{ObjectMeta: metav1.ObjectMeta{Namespace: team, Name: "by-name"}, Spec: v1alpha1.ShardingConfigSpec{Root: &v1alpha1.RootConfig{TargetStatefulSet: "tally"}}})
+	r := advised(t, c, works("tally-0", 3), "sts/tally", "-n", team)
+	require.Equal(t, Healthy, r.code, "%s", r)
+	require.Contains(t, r.out, "NEXT     kubectl ctrlmesh shards by-name -n team\n")
 }
 
 func TestAdviseRefuses(t *testing.T) {
