@@ -18,6 +18,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	kridge "github.com/ctrlmesh/ctrlmesh/api/kridge/v1alpha1"
 	kruise "github.com/ctrlmesh/ctrlmesh/api/kruise/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/clip"
 )
 
 // kinds that users write. Without the mesh they have no effect, and nothing removes their finalizers.
@@ -61,11 +62,7 @@ func problem(found []string, what, remedy string) error {
 		return nil
 	}
 	slices.Sort(found)
-	list := strings.Join(found[:min(named, len(found))], ", ")
-	if more := len(found) - named; more > 0 {
-		list += fmt.Sprintf(" and %d more", more)
-	}
-	return fmt.Errorf("%d %s exist (%s): %s", len(found), what, list, remedy)
+	return fmt.Errorf("%d %s exist (%s): %s", len(found), what, clip.Join(found, named, ", "), remedy)
 }
 
 // pluralOf returns the name of a kind's resource for kubectl.

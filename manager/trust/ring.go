@@ -6,13 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/clip"
 )
 
 const (
@@ -167,11 +167,7 @@ func (r *Ring) Progress(f Facts) (phase string, pods int, message string) {
 	older := r.waitsFor(f)
 	message = fmt.Sprintf("the next CA signs when no labelled pod is left that was created before %s", r.known().UTC().Format(time.RFC3339))
 	if len(older) > 0 {
-		named := strings.Join(older[:min(len(older), maxNamed)], ", ")
-		if more := len(older) - maxNamed; more > 0 {
-			named += fmt.Sprintf(" and %d more", more)
-		}
-		message += ": delete " + named
+		message += ": delete " + clip.Join(older, maxNamed, ", ")
 	}
 	return PhaseWaiting, len(older), message
 }

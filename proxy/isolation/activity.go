@@ -27,6 +27,11 @@ var uncounted = []string{
 	"ctrlmesh.kusionstack.io", "ctrlmesh.kruise.io", "kridge.kusionstack.io",
 }
 
+// Contended reports whether two shards may write the same objects of a resource by mistake.
+func Contended(r schema.GroupResource) bool {
+	return !slices.Contains(uncounted, r.Group) && r != schema.GroupResource{Resource: "events"}
+}
+
 // Activity returns nil for requests that are not counted, and for all unless the shard is one of
 // several of a root.
 func (d *Division) Activity(k match.Kind) *Activity {
@@ -34,7 +39,7 @@ func (d *Division) Activity(k match.Kind) *Activity {
 	switch {
 	case len(d.message.GetOwners()) < 2 || d.Standby || k.Connects() || k.Subresource == "token",
 		!k.Writes() && (k.Verb != "watch" || k.Subresource != ""),
-		slices.Contains(uncounted, res.Group) || res == schema.GroupResource{Resource: "events"}:
+		!Contended(res):
 		return nil
 	}
 	if k.Member && !d.DividesMembers() {

@@ -291,8 +291,11 @@ func shell(t *testing.T, pod *corev1.Pod, script string) string {
 	const end = "<end>"
 	file := fmt.Sprintf("said-%d", scripts.Add(1))
 	out := in(t, pod, "sh", "-c", "("+clientPrelude+script+"\n) >"+file+"; code=$?; cat "+file+"; echo '"+end+"'; exit $code")
-	for !strings.HasSuffix(out, end+"\n") { // an exec may lose its output, and must not run the script again
-		out = in(t, pod, "sh", "-c", "cat "+file+"; echo '"+end+"'")
+	if !strings.HasSuffix(out, end+"\n") { // an exec may lose its output, and must not run the script again
+		until(t, "the output of a script", func(context.Context) error {
+			out = in(t, pod, "sh", "-c", "cat "+file+"; echo '"+end+"'")
+			return orElse(strings.HasSuffix(out, end+"\n"), "an exec has lost it again")
+		})
 	}
 	return strings.TrimSpace(strings.TrimSuffix(out, end+"\n"))
 }

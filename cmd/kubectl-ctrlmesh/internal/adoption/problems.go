@@ -13,6 +13,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/report"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
+	"github.com/ctrlmesh/ctrlmesh/internal/clip"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/origin"
@@ -28,7 +29,7 @@ func Problems(s *snapshot.Snapshot, r Request) (out []string) {
 		}
 	}
 	if nodes := uncovered(s, v.workload.Pods); len(nodes) > 0 && status.Agents.Problem == "" {
-		out = append(out, fmt.Sprintf("pods of %s run on nodes without a ready agent (%s): see kubectl -n %s describe daemonset %s", r.Target, clipped(nodes, ", "), s.Namespace, snapshot.Agent))
+		out = append(out, fmt.Sprintf("pods of %s run on nodes without a ready agent (%s): see kubectl -n %s describe daemonset %s", r.Target, clip.Join(nodes, maxNamed, ", "), s.Namespace, snapshot.Agent))
 	}
 	out = append(out, v.aboutRoot()...)
 	for _, c := range v.others() {

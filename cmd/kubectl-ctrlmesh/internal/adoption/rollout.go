@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
+	"github.com/ctrlmesh/ctrlmesh/internal/clip"
 	"github.com/ctrlmesh/ctrlmesh/internal/readiness"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 )
@@ -45,7 +46,7 @@ func (v view) rollout(onMesh bool) *Step {
 		pods []string
 	}{{"old", running}, {"terminating", terminating}, {"not ready", unready}} {
 		if len(some.pods) > 0 {
-			why = append(why, some.what+": "+clipped(some.pods, ", "))
+			why = append(why, some.what+": "+clip.Join(some.pods, maxNamed, ", "))
 		}
 	}
 	do := fmt.Sprintf("kubectl -n %s describe %s", v.Namespace, slashed(v.Target))
@@ -98,15 +99,6 @@ func unreadyReason(pod *corev1.Pod) string {
 		}
 	}
 	return ""
-}
-
-// clipped joins the first texts, and counts the others.
-func clipped(texts []string, separator string) string {
-	out := strings.Join(texts[:min(len(texts), maxNamed)], separator)
-	if more := len(texts) - maxNamed; more > 0 {
-		out += fmt.Sprintf(" and %d more", more)
-	}
-	return out
 }
 
 // uncovered returns the nodes of pods without a ready agent.

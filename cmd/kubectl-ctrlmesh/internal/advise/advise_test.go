@@ -9,10 +9,12 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/render"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/tap"
+	"github.com/ctrlmesh/ctrlmesh/manager/resources"
 )
 
 // seen is what an operator does: a line is "verb resource.group namespace/name code times".
@@ -44,11 +46,15 @@ func seen(t testing.TB, lines ...string) *Profile {
 	return p
 }
 
-var namespaced = map[schema.GroupResource]bool{
-	{Group: "example.com", Resource: "foos"}: true, {Resource: "configmaps"}: true, {Resource: "secrets"}: true, {Resource: "events"}: true,
-	{Group: "coordination.k8s.io", Resource: "leases"}: true, {Group: "rbac.authorization.k8s.io", Resource: "clusterroles"}: false,
-	{Resource: "nodes"}: false, {Group: "authorization.k8s.io", Resource: "subjectaccessreviews"}: false,
-}
+var served = resources.ServedBy([]*metav1.APIResourceList{
+	{GroupVersion: "v1", APIResources: []metav1.APIResource{
+		{Name: "configmaps", Namespaced: true}, {Name: "secrets", Namespaced: true}, {Name: "events", Namespaced: true}, {Name: "nodes"},
+	}},
+	{GroupVersion: "example.com/v1", APIResources: []metav1.APIResource{{Name: "foos", Namespaced: true}}},
+	{GroupVersion: "coordination.k8s.io/v1", APIResources: []metav1.APIResource{{Name: "leases", Namespaced: true}}},
+	{GroupVersion: "rbac.authorization.k8s.io/v1", APIResources: []metav1.APIResource{{Name: "clusterroles"}}},
+	{GroupVersion: "authorization.k8s.io/v1", APIResources: []metav1.APIResource{{Name: "subjectaccessreviews"}}},
+}, nil)
 
 // usual is an operator that reconciles foos, writes a Secret for each, and elects a leader.
 var usual = []string{
@@ -92,7 +98,7 @@ func TestVerdicts(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := Judge(Input{Profile: seen(t, c.lines...), Namespace: "team", Namespaced: namespaced, Adopt: "adopt"})
+			got := Judge(Input{Profile: seen(t, c.lines...), Namespace: "team", Workload: "sts/op", Served: served})
 			require.Equal(t, c.verdict, got.Verdict, "%+v", got)
 			require.Contains(t, got.Because, c.because)
 			require.Equal(t, c.divide, strings.Join(got.Divide, " "))
@@ -107,7 +113,7 @@ func TestVerdicts(t *testing.T) {
 
 func TestAdviceIsPrinted(t *testing.T) {
 	var out bytes.Buffer
-	advice := Judge(Input{Profile: seen(t, usual...), Namespace: "team", Namespaced: namespaced, Adopt: "kubectl ctrlmesh adopt sts/op -n team"})
+	advice := Judge(Input{Profile: seen(t, usual...), Namespace: "team", Workload: "sts/op", Served: served})
 	require.NoError(t, render.Write(&out, "table", advice))
 	require.Equal(t, `VERDICT  can be divided by namespace
 SEEN     60 requests of 1 pods in 59s

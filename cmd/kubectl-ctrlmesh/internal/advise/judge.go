@@ -1,7 +1,6 @@
 package advise
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -11,6 +10,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/render"
+	"github.com/ctrlmesh/ctrlmesh/internal/clip"
+	"github.com/ctrlmesh/ctrlmesh/manager/resources"
+	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
 )
 
 const (
@@ -35,10 +37,12 @@ type Input struct {
 	*Profile
 	// Namespace of the operator.
 	Namespace string
-	// Namespaced says for each resource that the apiserver serves whether its objects are in namespaces.
-	Namespaced map[schema.GroupResource]bool
-	// Adopt is the command that adopts the operator, without resources.
-	Adopt string
+	// Workload is the operator's, as a command line names it.
+	Workload string
+	// Root is the name of the root that divides it already; empty if none does.
+	Root string
+	// Served is what the apiserver serves.
+	Served *resources.Served
 }
 
 // Advice is whether an operator can be divided.
@@ -77,9 +81,6 @@ func (a Advice) WriteText(t *render.Text) {
 	line("NEXT", a.Next)
 }
 
-// uncounted are groups whose objects no two shards contend for, and what is not stored.
-var uncounted = []string{"coordination.k8s.io", "events.k8s.io", "authentication.k8s.io", "authorization.k8s.io"}
-
 // judge is a verdict in the making.
 type judge struct {
 	Input
@@ -103,20 +104,31 @@ func Judge(in Input) Advice {
 		for _, r := range j.divided {
 			j.Divide = append(j.Divide, strings.TrimPrefix(r.Group+"/"+r.Resource, "/"))
 		}
-		j.Next = in.Adopt + " --shards 2 --resources " + strings.Join(j.Divide, ",") + " --dry-run"
 	}
+	j.Next = j.next()
 	return j.Advice
+}
+
+// next returns the next command; empty if there is none.
+func (j *judge) next() string {
+	switch {
+	case j.Root != "":
+		return fmt.Sprintf("kubectl ctrlmesh shards %s -n %s", j.Root, j.Namespace)
+	case j.Verdict == Divisible:
+		return fmt.Sprintf("kubectl ctrlmesh adopt %s -n %s --shards 2 --resources %s --dry-run", j.Workload, j.Namespace, strings.Join(j.Divide, ","))
+	}
+	return ""
 }
 
 // sort finds the resources that shards would divide, and those that no namespace divides.
 func (j *judge) sort() {
 	for r, u := range j.uses {
-		namespaced, served := j.Namespaced[r]
+		kind, served := j.Served.Kinds[r]
 		switch {
-		case !served || slices.Contains(uncounted, r.Group) || r == schema.GroupResource{Resource: "events"}:
-		case !namespaced && u.writes > 0:
+		case !served || !isolation.Contended(r):
+		case !kind.Namespaced && u.writes > 0:
 			j.global = append(j.global, r)
-		case namespaced && (u.wide || j.others(u) > 0):
+		case kind.Namespaced && (u.wide || u.beyond(j.Namespace)):
 			j.divided = append(j.divided, r)
 			for namespace, n := range u.namespaces {
 				if namespace != j.Namespace {
@@ -128,16 +140,6 @@ func (j *judge) sort() {
 	byName := func(a, b schema.GroupResource) int { return strings.Compare(a.String(), b.String()) }
 	slices.SortFunc(j.divided, byName)
 	slices.SortFunc(j.global, byName)
-}
-
-// others returns how many other namespaces than the operator's own a resource was written in.
-func (j *judge) others(u *use) (n int) {
-	for namespace := range u.namespaces {
-		if namespace != j.Namespace {
-			n++
-		}
-	}
-	return n
 }
 
 func (j *judge) judge() {
@@ -183,7 +185,7 @@ func (j *judge) risks() {
 func (j *judge) singletons() {
 	var found []string
 	for r, u := range j.uses {
-		if slices.Contains(uncounted, r.Group) || r.Resource == "events" {
+		if !isolation.Contended(r) {
 			continue
 		}
 		for o, n := range u.objects {
@@ -194,7 +196,7 @@ func (j *judge) singletons() {
 	}
 	if len(found) > 0 {
 		slices.Sort(found)
-		j.risk("rewrites %s in its own namespace, where one shard alone may write: if each shard must, list it in spec.root.shared with writes: Everyone", some(found))
+		j.risk("rewrites %s in its own namespace, where one shard alone may write: if each shard must, list it in spec.root.shared with writes: Everyone", clip.Join(found, maxNamed, ", "))
 	}
 }
 
@@ -231,14 +233,5 @@ func named(resources []schema.GroupResource) string {
 	for _, r := range resources {
 		names = append(names, r.String())
 	}
-	return some(names)
-}
-
-// some names the first of many.
-func some(names []string) string {
-	out := strings.Join(names[:min(len(names), maxNamed)], ", ")
-	if more := len(names) - maxNamed; more > 0 {
-		out += fmt.Sprintf(" and %d more", more)
-	}
-	return cmp.Or(out, "none")
+	return clip.Join(names, maxNamed, ", ")
 }

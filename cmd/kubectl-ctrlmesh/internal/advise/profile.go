@@ -97,6 +97,12 @@ func (u *use) write(l tap.Line) {
 	}
 }
 
+// beyond reports whether objects were written in other namespaces than one.
+func (u *use) beyond(namespace string) bool {
+	_, in := u.namespaces[namespace]
+	return len(u.namespaces) > 1 || len(u.namespaces) == 1 && !in
+}
+
 // count counts a key, if there is room for it.
 func count[K comparable](of map[K]int, key K) {
 	if _, known := of[key]; known || len(of) < maxKeys {

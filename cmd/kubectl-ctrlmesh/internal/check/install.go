@@ -16,6 +16,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
+	"github.com/ctrlmesh/ctrlmesh/internal/clip"
 	"github.com/ctrlmesh/ctrlmesh/internal/crdschema"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
 )
@@ -69,11 +70,7 @@ func (f *findings) definition(file string, is apiextensionsv1.CustomResourceDefi
 		return
 	}
 	slices.Sort(lacking)
-	named := strings.Join(lacking[:min(len(lacking), maxFields)], ", ")
-	if more := len(lacking) - maxFields; more > 0 {
-		named += fmt.Sprintf(" and %d more", more)
-	}
-	f.add(Error, "crd-old", docsUpgrade, "kubectl apply -k deploy/crd of the version that runs, or use the plugin of that version", "CustomResourceDefinition %s lacks fields of this version: %s", is.Name, named)
+	f.add(Error, "crd-old", docsUpgrade, "kubectl apply -k deploy/crd of the version that runs, or use the plugin of that version", "CustomResourceDefinition %s lacks fields of this version: %s", is.Name, clip.Join(lacking, maxFields, ", "))
 }
 
 // missingFields returns the paths of fields of a schema that another one lacks. It does not list fields

@@ -122,7 +122,7 @@ func (f *findings) refused(ctx context.Context, s *snapshot.Snapshot) (checked i
 	}
 	for _, p := range is.Problems {
 		if p.Level == lint.Refused {
-			f.add(Error, "object-refused", docsUpgrade, "correct it before the upgrade: later, no change of it is accepted otherwise", "%s %s/%s: %s", p.Kind, p.File, p.Name, strings.TrimPrefix(p.Field+": "+p.Message, ": "))
+			f.add(Error, "object-refused", docsUpgrade, "correct it before the upgrade: later, no change of it is accepted otherwise", "%s %s/%s: %s", p.Kind, p.File, p.Name, p.Text())
 		}
 	}
 	return is.Checked, nil

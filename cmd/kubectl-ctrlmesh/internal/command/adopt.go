@@ -160,7 +160,7 @@ func (e *environment) admitted(ctx context.Context, file string, o *unstructured
 	}
 	for _, p := range result.Problems {
 		if p.Level == lint.Refused {
-			problems = append(problems, fmt.Sprintf("ShardingConfig %s: %s", o.GetName(), strings.TrimPrefix(p.Field+": "+p.Message, ": ")))
+			problems = append(problems, fmt.Sprintf("ShardingConfig %s: %s", o.GetName(), p.Text()))
 		}
 	}
 	c = &v1alpha1.ShardingConfig{}

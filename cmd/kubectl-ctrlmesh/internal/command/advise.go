@@ -10,13 +10,13 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/adoption"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/advise"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/tap"
+	"github.com/ctrlmesh/ctrlmesh/manager/resources"
 )
 
 func (e *environment) adviseCommand() *cobra.Command {
@@ -48,15 +48,15 @@ func (e *environment) adviseCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		namespaced, err := namespacedOf(r)
+		lists, _, err := r.Served()
 		if err != nil {
 			return err
 		}
-		adopt := fmt.Sprintf("kubectl ctrlmesh adopt %s -n %s", args[0], namespace)
-		advice := advise.Judge(advise.Input{Profile: profile, Namespace: namespace, Namespaced: namespaced, Adopt: adopt})
-		if root := (adoption.Request{Namespace: namespace, Target: target}).Root(s); root != nil { // it is adopted already
-			advice.Next = fmt.Sprintf("kubectl ctrlmesh shards %s -n %s", root.Name, namespace)
+		in := advise.Input{Profile: profile, Namespace: namespace, Workload: args[0], Served: resources.ServedBy(lists, nil)}
+		if root := (adoption.Request{Namespace: namespace, Target: target}).Root(s); root != nil {
+			in.Root = root.Name
 		}
+		advice := advise.Judge(in)
 		if err := e.print(advice, advice.Findings() && advice.Verdict != advise.Unseen); err != nil {
 			return err
 		}
@@ -131,23 +131,4 @@ func (e *environment) profile(ctx context.Context, s *snapshot.Snapshot, agents 
 		})
 	}
 	return out, errors.Join(all.Wait(), ctx.Err())
-}
-
-// namespacedOf says for each resource that the apiserver serves whether its objects are in namespaces.
-func namespacedOf(r snapshot.Reader) (map[schema.GroupResource]bool, error) {
-	lists, err := r.Resources()
-	if len(lists) == 0 && err != nil {
-		return nil, fmt.Errorf("reading which resources are served: %w: check the connection to the apiserver", err)
-	}
-	out := map[schema.GroupResource]bool{}
-	for _, l := range lists {
-		version, err := schema.ParseGroupVersion(l.GroupVersion)
-		if err != nil {
-			continue
-		}
-		for _, resource := range l.APIResources {
-			out[version.WithResource(resource.Name).GroupResource()] = resource.Namespaced
-		}
-	}
-	return out, nil
 }

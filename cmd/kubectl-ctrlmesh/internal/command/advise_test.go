@@ -1,7 +1,6 @@
 package command
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,7 +12,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/meshtest"
@@ -22,9 +20,7 @@ import (
 // advised runs the command advise in a cluster whose agents have a log.
 func advised(t *testing.T, c *meshtest.Cluster, log string, args ...string) result {
 	t.Helper()
-	var out, errs bytes.Buffer
-	e := connected(t, c, genericiooptions.IOStreams{Out: &out, ErrOut: &errs})
-	e.logs = func(ctx context.Context, _, pod string, o *corev1.PodLogOptions) (io.ReadCloser, error) {
+	return runWithLogs(t, c, func(ctx context.Context, _, pod string, o *corev1.PodLogOptions) (io.ReadCloser, error) {
 		switch {
 		case log == "":
 			return nil, errors.New("forbidden")
@@ -33,9 +29,7 @@ func advised(t *testing.T, c *meshtest.Cluster, log string, args ...string) resu
 		}
 		require.Equal(t, "ctrlmesh-agent-1", pod)
 		return io.NopCloser(strings.NewReader(log)), nil
-	}
-	code := e.run(t.Context(), append([]string{"advise"}, args...))
-	return result{out.String(), errs.String(), code}
+	}, append([]string{"advise"}, args...)...)
 }
 
 // following is a log that ends with a context.

@@ -111,10 +111,7 @@ func (e *environment) print(r render.Report, findings bool) error {
 
 // read reads parts of a snapshot, all of which are necessary.
 func read(ctx context.Context, r snapshot.Reader, parts ...snapshot.Part) (*snapshot.Snapshot, error) {
-	s, err := r.Read(ctx, parts...)
-	if err == nil {
-		err = s.Err()
-	}
+	s, err := r.ReadAll(ctx, parts...)
 	if err != nil {
 		return nil, fmt.Errorf("%w: check the connection to the apiserver, and your permissions", err)
 	}

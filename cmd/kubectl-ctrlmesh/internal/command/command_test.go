@@ -7,6 +7,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -57,8 +58,24 @@ func runUntil(t *testing.T, c *meshtest.Cluster, text, in string, args ...string
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
+	return prepared(ctx, t, c, in, func(e *environment) { e.Out = &interrupter{e.Out, text, cancel} }, args...)
+}
+
+// logsOf returns logs of pods, in place of the apiserver.
+type logsOf func(ctx context.Context, namespace, pod string, options *corev1.PodLogOptions) (io.ReadCloser, error)
+
+// runWithLogs runs a command in a cluster with logs.
+func runWithLogs(t *testing.T, c *meshtest.Cluster, logs logsOf, args ...string) result {
+	t.Helper()
+	return prepared(t.Context(), t, c, "", func(e *environment) { e.logs = logs }, args...)
+}
+
+// prepared runs a command in a prepared environment.
+func prepared(ctx context.Context, t *testing.T, c *meshtest.Cluster, in string, prepare func(*environment), args ...string) result {
+	t.Helper()
 	var out, errs bytes.Buffer
-	e := connected(t, c, genericiooptions.IOStreams{In: strings.NewReader(in), Out: &interrupter{&out, text, cancel}, ErrOut: &errs})
+	e := connected(t, c, genericiooptions.IOStreams{In: strings.NewReader(in), Out: &out, ErrOut: &errs})
+	prepare(e)
 	code := e.run(ctx, args)
 	require.NotContains(t, out.String()+errs.String(), meshtest.SecretText)
 	return result{out.String(), errs.String(), code}
@@ -76,7 +93,7 @@ func connected(t *testing.T, c *meshtest.Cluster, streams genericiooptions.IOStr
 
 // interrupter is an output that cancels a context once a text is printed.
 type interrupter struct {
-	*bytes.Buffer
+	io.Writer
 	text   string
 	cancel context.CancelFunc
 }
@@ -85,7 +102,7 @@ func (i *interrupter) Write(p []byte) (int, error) {
 	if i.text != "" && bytes.Contains(p, []byte(i.text)) {
 		i.cancel()
 	}
-	return i.Buffer.Write(p)
+	return i.Writer.Write(p)
 }
 
 // requireGolden compares a result with a file of testdata.

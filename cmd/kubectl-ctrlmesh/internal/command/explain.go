@@ -49,12 +49,11 @@ func (e *environment) explainCommand() *cobra.Command {
 
 // find fills in what the request is about.
 func find(r snapshot.Reader, q *explain.Request, args []string, all bool) error {
-	lists, err := r.Resources()
-	if len(lists) == 0 && err != nil {
-		return fmt.Errorf("reading which resources are served: %w: check the connection to the apiserver", err)
+	lists, failed, err := r.Served()
+	if err != nil {
+		return err
 	}
 	var named string
-	failed := err
 	if q.Resource, named, err = explain.Find(lists, args[0]); err != nil {
 		return errors.Join(err, failed)
 	}

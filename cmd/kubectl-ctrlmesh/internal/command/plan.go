@@ -64,9 +64,9 @@ func (e *environment) planned(ctx context.Context, file, namespace string) (*v1a
 
 // planOf reads what a plan follows from.
 func planOf(ctx context.Context, r snapshot.Reader, root *v1alpha1.ShardingConfig) (plan.Plan, error) {
-	lists, err := r.Resources()
-	if len(lists) == 0 && err != nil {
-		return plan.Plan{}, fmt.Errorf("reading which resources are served: %w: check the connection to the apiserver", err)
+	lists, _, err := r.Served()
+	if err != nil {
+		return plan.Plan{}, err
 	}
 	resources, unknown := plan.Resources(lists, root)
 	parts := []snapshot.Part{snapshot.Configs(root.Namespace), snapshot.Namespaces, snapshot.Counts(resources)}

@@ -4,13 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/report"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/sysdump"
 )
@@ -51,19 +49,18 @@ func (e *environment) sysdumpCommand() *cobra.Command {
 }
 
 // dump writes an archive to a new file. It leaves none behind if it fails.
-func (e *environment) dump(ctx context.Context, r snapshot.Reader, name string, since time.Duration) (report.Sysdump, error) {
+func (e *environment) dump(ctx context.Context, r snapshot.Reader, name string, since time.Duration) (sysdump.Archive, error) {
 	file, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, os.ErrExist) {
-		return report.Sysdump{}, fmt.Errorf("%s exists: name another by --file", name)
+		return sysdump.Archive{}, fmt.Errorf("%s exists: name another by --file", name)
 	}
 	if err != nil {
-		return report.Sysdump{}, fmt.Errorf("creating the archive: %w: name another by --file", err)
+		return sysdump.Archive{}, fmt.Errorf("creating the archive: %w: name another by --file", err)
 	}
 	collector := sysdump.Collector{Reader: r, Version: e.version, Logs: e.logs, Since: since}
-	files, missing, err := collector.Write(ctx, file)
-	size, failed := file.Seek(0, io.SeekCurrent)
-	if err = errors.Join(err, failed, file.Close()); err != nil {
-		return report.Sysdump{}, errors.Join(fmt.Errorf("collecting the state of the mesh: %w", err), os.Remove(name))
+	out, err := collector.Write(ctx, file)
+	if err = errors.Join(err, file.Close()); err != nil {
+		return sysdump.Archive{}, errors.Join(fmt.Errorf("collecting the state of the mesh: %w", err), os.Remove(name))
 	}
-	return report.Sysdump{File: name, Bytes: size, Files: files, Missing: missing}, nil
+	return out, nil
 }

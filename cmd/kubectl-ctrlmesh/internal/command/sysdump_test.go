@@ -2,7 +2,6 @@ package command
 
 import (
 	"archive/zip"
-	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -15,7 +14,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/meshtest"
@@ -26,9 +24,7 @@ import (
 func dumped(t *testing.T, c *meshtest.Cluster, log string, args ...string) (result, map[string]string) {
 	t.Helper()
 	t.Chdir(t.TempDir())
-	var out, errs bytes.Buffer
-	e := connected(t, c, genericiooptions.IOStreams{Out: &out, ErrOut: &errs})
-	e.logs = func(_ context.Context, _, pod string, o *corev1.PodLogOptions) (io.ReadCloser, error) {
+	r := runWithLogs(t, c, func(_ context.Context, _, pod string, o *corev1.PodLogOptions) (io.ReadCloser, error) {
 		if log == "" {
 			return nil, errors.New("forbidden")
 		}
@@ -37,9 +33,7 @@ func dumped(t *testing.T, c *meshtest.Cluster, log string, args ...string) (resu
 			before = "before it restarted: "
 		}
 		return io.NopCloser(strings.NewReader(before + pod + " " + log)), nil
-	}
-	code := e.run(t.Context(), append([]string{"sysdump"}, args...))
-	r := result{out.String(), errs.String(), code}
+	}, append([]string{"sysdump"}, args...)...)
 	files := map[string]string{}
 	found, err := filepath.Glob("*.zip")
 	require.NoError(t, err)

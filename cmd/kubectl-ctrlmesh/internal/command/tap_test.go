@@ -1,7 +1,6 @@
 package command
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,7 +11,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/meshtest"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
@@ -33,11 +31,9 @@ func logging(t *testing.T, c *meshtest.Cluster) {
 // tapped runs the command tap on logs, one after the other. It is interrupted after the last of them.
 func tapped(t *testing.T, c *meshtest.Cluster, logs []string, args ...string) (r result, requests []string) {
 	t.Helper()
-	var out, errs bytes.Buffer
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	e := connected(t, c, genericiooptions.IOStreams{Out: &out, ErrOut: &errs})
-	e.logs = func(_ context.Context, namespace, pod string, o *corev1.PodLogOptions) (io.ReadCloser, error) {
+	read := func(_ context.Context, namespace, pod string, o *corev1.PodLogOptions) (io.ReadCloser, error) {
 		request := namespace + "/" + pod
 		switch {
 		case o.TailLines != nil:
@@ -54,8 +50,8 @@ func tapped(t *testing.T, c *meshtest.Cluster, logs []string, args ...string) (r
 		}
 		return io.NopCloser(strings.NewReader(logs[len(requests)-1])), nil
 	}
-	code := e.run(ctx, append([]string{"tap"}, args...))
-	return result{out.String(), errs.String(), code}, requests
+	r = prepared(ctx, t, c, "", func(e *environment) { e.logs = read }, append([]string{"tap"}, args...)...)
+	return r, requests
 }
 
 func TestTapShowsTheLinesOfOnePod(t *testing.T) {
@@ -101,14 +97,12 @@ func TestTapRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			cluster := meshtest.Healthy(t)
 			c.plant(t, cluster)
-			var out, errs bytes.Buffer
-			e := connected(t, cluster, genericiooptions.IOStreams{Out: &out, ErrOut: &errs})
-			e.logs = func(context.Context, string, string, *corev1.PodLogOptions) (io.ReadCloser, error) {
+			r := runWithLogs(t, cluster, func(context.Context, string, string, *corev1.PodLogOptions) (io.ReadCloser, error) {
 				return nil, errors.New("forbidden")
-			}
-			require.Equal(t, Unknown, e.run(t.Context(), append([]string{"tap"}, c.args...)))
-			require.Contains(t, errs.String(), c.want)
-			require.Empty(t, out.String())
+			}, append([]string{"tap"}, c.args...)...)
+			require.Equal(t, Unknown, r.code)
+			require.Contains(t, r.err, c.want)
+			require.Empty(t, r.out)
 		})
 	}
 }

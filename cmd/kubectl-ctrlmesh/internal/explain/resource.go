@@ -82,19 +82,10 @@ func foundIn(list *metav1.APIResourceList, group string, is func(*metav1.APIReso
 
 // suggestion says that a resource is not served, and names the one that was probably meant.
 func suggestion(lists []*metav1.APIResourceList, name, group string) string {
-	served := &resources.Served{Kinds: map[schema.GroupResource]metav1.APIResource{}}
-	for _, list := range lists {
-		gv, err := schema.ParseGroupVersion(list.GroupVersion)
-		for _, one := range list.APIResources {
-			if err == nil && !strings.Contains(one.Name, "/") {
-				served.Kinds[schema.GroupResource{Group: gv.Group, Resource: one.Name}] = one
-			}
-		}
-	}
 	if group == "" {
 		group = "*"
 	}
-	for _, message := range served.Unknown([]v1alpha1.ResourceGroup{{APIGroups: []string{group}, Resources: []string{name}}}) {
+	for _, message := range resources.ServedBy(lists, nil).Unknown([]v1alpha1.ResourceGroup{{APIGroups: []string{group}, Resources: []string{name}}}) {
 		if _, said, _ := strings.Cut(message, ": "); strings.HasSuffix(said, "?") {
 			return said
 		}

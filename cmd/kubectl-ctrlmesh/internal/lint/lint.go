@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	admissionv1 "k8s.io/api/admission/v1"
@@ -18,10 +19,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
-	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	kridge "github.com/ctrlmesh/ctrlmesh/api/kridge/v1alpha1"
 	kruise "github.com/ctrlmesh/ctrlmesh/api/kruise/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/render"
+	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
 	"github.com/ctrlmesh/ctrlmesh/internal/crdschema"
 	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
@@ -51,6 +51,9 @@ type Problem struct {
 	Message string `json:"message"`
 }
 
+// Text returns the message, with the field.
+func (p Problem) Text() string { return strings.TrimPrefix(p.Field+": "+p.Message, ": ") }
+
 // Report is the result of lint.
 type Report struct {
 	Problems []Problem `json:"problems"`
@@ -75,11 +78,7 @@ func (r Report) WriteText(t *render.Text) {
 		if p.Kind != "" {
 			about = fmt.Sprintf(" (%s %s)", p.Kind, cmp.Or(p.Name, "without name"))
 		}
-		path := ""
-		if p.Field != "" {
-			path = p.Field + ": "
-		}
-		t.Line("%s: document %d%s: %s: %s%s", p.File, p.Document, about, p.Level, path, p.Message)
+		t.Line("%s: document %d%s: %s: %s", p.File, p.Document, about, p.Level, p.Text())
 	}
 	if len(r.Problems) == 0 {
 		t.Line("no problems found; objects checked: %d", r.Checked)
@@ -154,7 +153,7 @@ func (l *linter) document(ctx context.Context, d Document) error {
 			if err := l.object(ctx, d, o, k); err != nil {
 				return err
 			}
-		case gvk.Group == v1alpha1.GroupName || gvk.Group == kridge.GroupName || gvk.Group == kruise.GroupName:
+		case slices.Contains(snapshot.Groups, gvk.Group):
 			l.Checked++
 			l.add(Refused, d, o, "", fmt.Sprintf("the mesh has no kind %s in %s", gvk.Kind, gvk.GroupVersion()))
 		}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -16,22 +15,22 @@ import (
 
 	kridge "github.com/ctrlmesh/ctrlmesh/api/kridge/v1alpha1"
 	kruise "github.com/ctrlmesh/ctrlmesh/api/kruise/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
 	"github.com/ctrlmesh/ctrlmesh/manager/dialect"
+	"github.com/ctrlmesh/ctrlmesh/manager/dialect/serve"
 )
 
 // Of returns those of some objects that are of dialects, by their kinds.
 func Of(documents []*unstructured.Unstructured, namespace string) (out []dialect.Object, err error) {
+	scheme := runtime.NewScheme()
+	if err := serve.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
 	for _, o := range documents {
-		var typed dialect.Object
-		switch o.GroupVersionKind() {
-		case kruise.GroupVersion.WithKind("VirtualApp"):
-			typed = &kruise.VirtualApp{}
-		case kruise.GroupVersion.WithKind("TrafficPolicy"):
-			typed = &kruise.TrafficPolicy{}
-		case kridge.GroupVersion.WithKind("ShardingConfig"):
-			typed = &kridge.ShardingConfig{}
-		default:
-			continue
+		made, err := scheme.New(o.GroupVersionKind())
+		typed, ok := made.(dialect.Object)
+		if err != nil || !ok {
+			continue // it is of no dialect
 		}
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(o.Object, typed, true); err != nil {
 			return nil, fmt.Errorf("%s %s: %w", o.GetKind(), o.GetName(), err)
@@ -49,7 +48,7 @@ func Of(documents []*unstructured.Unstructured, namespace string) (out []dialect
 func Read(ctx context.Context, r client.Reader, namespace string) (out []dialect.Object, err error) {
 	for _, list := range []client.ObjectList{&kruise.VirtualAppList{}, &kruise.TrafficPolicyList{}, &kridge.ShardingConfigList{}} {
 		err := r.List(ctx, list, client.InNamespace(namespace))
-		if apierrors.IsNotFound(err) || meta.IsNoMatchError(err) {
+		if snapshot.Absent(err) {
 			continue
 		}
 		if err != nil {

@@ -85,7 +85,7 @@ func StatusOf(s *snapshot.Snapshot) Status {
 		if compile.Derived(c) {
 			continue
 		}
-		o := operatorOf(c)
+		o := OperatorOf(c)
 		out.Healthy = out.Healthy && o.Healthy
 		out.Operators = append(out.Operators, o)
 	}
@@ -168,7 +168,8 @@ func AgentsByNode(s *snapshot.Snapshot) []Agent {
 	return out
 }
 
-func operatorOf(c *v1alpha1.ShardingConfig) Operator {
+// OperatorOf returns the state of a configuration.
+func OperatorOf(c *v1alpha1.ShardingConfig) Operator {
 	ready := operator.Condition(c, v1alpha1.ConditionReady)
 	out := Operator{
 		Kind: origin.Of(c).Kind.String(), Namespace: c.Namespace, Name: c.Name, Role: roleOf(c), State: cmp.Or(ready.Reason, "Unknown"),

@@ -6,7 +6,6 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 // Resource is a resource that the apiserver serves.
@@ -38,12 +37,12 @@ func Counts(resources []Resource) Part {
 }
 
 func (r Reader) count(ctx context.Context, c Count) error {
-	for next := ""; ; {
+	empty := func() *metav1.PartialObjectMetadataList {
 		page := &metav1.PartialObjectMetadataList{}
 		page.SetGroupVersionKind(schema.GroupVersionKind{Group: c.Group, Version: c.Version, Kind: c.Kind + "List"})
-		if err := r.Client.List(ctx, page, client.Limit(pageSize), client.Continue(next)); err != nil {
-			return err
-		}
+		return page
+	}
+	return pages(ctx, r, empty, func(page *metav1.PartialObjectMetadataList) error {
 		for i := range page.Items {
 			if c.Namespaced {
 				c.By[page.Items[i].Namespace]++
@@ -51,10 +50,8 @@ func (r Reader) count(ctx context.Context, c Count) error {
 				c.By[page.Items[i].Name]++
 			}
 		}
-		if next = page.Continue; next == "" {
-			return nil
-		}
-	}
+		return nil
+	})
 }
 
 // ManagerLists asks the apiserver which resources the manager may list.

@@ -19,9 +19,9 @@ var Groups = []string{v1alpha1.GroupName, kridge.GroupName, kruise.GroupName}
 // Kinds returns the kinds of the mesh and its dialects that the apiserver serves, in the preferred
 // versions.
 func (r Reader) Kinds() (out []schema.GroupVersionKind, err error) {
-	served, err := r.Resources()
-	if err != nil && len(served) == 0 {
-		return nil, fmt.Errorf("reading which resources are served: %w", err)
+	served, _, err := r.Served()
+	if err != nil {
+		return nil, err
 	}
 	for _, l := range served {
 		version, err := schema.ParseGroupVersion(l.GroupVersion)

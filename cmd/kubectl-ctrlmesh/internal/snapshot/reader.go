@@ -48,6 +48,16 @@ type Reader struct {
 	Namespace string
 }
 
+// Served returns the lists of resources that the apiserver serves. incomplete is why some groups are not
+// among them.
+func (r Reader) Served() (lists []*metav1.APIResourceList, incomplete, err error) {
+	lists, incomplete = r.Resources()
+	if len(lists) == 0 && incomplete != nil {
+		return nil, nil, fmt.Errorf("reading which resources are served: %w: check the connection to the apiserver", incomplete)
+	}
+	return lists, incomplete, nil
+}
+
 // Part is a part of a snapshot.
 type Part struct {
 	what string
@@ -66,6 +76,15 @@ func (r Reader) Read(ctx context.Context, parts ...Part) (*Snapshot, error) {
 		Outside: map[types.NamespacedName]bool{}, Leases: map[types.NamespacedName]coordinationv1.Lease{}, LeasesRead: map[string]bool{}, Exists: map[string]bool{},
 	}
 	return s, r.Extend(ctx, s, parts...)
+}
+
+// ReadAll reads parts, in order. It returns an error that names all that it failed to read.
+func (r Reader) ReadAll(ctx context.Context, parts ...Part) (*Snapshot, error) {
+	s, err := r.Read(ctx, parts...)
+	if err == nil {
+		err = s.Err()
+	}
+	return s, err
 }
 
 // UIDOf returns the uid of an object; empty if it does not exist.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -41,15 +42,15 @@ type Collector struct {
 	Since time.Duration
 }
 
-// Write writes an archive. It returns how many files it has, and what could not be read, with the
-// reasons. It returns an error if the apiserver cannot be reached, the context ends, or the archive cannot
-// be written.
-func (c Collector) Write(ctx context.Context, to io.Writer) (files int, missing []string, err error) {
+// Write writes an archive to a file. It returns an error if the apiserver cannot be reached, the context
+// ends, or the archive cannot be written.
+func (c Collector) Write(ctx context.Context, to *os.File) (Archive, error) {
 	a := &archive{Writer: zip.NewWriter(to), at: c.Reader.Now()}
-	if err := c.collect(ctx, a); err != nil {
-		return 0, nil, err
+	if err := errors.Join(c.collect(ctx, a), a.Close()); err != nil {
+		return Archive{}, err
 	}
-	return a.files, a.missing, a.Close()
+	size, err := to.Seek(0, io.SeekCurrent)
+	return Archive{File: to.Name(), Bytes: size, Files: a.files, Missing: a.missing}, err
 }
 
 func (c Collector) collect(ctx context.Context, a *archive) error {

@@ -3,5 +3,6 @@
 //
 //	sources.go  what is collected
 //	collect.go  reads it, and writes the archive
+//	archive.go  what was written
 //	redact.go   what is left out of objects and logs
 package sysdump

@@ -2,6 +2,7 @@ package sysdump
 
 import (
 	"regexp"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -60,7 +61,7 @@ func field(key string, value any, own bool) any {
 		if all, ok := value.(map[string]any); ok {
 			delete(all, applied)
 			for key := range all {
-				if !kept(key) {
+				if !slices.ContainsFunc(keptAnnotations, func(part string) bool { return strings.Contains(key, part) }) {
 					all[key] = redacted
 				}
 			}
@@ -72,15 +73,6 @@ func field(key string, value any, own bool) any {
 func list(value any) []any {
 	words, _ := value.([]any)
 	return words
-}
-
-func kept(annotation string) bool {
-	for _, part := range keptAnnotations {
-		if strings.Contains(annotation, part) {
-			return true
-		}
-	}
-	return false
 }
 
 // arguments keeps the names of flags, and the program.

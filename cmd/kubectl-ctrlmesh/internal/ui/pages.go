@@ -85,17 +85,8 @@ func (s *Server) view(ctx context.Context, of *url.URL) (name, title string, dat
 	return "", "", nil, errNoPage
 }
 
-// read reads parts, all of which a page needs.
-func (s *Server) read(ctx context.Context, parts ...snapshot.Part) (*snapshot.Snapshot, error) {
-	is, err := s.Reader.Read(ctx, parts...)
-	if err == nil {
-		err = is.Err()
-	}
-	return is, err
-}
-
 func (s *Server) overview(ctx context.Context) (report.Status, error) {
-	is, err := s.read(ctx, snapshot.Programs, snapshot.Configs(s.Namespace), snapshot.Members(s.Namespace))
+	is, err := s.Reader.ReadAll(ctx, snapshot.Programs, snapshot.Configs(s.Namespace), snapshot.Members(s.Namespace))
 	if err != nil {
 		return report.Status{}, err
 	}
@@ -118,7 +109,7 @@ type limits struct {
 }
 
 func (s *Server) limits(ctx context.Context) (limits, error) {
-	is, err := s.read(ctx, snapshot.Breakers(s.Namespace), snapshot.Faults(s.Namespace))
+	is, err := s.Reader.ReadAll(ctx, snapshot.Breakers(s.Namespace), snapshot.Faults(s.Namespace))
 	if err != nil {
 		return limits{}, err
 	}
@@ -127,9 +118,8 @@ func (s *Server) limits(ctx context.Context) (limits, error) {
 
 // operatorView is what the page of an operator shows.
 type operatorView struct {
-	report.Shards
-	Problems, Warnings []string
-	Rollout            string
+	Is       report.Operator
+	Division report.Shards
 	// Heaviest is the greatest number of objects of a shard.
 	Heaviest int64
 	// Key is what the owner was asked of, and KeyKind how the root assigns keys; empty if it is none.
@@ -141,7 +131,7 @@ func (s *Server) operator(ctx context.Context, namespace, name, key string) (ope
 	if s.Namespace != "" && namespace != s.Namespace {
 		return operatorView{}, errNoPage
 	}
-	is, err := s.read(ctx, snapshot.Configs(namespace), snapshot.Members(namespace))
+	is, err := s.Reader.ReadAll(ctx, snapshot.Configs(namespace), snapshot.Members(namespace))
 	if err != nil {
 		return operatorView{}, err
 	}
@@ -156,12 +146,7 @@ func (s *Server) operator(ctx context.Context, namespace, name, key string) (ope
 	if err != nil {
 		return operatorView{}, err
 	}
-	out := operatorView{Shards: shards, Key: key}
-	for _, o := range report.StatusOf(is).Operators {
-		if o.Namespace == namespace && o.Name == name {
-			out.Problems, out.Warnings, out.Rollout = o.Problems, o.Warnings, o.Rollout
-		}
-	}
+	out := operatorView{Is: report.OperatorOf(config), Division: shards, Key: key}
 	for _, one := range shards.Shards {
 		if one.Objects != nil {
 			out.Heaviest = max(out.Heaviest, *one.Objects)

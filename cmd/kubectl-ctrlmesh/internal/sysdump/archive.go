@@ -1,9 +1,9 @@
-package report
+package sysdump
 
 import "github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/render"
 
-// Sysdump is an archive with the state of the mesh.
-type Sysdump struct {
+// Archive is what was written: the state of the mesh.
+type Archive struct {
 	File  string `json:"file"`
 	Bytes int64  `json:"bytes"`
 	Files int    `json:"files"`
@@ -12,9 +12,9 @@ type Sysdump struct {
 }
 
 // WriteText implements render.Report.
-func (s Sysdump) WriteText(t *render.Text) {
-	t.Line("%s: %d files, %.1f MB", s.File, s.Files, float64(s.Bytes)/1e6)
-	for _, m := range s.Missing {
+func (a Archive) WriteText(t *render.Text) {
+	t.Line("%s: %d files, %.1f MB", a.File, a.Files, float64(a.Bytes)/1e6)
+	for _, m := range a.Missing {
 		t.Line("! %s", m)
 	}
 	t.Line("Look through it before you pass it on: it has names, logs and messages of this cluster.")
