@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -44,6 +45,8 @@ func newTab(t *testing.T) *tab {
 	require.NoError(t, err)
 	browser := exec.CommandContext(ctx, path, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1000,560", "--remote-debugging-pipe", "--user-data-dir="+t.TempDir())
 	browser.ExtraFiles = []*os.File{reads, writes} // 3 and 4
+	browser.Stderr = new(strings.Builder)          // a pipe, so that Wait waits for its processes, which write into its directory, too
+	browser.WaitDelay = time.Minute
 	require.NoError(t, browser.Start())
 	t.Cleanup(func() {
 		cancel()
