@@ -29,14 +29,18 @@ test: ## Set up what is missing and pass every test
 	@hack/stages.sh deps modules generate-check lint unit cluster-ensure images test-images install e2e-installed
 
 ##@ Build
-.PHONY: build images test-images generate generate-check
+.PHONY: build images release release-push test-images generate generate-check
 build: ## Build the programs into bin/
 	@mkdir -p bin
 	@$(PROGRESS) "building the programs" $(STATIC) -o bin/ ./cmd/...
 
 images: build ## Build the images as archives into bin/images/
-	@tests/setup.sh images
 	@CTRLMESH_CACHE=$(CACHE) deploy/images/build.sh
+
+release: ## Make the release of this commit in dist/: VERSION=0.1.0 REGISTRY=registry.example.com/ctrlmesh
+	@CTRLMESH_CACHE=$(CACHE) REGISTRY=$(REGISTRY) hack/release.sh $(VERSION)
+release-push: ## Push its images to REGISTRY
+	@"$$(CTRLMESH_CACHE=$(CACHE) hack/tools.sh release)/release" push -repository $(REGISTRY) dist/*.tar
 
 test-images: ## Build the images of the tests' operators into .run/images/
 	@tests/setup.sh clients
@@ -59,11 +63,12 @@ check: ## In two minutes: format, vet, lint and quick unit tests of what changed
 deps: ## Install the Debian packages that tests need
 	@tests/setup.sh test
 modules:
-	@for m in . hack/helm tests/operators/candidate; do $(PROGRESS) "downloading modules" hack/retry.sh env GOWORK=off go -C $$m mod download; done
+	@for m in . hack/helm hack/release tests/operators/candidate; do $(PROGRESS) "downloading modules" hack/retry.sh env GOWORK=off go -C $$m mod download; done
 lint: ## gofmt, go vet, golangci-lint
 	@hack/lint.sh
 unit: ## Unit tests and, as root, tests in network namespaces
 	@hack/tools.sh helm >/dev/null
+	go -C hack/release test ./...
 	@go build -o .run/gotest ./hack/gotest
 	CGO_ENABLED=1 .run/gotest unit -race -timeout=30m -p 4 -parallel 8 $$(go list ./... | grep -v -e /tests/e2e -e /tests/explore -e /tests/monitoring) $(if $(RUN),-run '$(RUN)')
 	@# One goroutine: the race detector would find nothing, eight times slower.

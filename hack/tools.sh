@@ -12,7 +12,7 @@ if [ ! -d "$dir" ]; then
   mkdir -p "$new"
   # Prometheus finds targets in files alone: this leaves out 240 packages.
   GOWORK=off GOFLAGS="-buildvcs=false -trimpath" CGO_ENABLED=0 ../progress.sh "building $module" ../retry.sh \
-    go build -tags remove_all_sd -o "$new/" tool ./...
+    go build -tags remove_all_sd -o "$new/" $(! grep -q ^tool go.mod || echo tool) ./...
   mv -T "$new" "$dir" 2>/dev/null || [ -d "$dir" ]
 fi
 echo "$dir"

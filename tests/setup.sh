@@ -1,16 +1,15 @@
 #!/bin/bash
-# Installs the Debian packages that a task needs and that are missing: setup.sh test|images|clients|operators|generate|pages
+# Installs the Debian packages that a task needs and that are missing: setup.sh test|clients|operators|generate|pages
 set -euo pipefail
 # shellcheck source=../hack/progress.sh
 . "$(dirname "$0")/../hack/progress.sh"
 case ${1:-} in
 test) packages=(gcc libc6-dev iproute2 iptables nftables haproxy openssl curl nodejs python3) ;;
-images) packages=(iptables ca-certificates) ;;
 operators) packages=(python3 python3-kubernetes) ;;
 clients) packages=(ca-certificates curl openssl nodejs) ;;
 generate) packages=(clang llvm protobuf-compiler) ;;
 pages) packages=(chromium) ;;
-*) echo "usage: $0 test|images|clients|operators|generate|pages" >&2; exit 2 ;;
+*) echo "usage: $0 test|clients|operators|generate|pages" >&2; exit 2 ;;
 esac
 missing=()
 for p in "${packages[@]}"; do

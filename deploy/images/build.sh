@@ -1,24 +1,14 @@
 #!/bin/bash
-# Builds the images from bin/ as archives, as docker save writes them, into bin/images/: no registry and no Docker needed.
-# Push one with any tool (crane push, skopeo copy docker-archive:..., docker load and push), or load it into containerd.
+# Builds the images from bin/ for this machine, as archives in the OCI image layout, into bin/images/: no registry and
+# no Docker needed. Push them with any tool, or load them into containerd.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 # shellcheck source=../../hack/progress.sh
 . hack/progress.sh
-image() { progress "packing $1" tests/cluster/image.sh "$@" >/dev/null; }
-mkdir -p bin/images
-image localhost/ctrlmesh/manager:dev bin/images/manager.tar -user 65532 -entrypoint /ctrlmesh-manager \
-  bin/ctrlmesh-manager=/ctrlmesh-manager
-# iptables is dynamically linked; its extensions are loaded by name.
-xtables=$(echo /usr/lib/*-linux-gnu/xtables)
-nft=/usr/sbin/xtables-nft-multi
-links=()
-for name in iptables iptables-save iptables-restore ip6tables ip6tables-save ip6tables-restore; do
-  links+=("usr/sbin/$name@xtables-nft-multi")
-done
-# Under these names the agent runs iptables with bounds; see agent/capture/program.
-for name in iptables ip6tables; do links+=("usr/sbin/$name-bounded@/ctrlmesh-agent"); done
-# The public CAs verify other hosts whose TLS is decrypted.
-roots=/etc/ssl/certs/ca-certificates.crt
-image localhost/ctrlmesh/agent:dev bin/images/agent.tar -entrypoint /ctrlmesh-agent \
-  -with-libs $nft -with-libs $xtables "${links[@]}" $roots=$roots bin/ctrlmesh-agent=/ctrlmesh-agent
+tools=$(hack/tools.sh release)
+of=.run/platforms/$(go env GOARCH)
+mkdir -p "$of"
+ln -sfn "$PWD"/bin/ctrlmesh-{agent,manager} "$of/"
+ln -sfn "$(progress "downloading the packages of Debian" hack/release/packages.sh "$(go env GOARCH)")" "$of/packages"
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct 2>/dev/null || echo 0); export SOURCE_DATE_EPOCH
+progress "packing the images" "$tools/release" images -out bin/images "$of" >/dev/null
