@@ -13,7 +13,7 @@ SOURCE_DATE_EPOCH=$(git log -1 --format=%ct); export SOURCE_DATE_EPOCH
 export GOFLAGS="-buildvcs=false -trimpath" CGO_ENABLED=0
 tools=$(hack/tools.sh release) helm=$(hack/tools.sh helm)
 dist=$PWD/dist work=$PWD/.run/release
-rm -rf "$dist" "$work"; mkdir -p "$dist" "$work/images" "$work/plugin"
+rm -rf "$dist" "$work"; mkdir -p "$dist" "$work/chart"
 
 compile() { # compile OS ARCHITECTURE OUT PROGRAM...
   local packages=("${@:4}")
@@ -29,7 +29,7 @@ for arch in amd64 arm64; do
   compile linux $arch "$work/$arch/" ctrlmesh-agent ctrlmesh-manager
   ln -s "$(progress "downloading the packages of Debian for $arch" hack/release/packages.sh $arch)" "$work/$arch/packages"
 done
-progress "packing the images" "$tools/release" images -repository "$registry" -tag "$version" -out "$work/images" "$work/amd64" "$work/arm64"
+progress "packing the images" "$tools/release" images -repository "$registry" -tag "$version" -dir "$work/images" "$work/amd64" "$work/arm64"
 for f in "$work"/images/*.tar; do cp "$f" "$dist/ctrlmesh-$(basename "$f" .tar)-$version.tar"; done
 for f in "$work"/images/*.cdx.json; do cp "$f" "$dist/ctrlmesh-$(basename "$f")"; done
 
@@ -43,10 +43,9 @@ done
 "$tools/release" krew -tag "$version" "$dist"/kubectl-ctrlmesh_*.tar.gz >"$dist/ctrlmesh.krew.yaml"
 
 chart=$work/chart/ctrlmesh
-mkdir "$work/chart"
 cp -rL deploy/chart "$chart" # with what its links point to
 rm "$chart/.helmignore"
-"$tools/release" chart -repository "$registry" -tag "$version" -images "$work/images" "$chart"
+"$tools/release" chart -repository "$registry" -tag "$version" -dir "$work/images" "$chart"
 sed -i "s/^version: .*/version: $version/; s/^appVersion: .*/appVersion: $version/" "$chart/Chart.yaml"
 "$helm/helm" lint --quiet "$chart"
 archive "$dist/ctrlmesh-$version.tgz" "$work/chart" # helm package would write the time

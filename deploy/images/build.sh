@@ -11,4 +11,4 @@ mkdir -p "$of"
 ln -sfn "$PWD"/bin/ctrlmesh-{agent,manager} "$of/"
 ln -sfn "$(progress "downloading the packages of Debian" hack/release/packages.sh "$(go env GOARCH)")" "$of/packages"
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct 2>/dev/null || echo 0); export SOURCE_DATE_EPOCH
-progress "packing the images" "$tools/release" images -out bin/images "$of" >/dev/null
+progress "packing the images" "$tools/release" images -dir bin/images "$of" >/dev/null

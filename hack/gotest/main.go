@@ -1,7 +1,7 @@
 // Gotest runs `go test -json`, keeps the events in .run/results and shows progress.
 //
-//	gotest [-tests] [-rerun] NAME ARGUMENT...   runs go test with the arguments
-//	gotest -summary                             prints what failed in the runs that are kept
+//	gotest [-tests] [-rerun] [-dir DIR] NAME ARGUMENT...   runs go test with the arguments
+//	gotest -summary                                        prints what failed in the runs that are kept
 //
 // With -tests it shows each test, else each package. With -rerun it runs end-to-end tests
 // that failed once more, alone, if package results allows it, and prints FLAKY for each that
@@ -30,6 +30,7 @@ const kept = ".run/results"
 func main() {
 	tests := flag.Bool("tests", false, "show each test")
 	rerun := flag.Bool("rerun", false, "run failed end-to-end tests once more")
+	dir := flag.String("dir", "", "directory of the module, if it is another one")
 	summary := flag.Bool("summary", false, "print what failed in the runs that are kept")
 	flag.Parse()
 	var err error
@@ -39,7 +40,7 @@ func main() {
 	case flag.NArg() < 2:
 		err = errors.New("needs a name for the run and the arguments of go test")
 	default:
-		r := runner{name: flag.Arg(0), args: flag.Args()[1:], tests: *tests}
+		r := runner{name: flag.Arg(0), args: flag.Args()[1:], tests: *tests, dir: *dir}
 		err = r.runAll(*rerun)
 	}
 	if err != nil {
@@ -52,6 +53,7 @@ type runner struct {
 	name  string
 	args  []string
 	tests bool
+	dir   string
 }
 
 // runAll runs the tests, and those that may run once more.
@@ -107,7 +109,7 @@ func (r *runner) run(name string, args []string) (*results.Run, error) {
 	}
 	defer func() { _ = file.Close() }()
 	cmd := exec.Command("go", append([]string{"test", "-json"}, args...)...)
-	cmd.Stderr = os.Stderr
+	cmd.Stderr, cmd.Dir = os.Stderr, r.dir
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
 		return nil, err

@@ -15,6 +15,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	"github.com/ctrlmesh/ctrlmesh/hack/release/layer"
 )
 
 // Annotations by which tools find the name of an image in an archive.
@@ -50,7 +52,7 @@ func (r *release) archive(name string, images map[string]v1.Image) (v1.Hash, err
 	if err != nil {
 		return v1.Hash{}, err
 	}
-	return digest, pack(dir, filepath.Join(r.out, name+".tar"))
+	return digest, pack(dir, filepath.Join(r.dir, name+".tar"))
 }
 
 // pack writes a tar of what is in a directory. It is renamed into place, so that nobody loads half of it.
@@ -150,23 +152,14 @@ func unpack(from io.Reader, dir string) error {
 		return err
 	}
 	defer func() { _ = root.Close() }()
-	for r := tar.NewReader(from); ; {
-		h, err := r.Next()
-		if err == io.EOF {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
+	return layer.Each(from, func(h *tar.Header, content io.Reader) error {
 		if err := root.MkdirAll(filepath.Dir(h.Name), 0o755); err != nil {
 			return err
 		}
-		body, err := io.ReadAll(r)
+		body, err := io.ReadAll(content)
 		if err != nil {
 			return err
 		}
-		if err := root.WriteFile(h.Name, body, 0o644); err != nil {
-			return err
-		}
-	}
+		return root.WriteFile(h.Name, body, 0o644)
+	})
 }

@@ -31,7 +31,7 @@ func (r *release) bill(name, architecture, program string, packages []debianPack
 		components = append(components, cyclonedx.Component{BOMRef: url, Type: cyclonedx.ComponentTypeLibrary, Name: p.name, Version: p.version, PackageURL: url})
 	}
 	bom.Components = &components
-	f, err := os.Create(filepath.Join(r.out, fmt.Sprintf("%s-%s.cdx.json", name, architecture)))
+	f, err := os.Create(filepath.Join(r.dir, fmt.Sprintf("%s-%s.cdx.json", name, architecture)))
 	if err != nil {
 		return err
 	}

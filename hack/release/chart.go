@@ -38,7 +38,7 @@ func (r *release) chart(dir string) error {
 	set(`image:\n.*?^  registry: ([^\n]*)$`, r.repository)
 	set(`image:\n.*?^  tag: ([^\n]*)$`, fmt.Sprintf("%q", r.tag))
 	for _, recipe := range recipes {
-		digest, err := digestOf(filepath.Join(r.images, recipe.name+".tar"))
+		digest, err := digestOf(filepath.Join(r.dir, recipe.name+".tar"))
 		if err != nil {
 			return fmt.Errorf("reading the image %s: %w", recipe.name, err)
 		}

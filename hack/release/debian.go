@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/ctrlmesh/ctrlmesh/hack/release/layer"
 )
 
 // debianPackage is an installed package of Debian.
@@ -38,9 +40,9 @@ func kept(name string) bool {
 	return true
 }
 
-// install adds the packages of a directory that wanted accepts, and the records of them that
+// install adds the packages of a directory that wanted accepts to a layer, and the records of them that
 // scanners of images read.
-func (t tree) install(dir string, wanted func(name string) bool) ([]debianPackage, error) {
+func install(t layer.Files, dir string, wanted func(name string) bool) ([]debianPackage, error) {
 	debs, err := filepath.Glob(filepath.Join(dir, "*.deb"))
 	if err != nil {
 		return nil, err
@@ -57,12 +59,12 @@ func (t tree) install(dir string, wanted func(name string) bool) ([]debianPackag
 		}
 		files, err := exec.Command("dpkg-deb", "--fsys-tarfile", deb).Output()
 		if err == nil {
-			err = t.untar(bytes.NewReader(files), kept)
+			err = t.Untar(bytes.NewReader(files), kept)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("unpacking %s: %w", filepath.Base(deb), err)
 		}
-		t.text("var/lib/dpkg/status.d/"+p.name, control)
+		t.Text("var/lib/dpkg/status.d/"+p.name, control)
 		installed = append(installed, p)
 	}
 	return installed, nil
@@ -82,8 +84,8 @@ func describe(deb string) (debianPackage, string, error) {
 	return debianPackage{name: h.Get("Package"), version: h.Get("Version"), architecture: h.Get("Architecture")}, string(control), nil
 }
 
-// trust makes one file of the public CAs in the tree, as update-ca-certificates does.
-func (t tree) trust() error {
+// trust makes one file of the public CAs in a layer, as update-ca-certificates does.
+func trust(t layer.Files) error {
 	var names []string
 	for name := range t {
 		if strings.HasPrefix(name, "usr/share/ca-certificates/mozilla/") {
@@ -96,10 +98,10 @@ func (t tree) trust() error {
 	slices.Sort(names)
 	var all strings.Builder
 	for _, name := range names {
-		all.Write(bytes.TrimSpace(t[name].body))
+		all.Write(bytes.TrimSpace(t[name].Body))
 		all.WriteByte('\n')
 		delete(t, name)
 	}
-	t.text("etc/ssl/certs/ca-certificates.crt", all.String())
+	t.Text("etc/ssl/certs/ca-certificates.crt", all.String())
 	return nil
 }

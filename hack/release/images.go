@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
+	"io"
 	"os"
 	"path"
 	"path/filepath"
@@ -10,7 +12,10 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	"github.com/ctrlmesh/ctrlmesh/hack/release/layer"
 )
 
 // recipe says how an image is made for one architecture, from the directory of that.
@@ -19,23 +24,23 @@ type recipe struct {
 	program  string
 	user     string
 	packages []string // of Debian, by the patterns of path.Match
-	add      func(t tree) error
+	add      func(layer.Files) error
 }
 
 const environment = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 var recipes = []recipe{
 	{name: "manager", program: "ctrlmesh-manager", user: "65532", packages: []string{"base-files"}},
-	{name: "agent", program: "ctrlmesh-agent", packages: []string{"*"}, add: func(t tree) error {
+	{name: "agent", program: "ctrlmesh-agent", packages: []string{"*"}, add: func(t layer.Files) error {
 		for _, name := range []string{"iptables", "iptables-save", "iptables-restore", "ip6tables", "ip6tables-save", "ip6tables-restore"} {
-			t.link("usr/sbin/"+name, "xtables-nft-multi")
+			t.Link("usr/sbin/"+name, "xtables-nft-multi")
 		}
 		// Under these names the agent runs iptables with bounds; see agent/capture/program.
 		for _, name := range []string{"iptables", "ip6tables"} {
-			t.link("usr/sbin/"+name+"-bounded", "/ctrlmesh-agent")
+			t.Link("usr/sbin/"+name+"-bounded", "/ctrlmesh-agent")
 		}
 		// The public CAs verify other hosts whose TLS is decrypted.
-		return t.trust()
+		return trust(t)
 	}},
 }
 
@@ -44,7 +49,7 @@ func (r *release) buildImages(architectures []string) error {
 	if len(architectures) == 0 {
 		return fmt.Errorf("no directory of an architecture was given")
 	}
-	if err := os.MkdirAll(r.out, 0o755); err != nil {
+	if err := os.MkdirAll(r.dir, 0o755); err != nil {
 		return err
 	}
 	for _, recipe := range recipes {
@@ -69,8 +74,8 @@ func (r *release) buildImages(architectures []string) error {
 // change, and one of the program.
 func (r *release) image(recipe recipe, dir string) (v1.Image, error) {
 	architecture := filepath.Base(dir)
-	system := tree{}
-	packages, err := system.install(filepath.Join(dir, "packages"), func(name string) bool {
+	system := layer.Files{"tmp/": {Mode: 0o1777}}
+	packages, err := install(system, filepath.Join(dir, "packages"), func(name string) bool {
 		return slices.ContainsFunc(recipe.packages, func(pattern string) bool {
 			ok, _ := path.Match(pattern, name)
 			return ok
@@ -79,31 +84,40 @@ func (r *release) image(recipe recipe, dir string) (v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	system.text("etc/passwd", "root:x:0:0:root:/:/sbin/nologin\nnobody:x:65534:65534:nobody:/:/sbin/nologin\n")
-	system.text("etc/group", "root:x:0:\nnobody:x:65534:\n")
-	system["tmp/"] = file{mode: 0o1777}
+	system.Text("etc/passwd", "root:x:0:0:root:/:/sbin/nologin\nnobody:x:65534:65534:nobody:/:/sbin/nologin\n")
+	system.Text("etc/group", "root:x:0:\nnobody:x:65534:\n")
 	if recipe.add != nil {
 		if err := recipe.add(system); err != nil {
 			return nil, err
 		}
 	}
-	own := tree{}
+	own := layer.Files{}
 	program := filepath.Join(dir, recipe.program)
-	if err := own.program(recipe.program, program); err != nil {
+	if err := own.Program(recipe.program, program); err != nil {
 		return nil, err
 	}
 	var layers []v1.Layer
-	for _, t := range []tree{system, own} {
-		layer, err := t.layer()
+	for _, files := range []layer.Files{system, own} {
+		one, err := compressed(files)
 		if err != nil {
 			return nil, err
 		}
-		layers = append(layers, layer)
+		layers = append(layers, one)
 	}
 	if err := r.bill(recipe.name, architecture, program, packages); err != nil {
 		return nil, fmt.Errorf("writing the bill of materials: %w", err)
 	}
 	return r.assemble(recipe, architecture, layers)
+}
+
+func compressed(files layer.Files) (v1.Layer, error) {
+	b, err := files.Tar()
+	if err != nil {
+		return nil, err
+	}
+	return tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(b)), nil
+	}, tarball.WithMediaType(types.OCILayer), tarball.WithCompressedCaching)
 }
 
 func (r *release) assemble(recipe recipe, architecture string, layers []v1.Layer) (v1.Image, error) {

@@ -1,8 +1,8 @@
 // Command release makes the images of the mesh, and what a release says about them.
 //
-//	release images -repository R -tag T -out DIR ARCHITECTURE...
+//	release images -repository R -tag T -dir DIR ARCHITECTURE...
 //	release push -repository R IMAGE.tar...
-//	release chart -repository R -tag T -images DIR CHART
+//	release chart -repository R -tag T -dir DIR CHART
 //	release krew -tag T PLUGIN.tar.gz...
 //
 // ARCHITECTURE is a directory with the name of one, as Go has it. In it are the programs and, in
@@ -33,8 +33,7 @@ func run(args []string) error {
 	fs := flag.NewFlagSet(args[0], flag.ContinueOnError)
 	fs.StringVar(&r.repository, "repository", "localhost/ctrlmesh", "registry and folder of the images")
 	fs.StringVar(&r.tag, "tag", "dev", "version of the release, and tag of the images")
-	fs.StringVar(&r.out, "out", ".", "directory to write to")
-	fs.StringVar(&r.images, "images", ".", "directory of the images")
+	fs.StringVar(&r.dir, "dir", ".", "directory of the images")
 	if err := fs.Parse(args[1:]); err != nil {
 		return err
 	}
@@ -59,6 +58,6 @@ func run(args []string) error {
 
 // release is what all parts of a release share.
 type release struct {
-	repository, tag, out, images string
-	created                      time.Time
+	repository, tag, dir string
+	created              time.Time
 }

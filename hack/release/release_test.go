@@ -62,10 +62,10 @@ func architectures(t *testing.T) []string {
 	return dirs
 }
 
-func build(t *testing.T, out string, dirs []string) *release {
+func build(t *testing.T, dir string, architectures []string) *release {
 	t.Helper()
-	r := &release{repository: "registry.example.com/mesh", tag: "1.2.3", out: out, images: out, created: time.Unix(committed, 0).UTC()}
-	require.NoError(t, r.buildImages(dirs))
+	r := &release{repository: "registry.example.com/mesh", tag: "1.2.3", dir: dir, created: time.Unix(committed, 0).UTC()}
+	require.NoError(t, r.buildImages(architectures))
 	return r
 }
 
@@ -85,7 +85,7 @@ func made(t *testing.T) *release {
 func TestMain(m *testing.M) {
 	code := m.Run()
 	if shared != nil {
-		_ = os.RemoveAll(shared.out)
+		_ = os.RemoveAll(shared.dir)
 	}
 	os.Exit(code)
 }
@@ -118,7 +118,7 @@ func contents(t *testing.T, image v1.Image) map[string]string {
 
 func TestAnImageHasPackagesAndTheirRecords(t *testing.T) {
 	r := made(t)
-	o, err := open(filepath.Join(r.out, "agent.tar"))
+	o, err := open(filepath.Join(r.dir, "agent.tar"))
 	require.NoError(t, err)
 	defer o.Close()
 	require.Equal(t, map[string]string{annotationTag: "1.2.3", annotationName: "registry.example.com/mesh/agent:1.2.3"}, o.annotations)
@@ -153,7 +153,7 @@ func TestAnImageHasPackagesAndTheirRecords(t *testing.T) {
 
 func TestTheManagerHasNoPrivilegesAndNoTools(t *testing.T) {
 	r := made(t)
-	o, err := open(filepath.Join(r.out, "manager.tar"))
+	o, err := open(filepath.Join(r.dir, "manager.tar"))
 	require.NoError(t, err)
 	defer o.Close()
 	manifest, err := o.index.IndexManifest()
@@ -170,17 +170,17 @@ func TestTheManagerHasNoPrivilegesAndNoTools(t *testing.T) {
 
 func TestTheSameInputGivesTheSameFiles(t *testing.T) {
 	first, second := made(t), build(t, t.TempDir(), architectures(t))
-	names, err := os.ReadDir(first.out)
+	names, err := os.ReadDir(first.dir)
 	require.NoError(t, err)
 	require.Len(t, names, 6, "two images, and a bill of materials for each and each architecture")
 	for _, n := range names {
-		one, err := os.ReadFile(filepath.Join(first.out, n.Name()))
+		one, err := os.ReadFile(filepath.Join(first.dir, n.Name()))
 		require.NoError(t, err)
-		other, err := os.ReadFile(filepath.Join(second.out, n.Name()))
+		other, err := os.ReadFile(filepath.Join(second.dir, n.Name()))
 		require.NoError(t, err)
 		require.True(t, bytes.Equal(one, other), n.Name())
 	}
-	bill, err := os.ReadFile(filepath.Join(first.out, "agent-arm64.cdx.json"))
+	bill, err := os.ReadFile(filepath.Join(first.dir, "agent-arm64.cdx.json"))
 	require.NoError(t, err)
 	for _, want := range []string{`"pkg:deb/debian/iptables@1.0%2Bdeb12u1?arch=all"`, `"pkg:golang/github.com/google/go-containerregistry@v`, `"pkg:golang/stdlib@1.`} {
 		require.Contains(t, string(bill), want)
@@ -192,7 +192,7 @@ func TestPushKeepsTheDigest(t *testing.T) {
 	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
 	defer server.Close()
 	to := release{repository: strings.TrimPrefix(server.URL, "http://") + "/elsewhere"}
-	archive := filepath.Join(r.out, "agent.tar")
+	archive := filepath.Join(r.dir, "agent.tar")
 	require.NoError(t, to.push([]string{archive}))
 	ref, err := name.ParseReference(to.repository + "/agent:1.2.3")
 	require.NoError(t, err)
@@ -203,7 +203,7 @@ func TestPushKeepsTheDigest(t *testing.T) {
 	got, err := pushed.Digest()
 	require.NoError(t, err)
 	require.Equal(t, want, got)
-	require.ErrorContains(t, to.push([]string{filepath.Join(r.out, "agent-amd64.cdx.json")}), "pushing ")
+	require.ErrorContains(t, to.push([]string{filepath.Join(r.dir, "agent-amd64.cdx.json")}), "pushing ")
 }
 
 func TestChartNamesTheImagesByDigest(t *testing.T) {
@@ -217,12 +217,12 @@ func TestChartNamesTheImagesByDigest(t *testing.T) {
 	require.NoError(t, err)
 	want := strings.NewReplacer("registry: localhost/ctrlmesh", "registry: registry.example.com/mesh", "tag: dev", `tag: "1.2.3"`).Replace(string(values))
 	for _, image := range []string{"manager", "agent"} {
-		digest, err := digestOf(filepath.Join(r.out, image+".tar"))
+		digest, err := digestOf(filepath.Join(r.dir, image+".tar"))
 		require.NoError(t, err)
 		want = strings.Replace(want, `digest: ""`, "digest: "+digest.String(), 1)
 	}
 	require.Equal(t, want, string(got))
-	require.ErrorContains(t, (&release{images: t.TempDir()}).chart(dir), "reading the image manager")
+	require.ErrorContains(t, (&release{dir: t.TempDir()}).chart(dir), "reading the image manager")
 }
 
 func TestKrewManifest(t *testing.T) {

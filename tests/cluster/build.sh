@@ -75,10 +75,10 @@ build_images() {
   local a applets=()
   for a in $(busybox --list); do [ "$a" = busybox ] || applets+=("bin/$a@busybox"); done
   local parts=$RUN/parts
-  { "$parts/tools/packimage" -o "$1/pause.tar" -ref localhost/pause:1 -entrypoint /pause "$parts/tools/pause=/pause"
-    "$parts/tools/packimage" -o "$1/busybox.tar" -ref localhost/busybox:1 -cmd /bin/sh \
+  { "$PACK/packimage" -o "$1/pause.tar" -ref localhost/pause:1 -entrypoint /pause "$parts/tools/pause=/pause"
+    "$PACK/packimage" -o "$1/busybox.tar" -ref localhost/busybox:1 -cmd /bin/sh \
       "$(command -v busybox)=/bin/busybox" "$parts/tools/gonet=/bin/gonet" "${applets[@]}"
-    "$parts/tools/packimage" -o "$1/coredns.tar" -ref localhost/coredns:1 -entrypoint /coredns "$parts/coredns/coredns=/coredns"
+    "$PACK/packimage" -o "$1/coredns.tar" -ref localhost/coredns:1 -entrypoint /coredns "$parts/coredns/coredns=/coredns"
   } >/dev/null
 }
 
@@ -121,7 +121,8 @@ for name; do
   coredns) part coredns "$coredns" "$HERE"/src/coredns/* ;;
   images)
     packages busybox-static iproute2 nftables iptables
-    NEEDS=$(basename -a "$(readlink "$RUN/parts/tools")" "$(readlink "$RUN/parts/coredns")") part images "" "$(command -v busybox)" ;;
+    PACK=$("$ROOT/hack/tools.sh" release)
+    NEEDS=$(basename -a "$PACK" "$(readlink "$RUN/parts/tools")" "$(readlink "$RUN/parts/coredns")") part images "" "$(command -v busybox)" ;;
   *) die "no such part: $name" ;;
   esac
 done

@@ -6,6 +6,6 @@
 # shellcheck source=lib.sh
 . "$(dirname "$(readlink -f "$0")")/lib.sh"
 [ $# -gt 2 ] || { sed -n '2,/^# shell/s/^# //p' "$0" | sed '$d' >&2; exit 2; }
-[ -x "$RUN/bin/packimage" ] || "$HERE/build.sh" tools
+tools=$("$ROOT/hack/tools.sh" release)
 ref=$1 out=$2; shift 2
-exec packimage -ref "$ref" -o "$out" "$@"
+exec "$tools/packimage" -ref "$ref" -o "$out" "$@"

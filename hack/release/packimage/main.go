@@ -11,20 +11,16 @@
 package main
 
 import (
-	"archive/tar"
-	"bytes"
 	"errors"
 	"flag"
 	"fmt"
 	"io/fs"
 	"log"
-	"maps"
 	"os"
 	"os/exec"
 	"path"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -34,23 +30,18 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/static"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	"github.com/ctrlmesh/ctrlmesh/hack/release/layer"
 )
 
-// files is the image's file tree: the path in the image, without the leading slash, to what is there.
-type files map[string]file
-
-type file struct {
-	link string
-	mode int64
-	body []byte
-}
+// files is the image's file tree.
+type files struct{ layer.Files }
 
 func main() {
 	log.SetFlags(0)
-	tree := files{
-		"etc/passwd": {mode: 0o644, body: []byte("root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n")},
-		"etc/group":  {mode: 0o644, body: []byte("root:x:0:\nnobody:x:65534:\n")},
-	}
+	tree := files{layer.Files{"tmp/": {Mode: 0o1777}}}
+	tree.Text("etc/passwd", "root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n")
+	tree.Text("etc/group", "root:x:0:\nnobody:x:65534:\n")
 	config := v1.Config{Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}}
 	list := func(to *[]string) func(string) error {
 		return func(s string) error { *to = strings.Split(s, ","); return nil }
@@ -87,7 +78,7 @@ func pack(out, ref string, config v1.Config, tree files, sources []string) {
 		check(tree.addSource(source))
 	}
 	// Not compressed: the image is only copied on this machine.
-	image := must(mutate.AppendLayers(empty.Image, static.NewLayer(must(tree.layer()), types.DockerUncompressedLayer)))
+	image := must(mutate.AppendLayers(empty.Image, static.NewLayer(must(tree.Tar()), types.DockerUncompressedLayer)))
 	file := must(image.ConfigFile()).DeepCopy()
 	file.OS, file.Architecture, file.Config = "linux", runtime.GOARCH, config
 	image = must(mutate.ConfigFile(image, file))
@@ -99,7 +90,7 @@ func pack(out, ref string, config v1.Config, tree files, sources []string) {
 
 func (f files) addSource(source string) error {
 	if link, target, ok := strings.Cut(source, "@"); ok {
-		f[strings.TrimPrefix(link, "/")] = file{link: target, mode: 0o777}
+		f.Link(strings.TrimPrefix(link, "/"), target)
 		return nil
 	}
 	src, dest, ok := strings.Cut(source, "=")
@@ -132,7 +123,7 @@ func (f files) add(src, dest string) error {
 		at := path.Join(dest, rel)
 		if d.Type()&fs.ModeSymlink != 0 {
 			target, err := os.Readlink(p)
-			f[strings.Trim(at, "/")] = file{link: target, mode: 0o777}
+			f.Link(strings.Trim(at, "/"), target)
 			return err
 		}
 		info, err := d.Info()
@@ -142,7 +133,7 @@ func (f files) add(src, dest string) error {
 
 func (f files) addFile(src, dest string, info fs.FileInfo) error {
 	body, err := os.ReadFile(src)
-	f[strings.Trim(dest, "/")] = file{mode: int64(info.Mode().Perm()), body: body}
+	f.Files[strings.Trim(dest, "/")] = layer.File{Mode: int64(info.Mode().Perm()), Body: body}
 	return err
 }
 
@@ -179,36 +170,4 @@ func (f files) addWithLibs(src string) error {
 		}
 	}
 	return nil
-}
-
-// layer returns the tree as a tar, with its directories. It is sorted: a directory comes before its
-// content, and the output depends only on the input.
-func (f files) layer() ([]byte, error) {
-	tree := maps.Clone(f)
-	tree["tmp/"] = file{mode: 0o1777}
-	for name := range f {
-		for d := path.Dir(name); d != "."; d = path.Dir(d) {
-			if _, ok := tree[d+"/"]; !ok {
-				tree[d+"/"] = file{mode: 0o755}
-			}
-		}
-	}
-	var b bytes.Buffer
-	w := tar.NewWriter(&b)
-	for _, name := range slices.Sorted(maps.Keys(tree)) {
-		e := tree[name]
-		h := &tar.Header{Name: name, Mode: e.mode, Typeflag: tar.TypeReg, Size: int64(len(e.body)), Linkname: e.link}
-		if e.link != "" {
-			h.Typeflag = tar.TypeSymlink
-		} else if strings.HasSuffix(name, "/") {
-			h.Typeflag = tar.TypeDir
-		}
-		if err := w.WriteHeader(h); err != nil {
-			return nil, err
-		}
-		if _, err := w.Write(e.body); err != nil {
-			return nil, err
-		}
-	}
-	return b.Bytes(), w.Close()
 }
