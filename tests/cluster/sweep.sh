@@ -9,6 +9,7 @@ exe() { readlink "/proc/$1/exe" 2>/dev/null || true; }   # "PATH (deleted)" if t
 is_test() { [[ $(exe "$1") =~ \.test( \(deleted\))?$ ]]; }
 
 # checkout GROUP: the .run of the cluster whose cgroup it is, from the environment of its processes; "" without any.
+# A checkout that was removed may have left a .run: what was mounted there could not be removed.
 checkout() {
   local p
   while read -r p; do
@@ -34,7 +35,7 @@ find "$V2" -mindepth 1 -maxdepth 1 -type d -name 'ctrlmesh-*' | while read -r gr
   *)
     if grep -qs '^populated 1' "$group/cgroup.events"; then
       run=$(checkout "$group")
-      [ -z "$run" ] || [ -d "$run" ] || remove_group "$name"
+      [ -z "$run" ] || [ -e "${run%/.run}/go.mod" ] || remove_group "$name"
     elif [ -n "$(find "$group" -maxdepth 0 -mmin +1)" ]; then
       remove_group "$name"
     fi ;;
