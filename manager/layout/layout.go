@@ -91,6 +91,9 @@ type Workload struct{ Kind, Name string }
 
 func (w Workload) String() string { return w.Kind + " " + w.Name }
 
+// Argument returns the workload as an argument of kubectl, such as statefulset/NAME.
+func (w Workload) Argument() string { return strings.ToLower(w.Kind) + "/" + w.Name }
+
 // Target returns the workload that a root names. It is the zero Workload if the root selects
 // its pods by label.
 func Target(root *v1alpha1.RootConfig) Workload {

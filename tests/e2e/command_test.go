@@ -10,8 +10,6 @@ import (
 	"io"
 	"io/fs"
 	"net/http"
-	"net/http/cookiejar"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -109,7 +107,7 @@ func testSysdump(t *testing.T) {
 	require.GreaterOrEqual(t, len(logs), 4, "of two managers and two agents")
 }
 
-// pages opens the page of the overview as a browser does, and ends the server.
+// pages opens the overview, and the page of a pod that it leads to, and ends the server.
 func (p *pair) pages(t *testing.T) {
 	t.Helper()
 	ui := pluginCommand(t.Context(), "ui")
@@ -118,23 +116,23 @@ func (p *pair) pages(t *testing.T) {
 	require.NoError(t, ui.Start())
 	line, err := bufio.NewReader(printed).ReadString('\n')
 	require.NoError(t, err)
-	enter, err := url.Parse(strings.Fields(line)[1])
-	require.NoError(t, err, line)
+	overview := strings.Fields(line)[1]
 
-	jar, err := cookiejar.New(nil)
-	require.NoError(t, err)
-	browser := &http.Client{Jar: jar, Timeout: patience}
-	for _, path := range []string{enter.RequestURI(), "/"} {
-		resp, err := browser.Get("http://" + enter.Host + path) //nolint:noctx // the client has a time limit
+	browser := &http.Client{Timeout: patience}
+	get := func(url string) string {
+		t.Helper()
+		resp, err := browser.Get(url) //nolint:noctx // the client has a time limit
 		require.NoError(t, err)
 		defer resp.Body.Close()
 		text, err := io.ReadAll(resp.Body)
 		require.NoError(t, err)
 		require.Equal(t, http.StatusOK, resp.StatusCode, "%s", text)
-		if path == "/" {
-			require.Contains(t, string(text), `<a href="/operators/`+p.namespace+`/a">`)
-		}
+		return string(text)
 	}
+	require.Contains(t, get(overview), "operators/"+p.namespace+"/a\"")
+	pod := "pods/" + p.namespace + "/" + p.a.Name
+	require.Contains(t, get(overview+"operators/"+p.namespace+"/a"), pod+"\"")
+	require.Contains(t, get(overview+pod+"?verb=list&resource=configmaps&all=yes"), "narrowed")
 	require.NoError(t, ui.Process.Signal(os.Interrupt))
 	require.NoError(t, ui.Wait())
 }

@@ -60,7 +60,7 @@ func AdoptPlan(s *snapshot.Snapshot, r Request, manifest string) Plan {
 		p.add("Create the root. Its pods are outside the mesh, so nothing changes yet.", "kubectl create -f - <<'EOF'\n%sEOF", manifest)
 	}
 	if v.labelled() != nil {
-		p.add("Label the pod template. New pods are on the mesh, in standby.", "kubectl -n %s patch %s --type=merge -p '%s'", r.Namespace, slashed(r.Target), LabelPatch(true))
+		p.add("Label the pod template. New pods are on the mesh, in standby.", "kubectl -n %s patch %s --type=merge -p '%s'", r.Namespace, r.Target.Argument(), LabelPatch(true))
 	}
 	v.addRollout(&p, true)
 	p.add("Wait until each shard has its keys.", "kubectl -n %s wait --for=condition=Ready --timeout=10m shardingconfig/%s", r.Namespace, root.Name)
@@ -79,7 +79,7 @@ func RemovePlan(s *snapshot.Snapshot, r Request) Plan {
 		return p
 	}
 	if v.unlabelled() != nil {
-		p.add("Remove the label from the pod template.", "kubectl -n %s patch %s --type=merge -p '%s'", r.Namespace, slashed(r.Target), LabelPatch(false))
+		p.add("Remove the label from the pod template.", "kubectl -n %s patch %s --type=merge -p '%s'", r.Namespace, r.Target.Argument(), LabelPatch(false))
 	}
 	v.addRollout(&p, false)
 	return p
@@ -100,6 +100,6 @@ func (v view) addRollout(p *Plan, onMesh bool) {
 		p.add("Let the pods be replaced, which the workload does not do by itself.", "%s", do)
 	}
 	if !v.workload.OnDelete {
-		p.add("Wait until the pods are replaced.", "kubectl -n %s rollout status %s", v.Namespace, slashed(v.Target))
+		p.add("Wait until the pods are replaced.", "kubectl -n %s rollout status %s", v.Namespace, v.Target.Argument())
 	}
 }

@@ -53,7 +53,7 @@ func (v view) aboutRoot() (out []string) {
 		out = append(out, fmt.Sprintf("ShardingConfig %s is disabled: remove spec.root.disable", root.Name))
 	}
 	if need := needed(root.Spec.Root); v.workload.Replicas < need {
-		out = append(out, fmt.Sprintf("%s has %d replicas, and its shards need %d: kubectl -n %s scale %s --replicas=%d", v.Target, v.workload.Replicas, need, v.Namespace, slashed(v.Target), need))
+		out = append(out, fmt.Sprintf("%s has %d replicas, and its shards need %d: kubectl -n %s scale %s --replicas=%d", v.Target, v.workload.Replicas, need, v.Namespace, v.Target.Argument(), need))
 	}
 	return out
 }

@@ -49,7 +49,7 @@ func (v view) rollout(onMesh bool) *Step {
 			why = append(why, some.what+": "+clip.Join(some.pods, maxNamed, ", "))
 		}
 	}
-	do := fmt.Sprintf("kubectl -n %s describe %s", v.Namespace, slashed(v.Target))
+	do := fmt.Sprintf("kubectl -n %s describe %s", v.Namespace, v.Target.Argument())
 	if held, instead := v.heldBack(running); held != "" {
 		why, do = append(why, held), instead
 	}
@@ -65,10 +65,10 @@ func (v view) heldBack(running []string) (why, do string) {
 		do = fmt.Sprintf("kubectl -n %s delete pod %s", v.Namespace, strings.Join(running, " "))
 		return "its updateStrategy is OnDelete, so delete the old pods: " + do, do
 	case w.Paused:
-		do = fmt.Sprintf("kubectl -n %s rollout resume %s", v.Namespace, slashed(v.Target))
+		do = fmt.Sprintf("kubectl -n %s rollout resume %s", v.Namespace, v.Target.Argument())
 		return "it is paused: " + do, do
 	case w.Partition > lowest(running):
-		do = fmt.Sprintf(`kubectl -n %s patch %s --type=merge -p '{"spec":{"updateStrategy":{"rollingUpdate":{"partition":0}}}}'`, v.Namespace, slashed(v.Target))
+		do = fmt.Sprintf(`kubectl -n %s patch %s --type=merge -p '{"spec":{"updateStrategy":{"rollingUpdate":{"partition":0}}}}'`, v.Namespace, v.Target.Argument())
 		return fmt.Sprintf("its partition of %d keeps old pods: %s", w.Partition, do), do
 	}
 	return "", ""

@@ -222,11 +222,8 @@ func (v view) restored() *Step {
 
 // argument is how the user names the workload.
 func (v view) argument() string {
-	return fmt.Sprintf("%s -n %s", slashed(v.Target), v.Namespace)
+	return fmt.Sprintf("%s -n %s", v.Target.Argument(), v.Namespace)
 }
-
-// slashed returns a workload as kubectl takes it: kind/name.
-func slashed(w layout.Workload) string { return strings.ToLower(w.Kind) + "/" + w.Name }
 
 // kinds are the names of the kinds of workloads on a command line.
 var kinds = map[string]string{

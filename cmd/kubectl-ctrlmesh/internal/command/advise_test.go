@@ -72,13 +72,13 @@ func TestAdvise(t *testing.T) {
 		code int
 		want []string
 	}{
-		"divisible":   {works("tally-0", 3), nil, Healthy, []string{"VERDICT  can be divided by namespace\n", "DIVIDE   example.com/foos\n", "NEXT     kubectl ctrlmesh adopt sts/tally -n team --shards 2 --resources example.com/foos --dry-run\n"}},
+		"divisible":   {works("tally-0", 3), nil, Healthy, []string{"VERDICT  can be divided by namespace\n", "DIVIDE   example.com/foos\n", "NEXT     kubectl ctrlmesh adopt statefulset/tally -n team --shards 2 --resources example.com/foos --dry-run\n"}},
 		"pointless":   {works("tally-0", 1), nil, Found, []string{"VERDICT  is not worth dividing: all its writes are in namespace ns-0\n"}},
 		"JSON":        {works("tally-0", 3), []string{"-o", "json"}, Healthy, []string{`"verdict": "can be divided by namespace"`}},
 		"other pods":  {works("other-0", 3), nil, Unknown, []string{"is not known well enough", "too little was seen of the operator"}},
 		"watched":     {works("tally-1", 3), []string{"--for=50ms"}, Healthy, []string{"watching for 50ms\n"}},
 		"no log":      {"", nil, Unknown, []string{"you need permission to get pods/log in namespace ctrlmesh-system"}},
-		"no workload": {"", []string{"-n", "elsewhere"}, Unknown, []string{"there is no sts/tally in namespace elsewhere"}},
+		"no workload": {"", []string{"-n", "elsewhere"}, Unknown, []string{"there is no statefulset/tally in namespace elsewhere"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cluster := onTheMesh(t)
@@ -106,5 +106,5 @@ func TestAdviseRefuses(t *testing.T) {
 	require.Contains(t, advised(t, onTheMesh(t), "a", "tally").err, "name it as statefulset/NAME")
 	outside := outsideTheMesh(t)
 	logging(t, outside)
-	require.Contains(t, advised(t, outside, "a", "sts/tally", "-n", team).err, "kubectl -n team patch sts/tally --type=merge")
+	require.Contains(t, advised(t, outside, "a", "sts/tally", "-n", team).err, "kubectl -n team patch statefulset/tally --type=merge")
 }

@@ -25,7 +25,7 @@ func (e *environment) breakerCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		s, err := read(c.Context(), r, snapshot.Breakers(scope(*all, namespace)))
+		s, err := r.ReadAll(c.Context(), snapshot.Breakers(scope(*all, namespace)))
 		if err != nil {
 			return err
 		}
@@ -62,7 +62,7 @@ func (e *environment) breakerChange(use, short string, change func(*breaking, co
 		}
 		b := &breaking{namespace: namespace, name: args[0]}
 		b.traffic = traffic{progress: progress{environment: e}, reader: r, part: snapshot.Breakers(namespace), timeout: *timeout}
-		s, err := read(c.Context(), r, b.part)
+		s, err := r.ReadAll(c.Context(), b.part)
 		if err != nil {
 			return err
 		}

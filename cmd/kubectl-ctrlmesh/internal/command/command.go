@@ -5,11 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
@@ -40,8 +38,6 @@ type environment struct {
 	meshNamespace string
 	// connect returns a reader, and the namespace of the command line.
 	connect func() (snapshot.Reader, string, error)
-	// logs follows the log of a pod. It ends with the context.
-	logs func(ctx context.Context, namespace, pod string, options *corev1.PodLogOptions) (io.ReadCloser, error)
 	// poll is the time between two polls.
 	poll time.Duration
 	// warnings are those of the apiserver.
@@ -56,7 +52,7 @@ func Run(ctx context.Context, streams genericiooptions.IOStreams, version string
 func newEnvironment(streams genericiooptions.IOStreams, version string) *environment {
 	e := &environment{IOStreams: streams, version: version, flags: genericclioptions.NewConfigFlags(false), poll: 2 * time.Second, warnings: &warnings{}}
 	e.flags.ClusterName = nil // --cluster names a member cluster
-	e.connect, e.logs = e.dial, e.follow
+	e.connect = e.dial
 	return e
 }
 
@@ -107,13 +103,4 @@ func (e *environment) print(r render.Report, findings bool) error {
 		return errFound
 	}
 	return nil
-}
-
-// read reads parts of a snapshot, all of which are necessary.
-func read(ctx context.Context, r snapshot.Reader, parts ...snapshot.Part) (*snapshot.Snapshot, error) {
-	s, err := r.ReadAll(ctx, parts...)
-	if err != nil {
-		return nil, fmt.Errorf("%w: check the connection to the apiserver, and your permissions", err)
-	}
-	return s, nil
 }

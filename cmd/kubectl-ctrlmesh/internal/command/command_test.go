@@ -67,7 +67,7 @@ type logsOf func(ctx context.Context, namespace, pod string, options *corev1.Pod
 // runWithLogs runs a command in a cluster with logs.
 func runWithLogs(t *testing.T, c *meshtest.Cluster, logs logsOf, args ...string) result {
 	t.Helper()
-	return prepared(t.Context(), t, c, "", func(e *environment) { e.logs = logs }, args...)
+	return prepared(t.Context(), t, c, "", func(*environment) { c.Logs = logs }, args...)
 }
 
 // prepared runs a command in a prepared environment.

@@ -38,7 +38,7 @@ func (e *environment) status(ctx context.Context, r snapshot.Reader, wait bool, 
 	defer cancel()
 	for {
 		var s *snapshot.Snapshot
-		s, err = read(ctx, r, snapshot.Programs, snapshot.Configs(""), snapshot.Members(""))
+		s, err = r.ReadAll(ctx, snapshot.Programs, snapshot.Configs(""), snapshot.Members(""))
 		if err == nil {
 			status = report.StatusOf(s)
 		}
@@ -100,7 +100,7 @@ func (e *environment) operator(ctx context.Context, name string, more ...snapsho
 	if err != nil {
 		return nil, nil, err
 	}
-	s, err := read(ctx, r, append(more, snapshot.Configs(namespace), snapshot.Members(namespace))...)
+	s, err := r.ReadAll(ctx, append(more, snapshot.Configs(namespace), snapshot.Members(namespace))...)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -127,7 +127,7 @@ func (e *environment) versionCommand() *cobra.Command {
 			if r, _, err := e.connect(); err != nil {
 				failed = err
 			} else {
-				s, failed = read(c.Context(), r, snapshot.Programs)
+				s, failed = r.ReadAll(c.Context(), snapshot.Programs)
 			}
 		}
 		if err := e.print(report.VersionOf(e.version, s), false); err != nil {

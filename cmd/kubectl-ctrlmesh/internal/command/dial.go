@@ -52,7 +52,7 @@ func (e *environment) dial() (snapshot.Reader, string, error) {
 		_, lists, err := d.ServerGroupsAndResources()
 		return lists, err
 	}
-	return snapshot.Reader{Client: c, Version: d.ServerVersion, Resources: served, Now: at.now, Namespace: e.meshNamespace}, namespace, nil
+	return snapshot.Reader{Client: c, Version: d.ServerVersion, Resources: served, Logs: e.follow, Now: at.now, Namespace: e.meshNamespace}, namespace, nil
 }
 
 // config returns how to connect to the apiserver of the kubeconfig.

@@ -238,7 +238,23 @@ func TestExplain(t *testing.T) {
 			meshtest.Find[*corev1.Namespace](t, c, "", "team-42").Labels = map[string]string{v1alpha1.NoFaultsLabel: "true"}
 		}, args: own, tables: true},
 		{name: "explain-fault-not-matched", plant: injects, args: "explain od-0 get foos a", tables: true},
+		// All requests of a pod.
+		{name: "explain-pod", plant: func(t *testing.T, c *meshtest.Cluster) {
+			limits(v1alpha1.BreakerClosed, asItIs)(t, c)
+			injects(t, c)
+		}, args: "explain od-1"},
+		{name: "explain-pod-standby", plant: waits, args: "explain od-0", tables: true},
+		{name: "explain-pod-subsets", plant: subsets, args: "explain od-0", tables: true},
+		{name: "explain-pod-dry-run", plant: tries, args: "explain operator-demo-1", tables: true},
+		{name: "explain-pod-shadow", plant: shadows, args: "explain bh-0", tables: true},
+		{name: "explain-pod-conflict", plant: conflicts, args: "explain bh-0", tables: true},
+		{name: "explain-pod-passthrough", plant: passesThrough, args: "explain bh-0", tables: true},
+		{name: "explain-pod-fails-open", plant: failsOpen, args: "explain od-1", tables: true},
+		{name: "explain-pod-observed", plant: observed, args: "explain seen-0", tables: true},
+		{name: "explain-pod-unlabelled", plant: unlabelled, args: "explain od-1", tables: true},
+		{name: "explain-pod-unknown", plant: nothing, args: "explain od-7", code: Unknown, tables: true},
 		// What cannot be said.
+		{name: "explain-no-resource-named", plant: nothing, args: "explain od-0 list", code: Unknown, tables: true},
 		{name: "explain-no-pod", plant: nothing, args: "explain od-7 list foos", code: Unknown, tables: true},
 		{name: "explain-no-resource", plant: nothing, args: "explain od-0 list fooz", code: Unknown, tables: true},
 		{name: "explain-no-such-resource", plant: nothing, args: "explain od-0 list widgets.example.org", code: Unknown, tables: true},

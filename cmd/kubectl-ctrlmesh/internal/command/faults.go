@@ -26,7 +26,7 @@ func (e *environment) faultsCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		s, err := read(c.Context(), r, snapshot.Faults(scope(*everywhere, namespace)))
+		s, err := r.ReadAll(c.Context(), snapshot.Faults(scope(*everywhere, namespace)))
 		if err != nil {
 			return err
 		}
@@ -61,7 +61,7 @@ func (e *environment) stopCommand(everywhere *bool) *cobra.Command {
 
 // stop disables the FaultInjection of a name, or all that may be in force if it is empty.
 func (t *traffic) stop(ctx context.Context, namespace, name string) error {
-	s, err := read(ctx, t.reader, t.part)
+	s, err := t.reader.ReadAll(ctx, t.part)
 	if err != nil {
 		return err
 	}

@@ -73,7 +73,7 @@ func planOf(ctx context.Context, r snapshot.Reader, root *v1alpha1.ShardingConfi
 	if target := layout.Target(root.Spec.Root); target.Name != "" {
 		parts = append(parts, snapshot.Target(root.Namespace, target))
 	}
-	s, err := read(ctx, r, parts...)
+	s, err := r.ReadAll(ctx, parts...)
 	if err != nil {
 		return plan.Plan{}, err
 	}

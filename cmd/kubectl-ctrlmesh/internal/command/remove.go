@@ -44,7 +44,7 @@ func removal(ctx context.Context, r snapshot.Reader, namespace, argument string)
 		target, err := adoption.ParseTarget(argument)
 		return adoption.Request{Namespace: namespace, Target: target}, err
 	}
-	s, err := read(ctx, r, snapshot.Configs(namespace))
+	s, err := r.ReadAll(ctx, snapshot.Configs(namespace))
 	if err != nil {
 		return adoption.Request{}, err
 	}

@@ -57,7 +57,7 @@ func (e *environment) dump(ctx context.Context, r snapshot.Reader, name string, 
 	if err != nil {
 		return sysdump.Archive{}, fmt.Errorf("creating the archive: %w: name another by --file", err)
 	}
-	collector := sysdump.Collector{Reader: r, Version: e.version, Logs: e.logs, Since: since}
+	collector := sysdump.Collector{Reader: r, Version: e.version, Since: since}
 	out, err := collector.Write(ctx, file)
 	if err = errors.Join(err, file.Close()); err != nil {
 		return sysdump.Archive{}, errors.Join(fmt.Errorf("collecting the state of the mesh: %w", err), os.Remove(name))

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/answer"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/tap"
 )
@@ -92,7 +93,7 @@ func (t *tapping) lost(err error) {
 
 // follow prints lines until the log of the current agent ends.
 func (t *tapping) follow(ctx context.Context, options *corev1.PodLogOptions) error {
-	s, err := read(ctx, t.reader, snapshot.Programs, snapshot.Members(t.namespace))
+	s, err := t.reader.ReadAll(ctx, snapshot.Programs, snapshot.Members(t.namespace))
 	if err != nil {
 		return err
 	}
@@ -100,9 +101,9 @@ func (t *tapping) follow(ctx context.Context, options *corev1.PodLogOptions) err
 	if err != nil {
 		return err
 	}
-	log, err := t.logs(ctx, agent.Namespace, agent.Name, options)
+	log, err := answer.Log(ctx, t.reader, agent, options)
 	if err != nil {
-		return fmt.Errorf("reading the log of %s: %w: you need permission to get pods/log in namespace %s", agent.Name, err, agent.Namespace)
+		return err
 	}
 	defer log.Close()
 	return tap.Lines(log, t.print)

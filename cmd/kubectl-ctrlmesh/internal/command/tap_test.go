@@ -50,7 +50,8 @@ func tapped(t *testing.T, c *meshtest.Cluster, logs []string, args ...string) (r
 		}
 		return io.NopCloser(strings.NewReader(logs[len(requests)-1])), nil
 	}
-	r = prepared(ctx, t, c, "", func(e *environment) { e.logs = read }, append([]string{"tap"}, args...)...)
+	c.Logs = read
+	r = prepared(ctx, t, c, "", func(*environment) {}, append([]string{"tap"}, args...)...)
 	return r, requests
 }
 

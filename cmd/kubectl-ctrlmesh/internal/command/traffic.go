@@ -50,7 +50,7 @@ func (t *traffic) await(ctx context.Context, summary, do string, look func(*snap
 	defer cancel()
 	out := report.Change{Changed: append([]string{}, t.changed...), Do: do}
 	for {
-		s, err := read(ctx, t.reader, t.part)
+		s, err := t.reader.ReadAll(ctx, t.part)
 		if err == nil {
 			is := look(s)
 			switch out.Waiting = is.waiting; {

@@ -34,7 +34,7 @@ func (e *environment) uiCommand() *cobra.Command {
 		address := listener.Addr().String()
 		_, actual, _ := net.SplitHostPort(address) // a listener has a port
 		pages := &ui.Server{Reader: r, Namespace: *e.flags.Namespace, Hosts: []string{address, "localhost:" + actual}, Token: rand.Text(), Poll: e.poll}
-		fmt.Fprintf(e.Out, "open http://%s/enter?token=%s in a browser; Ctrl-C ends it\n", address, pages.Token)
+		fmt.Fprintf(e.Out, "open http://%s%s in a browser; Ctrl-C ends it\n", address, pages.Root())
 		return serve(c.Context(), listener, pages.Handler())
 	}
 	return c

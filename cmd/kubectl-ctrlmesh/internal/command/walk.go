@@ -40,7 +40,7 @@ type walk struct {
 // read reads what steps follow from.
 func (w *walk) read(ctx context.Context) (*snapshot.Snapshot, error) {
 	in := w.request.Namespace
-	s, err := read(ctx, w.reader, snapshot.Programs, snapshot.Configs(in), snapshot.Members(in), snapshot.Target(in, w.request.Target))
+	s, err := w.reader.ReadAll(ctx, snapshot.Programs, snapshot.Configs(in), snapshot.Members(in), snapshot.Target(in, w.request.Target))
 	if err != nil {
 		return nil, err
 	}

@@ -8,5 +8,6 @@
 //	proxy.go     what the stages of the proxy decide
 //	traffic.go   limits and faults
 //	verdict.go   what the user reads
+//	summary.go   the policy of a pod in sentences
 //	rule.go      which rule decides, and what to do
 package explain

@@ -71,6 +71,9 @@ type Verdict struct {
 	Do string `json:"do,omitempty"`
 }
 
+// outside is the state of a pod without the label.
+const outside = "not on the mesh: it lacks the label " + v1alpha1.EnableProxyLabel
+
 // Of returns the verdict about a request, from a snapshot of the namespace of its pod.
 func Of(s *snapshot.Snapshot, q *Request) (Verdict, error) {
 	v := Verdict{
@@ -79,7 +82,7 @@ func Of(s *snapshot.Snapshot, q *Request) (Verdict, error) {
 	}
 	pod := s.Subjects.Pod
 	if !compile.Labelled(pod) {
-		v.PodState = fmt.Sprintf("not on the mesh: it lacks the label %s", v1alpha1.EnableProxyLabel)
+		v.PodState = outside
 		return v, nil
 	}
 	in, err := policyOf(s, pod)

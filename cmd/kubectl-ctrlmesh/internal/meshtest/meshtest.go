@@ -70,6 +70,8 @@ type Cluster struct {
 	// Refuse returns the error of a write; nil if it is permitted. If Refuse is nil, no write is. Otherwise
 	// all readers share what was written, and later changes of Objects have no effect.
 	Refuse func(verb string, o client.Object) error
+	// Logs returns logs of pods, in place of the apiserver; nil: no pod has any.
+	Logs func(ctx context.Context, namespace, pod string, options *corev1.PodLogOptions) (io.ReadCloser, error)
 	// Written are the writes of the reader, without dry runs: verb, kind and name.
 	Written []string
 	// Advance changes the cluster before each snapshot is read. It may be nil.
@@ -155,7 +157,7 @@ func (c *Cluster) Reader(t testing.TB) snapshot.Reader {
 		},
 	})
 	return snapshot.Reader{
-		Client: user, Namespace: snapshot.DefaultNamespace, Now: func() time.Time { return Now },
+		Client: user, Namespace: snapshot.DefaultNamespace, Logs: c.Logs, Now: func() time.Time { return Now },
 		Resources: func() ([]*metav1.APIResourceList, error) { return served, c.Unreachable },
 		Version: func() (*version.Info, error) {
 			if c.Advance != nil {
@@ -380,6 +382,7 @@ func (c *Cluster) operator(t testing.TB) {
 		pod := Pod(Operator, podName, node)
 		pod.Labels = map[string]string{v1alpha1.EnableProxyLabel: "true", v1alpha1.ShardLabel: shard}
 		pod.Annotations = map[string]string{v1alpha1.TrustAnnotation: v1alpha1.TrustMesh}
+		pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: Operator, Controller: new(true)}}
 		root.Status.Root.ChildShardingConfigs = append(root.Status.Root.ChildShardingConfigs, shard)
 		root.Status.Root.Assignments = append(root.Status.Root.Assignments, v1alpha1.Assignment{UID: string(pod.UID), Name: podName, Node: node, Shard: shard})
 		root.Status.Root.Shards = append(root.Status.Root.Shards, v1alpha1.ShardStatus{

@@ -40,6 +40,8 @@ type Shard struct {
 	LeaderlessSince *time.Time `json:"leaderlessSince,omitempty"`
 	Members         int32      `json:"members"`
 	Ready           int32      `json:"readyMembers"`
+	// Pods are its labelled pods, which the status may not count yet.
+	Pods []string `json:"pods,omitempty"`
 	// Captures are the capture modes of its members.
 	Captures  []string `json:"capture,omitempty"`
 	Handovers []Move   `json:"handovers,omitempty"`
@@ -106,6 +108,9 @@ func shardOf(c *v1alpha1.ShardingConfig, o *operator.Shard, mean float64) Shard 
 	out := Shard{
 		Name: o.Status.Name, LeaderState: o.Leader.State, Leader: o.Leader.Pod, LeaderNode: o.Leader.Node,
 		Members: o.Status.Members, Ready: o.Ready(), Captures: o.Captures(), Unready: o.Unready(), title: o.Status.Name,
+	}
+	for _, pod := range o.Pods {
+		out.Pods = append(out.Pods, pod.Name)
 	}
 	if o.Leader.State == operator.Missing && !o.Leader.Since.IsZero() {
 		out.LeaderlessSince = new(o.Leader.Since.UTC())

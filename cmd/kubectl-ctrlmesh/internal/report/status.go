@@ -24,6 +24,8 @@ type Status struct {
 	Manager   Manager    `json:"manager"`
 	Agents    Agents     `json:"agents"`
 	Operators []Operator `json:"operators"`
+	// Observed are the workloads on the mesh that no ShardingConfig selects.
+	Observed []Observed `json:"observed,omitempty"`
 }
 
 // Manager is the state of the manager.
@@ -89,6 +91,7 @@ func StatusOf(s *snapshot.Snapshot) Status {
 		out.Healthy = out.Healthy && o.Healthy
 		out.Operators = append(out.Operators, o)
 	}
+	out.Observed = observed(s)
 	slices.SortFunc(out.Operators, func(a, b Operator) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name), strings.Compare(a.Kind, b.Kind))
 	})
@@ -253,6 +256,9 @@ func (s Status) WriteText(t *render.Text) {
 		}
 	}
 	t.Table([]string{"NAMESPACE", "OPERATOR", "ROLE", "STATE", "SHARDS", "READY", "ROLLOUT"}, rows)
+	for _, o := range s.Observed {
+		notes = append(notes, fmt.Sprintf("  %s is on the mesh without a ShardingConfig: %s", o.title(), o.next()))
+	}
 	if len(notes) > 0 {
 		t.Line("")
 	}

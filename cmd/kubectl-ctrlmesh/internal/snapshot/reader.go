@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 
@@ -42,6 +44,8 @@ type Reader struct {
 	Version func() (*version.Info, error)
 	// Resources returns the lists of resources that the apiserver serves, the preferred versions first.
 	Resources func() ([]*metav1.APIResourceList, error)
+	// Logs returns the log of a pod. It ends with the context.
+	Logs func(ctx context.Context, namespace, pod string, options *corev1.PodLogOptions) (io.ReadCloser, error)
 	// Now returns the time at the apiserver.
 	Now func() time.Time
 	// Namespace of the mesh.
@@ -78,13 +82,17 @@ func (r Reader) Read(ctx context.Context, parts ...Part) (*Snapshot, error) {
 	return s, r.Extend(ctx, s, parts...)
 }
 
-// ReadAll reads parts, in order. It returns an error that names all that it failed to read.
+// ReadAll reads parts, in order, all of which are necessary. It returns an error that names all that it
+// failed to read.
 func (r Reader) ReadAll(ctx context.Context, parts ...Part) (*Snapshot, error) {
 	s, err := r.Read(ctx, parts...)
 	if err == nil {
 		err = s.Err()
 	}
-	return s, err
+	if err != nil {
+		return nil, fmt.Errorf("%w: check the connection to the apiserver, and your permissions", err)
+	}
+	return s, nil
 }
 
 // UIDOf returns the uid of an object; empty if it does not exist.

@@ -36,8 +36,6 @@ type Collector struct {
 	Reader snapshot.Reader
 	// Version is that of this program.
 	Version string
-	// Logs opens a log of a pod.
-	Logs func(ctx context.Context, namespace, pod string, options *corev1.PodLogOptions) (io.ReadCloser, error)
 	// Since is how far back logs go.
 	Since time.Duration
 }
@@ -166,7 +164,7 @@ func (c Collector) podLogs(ctx context.Context, a *archive, pod *corev1.Pod) err
 
 // podLog writes one log.
 func (c Collector) podLog(ctx context.Context, a *archive, pod *corev1.Pod, name string, options *corev1.PodLogOptions) error {
-	log, err := c.Logs(ctx, pod.Namespace, pod.Name, options)
+	log, err := c.Reader.Logs(ctx, pod.Namespace, pod.Name, options)
 	if err == nil {
 		defer log.Close()
 		var file io.Writer

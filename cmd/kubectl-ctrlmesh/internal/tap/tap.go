@@ -81,12 +81,20 @@ func Parse(text []byte) (l Line, ok bool) {
 // Begins reports whether the line is about the beginning of a watch, and not about its end.
 func (l Line) Begins() bool { return l.Message == streamMessage }
 
-// target returns what the request is about: resource and subresource.
-func (l Line) target() string {
+// Target returns what the request is about: resource and subresource.
+func (l Line) Target() string {
 	if l.Subresource != "" {
 		return l.Resource + "/" + l.Subresource
 	}
 	return l.Resource
+}
+
+// Object returns the namespace and the name of the object, as far as the request has them.
+func (l Line) Object() string {
+	if l.Name == "" {
+		return l.Namespace
+	}
+	return strings.TrimPrefix(l.Namespace+"/"+l.Name, "/")
 }
 
 // String returns the line for people, without line breaks.
@@ -99,11 +107,7 @@ func (l Line) String() string {
 	if l.Message == egressMessage {
 		out = append(out, l.Protocol, l.Host, l.To, l.Verdict)
 	} else {
-		object := strings.TrimPrefix(l.Namespace+"/"+l.Name, "/")
-		if l.Name == "" {
-			object = l.Namespace
-		}
-		out = append(out, l.Verb, l.target(), object)
+		out = append(out, l.Verb, l.Target(), l.Object())
 	}
 	for i := range out {
 		out[i] = Escape(out[i])
@@ -116,17 +120,26 @@ func (l Line) String() string {
 
 // details returns the rest of the line, as key=value.
 func (l Line) details() (out []string) {
-	add := func(key, value string) {
-		if value != "" {
-			out = append(out, key+"="+Escape(value))
-		}
-	}
-	add("cluster", l.Cluster)
-	add("shard", l.Shard)
+	out = pair(out, "cluster", l.Cluster)
+	out = pair(out, "shard", l.Shard)
 	if l.Message == requestMessage {
-		add("added", time.Duration(l.Added).String())
-		add("bytes", strconv.FormatInt(l.Bytes, 10))
+		out = pair(out, "added", time.Duration(l.Added).String())
+		out = pair(out, "bytes", strconv.FormatInt(l.Bytes, 10))
 	}
+	return append(out, l.Effects()...)
+}
+
+// pair appends key=value, unless the value is empty.
+func pair(to []string, key, value string) []string {
+	if value == "" {
+		return to
+	}
+	return append(to, key+"="+Escape(value))
+}
+
+// Effects returns what rules did to the request, as key=value.
+func (l Line) Effects() (out []string) {
+	add := func(key, value string) { out = pair(out, key, value) }
 	add("limited_by", l.LimitedBy)
 	add("faults", strings.Join(l.Faults, ","))
 	add("fault_skipped", l.FaultSkipped)
@@ -206,7 +219,7 @@ func (f Filter) Selects(l Line) bool {
 	code := strconv.Itoa(l.Code)
 	return l.Pod == f.Pod &&
 		(len(f.Verbs) == 0 || slices.Contains(f.Verbs, l.Verb)) &&
-		(len(f.Resources) == 0 || slices.Contains(f.Resources, l.Resource) || slices.Contains(f.Resources, l.target())) &&
+		(len(f.Resources) == 0 || slices.Contains(f.Resources, l.Resource) || slices.Contains(f.Resources, l.Target())) &&
 		(len(f.Codes) == 0 || slices.Contains(f.Codes, code) || slices.Contains(f.Codes, code[:1]+"xx"))
 }
 

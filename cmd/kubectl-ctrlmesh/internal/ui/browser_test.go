@@ -126,13 +126,19 @@ func (b *tab) picture(name string) {
 	require.NoError(b, os.WriteFile(filepath.Join(*pictures, name+".png"), shot.Data, 0o644)) //nolint:gosec // it is committed
 }
 
-// A real browser accepts the session, runs the script under the policy of the pages, and shows them.
+// A real browser runs the script under the policy of the pages, and shows them.
 func TestPagesInABrowser(t *testing.T) {
-	b, s := open(t, meshtest.Healthy(t))
+	c := meshtest.Healthy(t)
+	observed(c)
+	logs(t, c)
+	b, _ := open(t, c)
 	page := newTab(t)
 	const live = `document.getElementById("state")?.textContent === "live"`
-	page.shows(b.url+"/enter?token="+s.Token, live+` && document.querySelectorAll("main a").length === 2`)
+	page.shows(b.url, live+` && document.querySelectorAll("main a").length === 4`)
 	page.picture("ui-overview")
 	page.shows(b.url+"/operators/operator-demo/operator-demo?key=team-42", live+` && document.querySelectorAll("meter").length === 2`)
 	page.picture("ui-operator")
+	page.shows(b.url+"/pods/operator-demo/od-1?verb=update&resource=foos&namespace=team-42", live+` && document.getElementById("verdict").textContent.startsWith("403") && document.querySelectorAll("tbody tr").length === 3`)
+	page.picture("ui-pod")
+	page.shows(b.url+"/advice/operator-demo/statefulset/tally", `document.querySelector("code").textContent.startsWith("kubectl ctrlmesh adopt")`)
 }

@@ -19,6 +19,10 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "invalid page", http.StatusBadRequest)
 		return
 	}
+	if v, _, err := s.find(of); err == nil && v.still {
+		http.Error(w, "this page does not follow the cluster", http.StatusBadRequest)
+		return
+	}
 	select {
 	case s.live <- struct{}{}:
 		defer func() { <-s.live }()

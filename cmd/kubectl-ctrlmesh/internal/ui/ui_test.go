@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -13,29 +14,64 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/meshtest"
+	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
 )
 
 // browser is a browser of the user.
 type browser struct {
 	*testing.T
-	url    string
-	cookie string // the name of the session's; empty: there is no session
-	host   string
+	url  string // with the token, without a slash at the end
+	host string
 }
 
-// open returns a browser with a session, and the server.
+// open returns a browser of the user, and the server.
 func open(t *testing.T, c *meshtest.Cluster) (browser, *Server) {
 	t.Helper()
 	s := &Server{Reader: c.Reader(t), Token: "of-the-user", Poll: time.Millisecond}
 	pages := httptest.NewServer(s.Handler())
 	t.Cleanup(pages.Close)
 	s.Hosts = []string{strings.TrimPrefix(pages.URL, "http://")}
-	return browser{t, pages.URL, s.cookie(), ""}, s
+	return browser{t, pages.URL + "/of-the-user", ""}, s
+}
+
+// observed adds a workload on the mesh that no ShardingConfig selects.
+func observed(c *meshtest.Cluster) {
+	labels := map[string]string{v1alpha1.EnableProxyLabel: "true"}
+	pod := meshtest.Pod(meshtest.Operator, "tally-0", "node-1")
+	pod.Labels = labels
+	pod.Annotations = map[string]string{v1alpha1.TrustAnnotation: v1alpha1.TrustBoth}
+	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "tally", Controller: new(true)}}
+	c.Add(pod, &appsv1.StatefulSet{
+		ObjectMeta: metav1.ObjectMeta{Namespace: meshtest.Operator, Name: "tally"},
+		Spec:       appsv1.StatefulSetSpec{Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}}},
+	})
+}
+
+// logs lets agents log access lines, and have logged some.
+func logs(t *testing.T, c *meshtest.Cluster) {
+	for _, name := range []string{snapshot.Agent + "-1", snapshot.Agent + "-2"} {
+		meshtest.Find[*corev1.Pod](t, c, snapshot.DefaultNamespace, name).Spec.Containers[0].Args = []string{"--log-level=debug"}
+	}
+	var log strings.Builder
+	line := func(pod, verb, namespace, more string) {
+		fmt.Fprintf(&log, `{"time":"2026-01-02T03:04:05Z","msg":"request","pod":%q,"verb":%q,"group":"example.com","resource":"foos","namespace":%q,"name":"web"%s}`+"\n", pod, verb, namespace, more)
+	}
+	for i := range 30 {
+		line("operator-demo/tally-0", "update", fmt.Sprintf("team-%d", i%3), `,"code":200`)
+	}
+	line("operator-demo/od-1", "get", "team-43", `,"code":200,"shard":"operator-demo-2-normal"`)
+	line("operator-demo/od-1", "update", "team-42", `,"code":403,"shard":"operator-demo-2-normal"`)
+	line("operator-demo/od-1", "patch", "team-43", `,"code":429,"limited_by":"<b>"`)
+	c.Logs = func(context.Context, string, string, *corev1.PodLogOptions) (io.ReadCloser, error) {
+		return io.NopCloser(strings.NewReader(log.String())), nil
+	}
 }
 
 // request requests a path. The caller closes the body.
@@ -43,9 +79,6 @@ func (b browser) request(ctx context.Context, method, path string) *http.Respons
 	b.Helper()
 	req, err := http.NewRequestWithContext(ctx, method, b.url+path, nil)
 	require.NoError(b, err)
-	if b.cookie != "" {
-		req.AddCookie(&http.Cookie{Name: b.cookie, Value: "of-the-user"})
-	}
 	req.Host = b.host
 	resp, err := http.DefaultClient.Do(req)
 	require.NoError(b, err)
@@ -65,21 +98,33 @@ func (b browser) get(path string) (code int, body string) {
 func TestPages(t *testing.T) {
 	c := meshtest.Healthy(t)
 	c.Add(&v1alpha1.CircuitBreaker{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "deletes"}, Status: v1alpha1.CircuitBreakerStatus{Opened: 2}})
+	observed(c)
+	logs(t, c)
 	b, _ := open(t, c)
 	for path, want := range map[string][]string{
 		"/": {
-			"<title>Overview · ctrlmesh</title>", `<b class="good">healthy</b>`, `<a href="/operators/operator-demo/operator-demo">operator-demo</a>`,
-			"<td>ctrlmesh-agent-1", `<body data-page="/">`, `<a href="/" aria-current="page">`,
+			"<title>Overview · ctrlmesh</title>", `<b class="good">healthy</b>`, `<a href="/of-the-user/operators/operator-demo/operator-demo">operator-demo</a>`,
+			"<td>ctrlmesh-agent-1", `<body data-events="/of-the-user/events" data-page="/">`, `<a href="/of-the-user/" aria-current="page">`,
+			`<a href="/of-the-user/advice/operator-demo/statefulset/tally">`, `<a href="/of-the-user/pods/operator-demo/tally-0">tally-0</a>`,
 		},
 		"/operators/operator-demo/operator-demo": {
-			`<meter min="0" max="30211" value="29102">29102</meter>`, "od-0 on node-1", "<td>1/1", "ebpf", "<label>namespace <input",
+			`<meter min="0" max="30211" value="29102">29102</meter>`, "od-0 on node-1", "<td>1/1", "ebpf", "<label>namespace <input", `<a href="/of-the-user/pods/operator-demo/od-0">od-0</a>`,
 		},
 		"/operators/operator-demo/operator-demo?key=team-42": {"<b>team-42</b>: shard", `data-page="/operators/operator-demo/operator-demo?key=team-42"`},
 		"/operators/operator-demo/by-hand":                   {"<td>1/1", "iptables"},
-		"/findings":                                          {"no problems found: manager v0.3.1"},
-		"/limits":                                            {`<td class="bad">2`, "<h2>FaultInjections</h2>\n<p>There are none.</p>"},
-		"/static/live.js":                                    {"new EventSource"},
-		"/static/style.css":                                  {"prefers-color-scheme: dark"},
+		"/pods/operator-demo/od-1": {
+			"<p>shard operator-demo-2-normal, captured by ebpf", "are refused with 403", "<option selected>get</option>", "limited_by=&lt;b&gt;", `<td class="bad">403<td>update<td>foos<td>team-42/web`,
+		},
+		"/pods/operator-demo/od-1?verb=update&resource=foos&namespace=team-42": {`class="bad">403 foreign`, "<option selected>update</option>", `value="team-42"`},
+		"/pods/operator-demo/od-1?verb=list&resource=foos&all=yes":             {`class="good">narrowed`, ` checked>`},
+		"/pods/operator-demo/od-1?verb=list&resource=fooz":                     {"did you mean foos?"},
+		"/advice/operator-demo/statefulset/tally": {
+			"It can be divided by namespace.", "<li>example.com/foos", "<code>kubectl ctrlmesh adopt statefulset/tally -n operator-demo", `data-page=""`,
+		},
+		"/findings":         {`<td class="bad">error<td>ca-missing<td>ConfigMap operator-demo/`},
+		"/limits":           {`<td class="bad">2`, "<h2>FaultInjections</h2>\n<p>There are none.</p>"},
+		"/static/live.js":   {"new EventSource"},
+		"/static/style.css": {"prefers-color-scheme: dark"},
 	} {
 		code, body := b.get(path)
 		require.Equal(t, http.StatusOK, code, "%s: %s", path, body)
@@ -100,38 +145,40 @@ func TestPagesSayWhatIsWrong(t *testing.T) {
 	require.NotContains(t, body, "<script>alert")
 
 	for path, want := range map[string]string{
-		"/operators/operator-demo/none": "there is no ShardingConfig none in namespace operator-demo", "/none": "there is no such page", "/operators/a": "there is no such page",
+		"/operators/operator-demo/none": "there is no ShardingConfig none in namespace operator-demo", "/none": "there is no such page", "/operators/a": "there is no such page", "/operators/a/b/c": "there is no such page",
 	} {
 		code, body := b.get(path)
 		require.Equal(t, http.StatusNotFound, code)
 		require.Contains(t, body, want)
 	}
 	s.Namespace = "team"
-	code, _ := b.get("/operators/operator-demo/operator-demo")
-	require.Equal(t, http.StatusNotFound, code, "the user chose one namespace")
+	for _, path := range []string{"/operators/operator-demo/operator-demo", "/pods/operator-demo/od-0", "/advice/operator-demo/statefulset/a"} {
+		code, _ := b.get(path)
+		require.Equal(t, http.StatusNotFound, code, "the user chose one namespace")
+	}
 
 	c.Forbidden = func(client.ObjectList) error { return errors.New("you may not list it") }
-	code, body = b.get("/limits")
+	code, body := b.get("/limits")
 	require.Equal(t, http.StatusInternalServerError, code)
 	require.Contains(t, body, "you may not list it")
 }
 
 func TestOnlyTheUserReads(t *testing.T) {
-	b, s := open(t, meshtest.Healthy(t))
+	b, _ := open(t, meshtest.Healthy(t))
 	stranger := b
-	stranger.cookie = ""
-	for _, path := range []string{"/", "/findings", "/events?page=/", "/enter", "/enter?token=guessed"} {
-		code, body := stranger.get(path)
-		require.Equal(t, http.StatusForbidden, code, path)
-		require.NotContains(t, body, "operator-demo")
+	for _, begin := range []string{"", "/guessed", "/of-the-use", "/of-the-user2"} {
+		stranger.url = strings.TrimSuffix(b.url, "/of-the-user") + begin
+		for _, path := range []string{"", "/", "/findings", "/events?page=/", "/static/live.js"} {
+			code, body := stranger.get(path)
+			require.Equal(t, http.StatusForbidden, code, begin+path)
+			require.NotContains(t, body, "operator-demo")
+		}
 	}
-	resp := stranger.request(t.Context(), http.MethodGet, "/enter?token="+s.Token)
+	resp := b.request(t.Context(), http.MethodGet, "/")
 	defer resp.Body.Close()
-	require.Equal(t, http.StatusOK, resp.StatusCode)
-	require.Len(t, resp.Cookies(), 1)
-	require.True(t, resp.Cookies()[0].HttpOnly)
-	require.Equal(t, http.SameSiteStrictMode, resp.Cookies()[0].SameSite)
 	require.Contains(t, resp.Header.Get("Content-Security-Policy"), "default-src 'none'")
+	require.Equal(t, "no-referrer", resp.Header.Get("Referrer-Policy"), "others must not see the token")
+	require.Empty(t, resp.Cookies(), "browsers send cookies to all ports")
 
 	b.host = "rebound.example.com"
 	code, _ := b.get("/")
@@ -184,6 +231,8 @@ func TestPagesThatFollowAreBounded(t *testing.T) {
 	code, body := b.get("/events?page=/")
 	require.Equal(t, http.StatusServiceUnavailable, code)
 	require.Contains(t, body, "close some")
-	code, _ = b.get("/events?page=http://elsewhere/")
-	require.Equal(t, http.StatusBadRequest, code)
+	for _, page := range []string{"http://elsewhere/", "/advice/operator-demo/statefulset/tally"} {
+		code, _ = b.get("/events?page=" + page)
+		require.Equal(t, http.StatusBadRequest, code)
+	}
 }
