@@ -29,7 +29,7 @@ test: ## Set up what is missing and pass every test
 	@hack/stages.sh deps modules generate-check lint unit cluster-ensure images test-images install e2e-installed
 
 ##@ Build
-.PHONY: build images release release-push test-images generate generate-check
+.PHONY: build images release release-push test-images generate generate-check docs
 build: ## Build the programs into bin/
 	@mkdir -p bin
 	@$(PROGRESS) "building the programs" $(STATIC) -o bin/ ./cmd/...
@@ -49,12 +49,14 @@ test-images: ## Build the images of the tests' operators into .run/images/
 	@$(PROGRESS) "building an operator of client-go 0.23" env -C tests/operators/candidate $(STATIC) -o ../../../.run/images/ .
 	@tests/operators/images.sh
 
-generate: ## Regenerate what is generated: bindings, protobuf, deepcopy, CRDs, and manifests from the chart
+generate: ## Regenerate what is generated: bindings, protobuf, deepcopy, CRDs, manifests from the chart, and pages of fields and values
 	@tests/setup.sh generate
 	@hack/generate.sh
 generate-check: ## Fail if the committed generated code is not what make generate makes
 	@tests/setup.sh generate
 	@hack/generate.sh --check
+docs: ## Build the site of the documentation into .run/site, and check its links
+	@REPOSITORY=$(REPOSITORY) hack/site.sh
 
 ##@ Test
 .PHONY: check deps modules lint unit monitoring pages fuzz e2e e2e-installed e2e-ipv6 e2e-kubernetes chart-e2e chaos operators bench bench-density bench-sharding

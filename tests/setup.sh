@@ -1,5 +1,5 @@
 #!/bin/bash
-# Installs the Debian packages that a task needs and that are missing: setup.sh test|clients|operators|generate|pages
+# Installs the Debian packages that a task needs and that are missing: setup.sh test|clients|operators|generate|pages|docs
 set -euo pipefail
 # shellcheck source=../hack/progress.sh
 . "$(dirname "$0")/../hack/progress.sh"
@@ -9,7 +9,8 @@ operators) packages=(python3 python3-kubernetes) ;;
 clients) packages=(ca-certificates curl openssl nodejs) ;;
 generate) packages=(clang llvm protobuf-compiler) ;;
 pages) packages=(chromium) ;;
-*) echo "usage: $0 test|clients|operators|generate|pages" >&2; exit 2 ;;
+docs) packages=(nodejs npm) ;;
+*) echo "usage: $0 test|clients|operators|generate|pages|docs" >&2; exit 2 ;;
 esac
 missing=()
 for p in "${packages[@]}"; do

@@ -5,7 +5,10 @@ go 1.26.0
 
 tool helm.sh/helm/v3/cmd/helm
 
-require helm.sh/helm/v3 v3.21.4
+require (
+	go.yaml.in/yaml/v3 v3.0.5
+	helm.sh/helm/v3 v3.21.4
+)
 
 require (
 	dario.cat/mergo v1.0.1 // indirect
@@ -80,7 +83,6 @@ require (
 	github.com/x448/float16 v0.8.4 // indirect
 	github.com/xlab/treeprint v1.2.0 // indirect
 	go.yaml.in/yaml/v2 v2.4.4 // indirect
-	go.yaml.in/yaml/v3 v3.0.5 // indirect
 	golang.org/x/crypto v0.58.0 // indirect
 	golang.org/x/net v0.62.0 // indirect
 	golang.org/x/oauth2 v0.36.0 // indirect

@@ -762,8 +762,8 @@ type AnalysisQuery struct {
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	Name string `json:"name"`
 	// Query in PromQL. Its result must be a scalar or an instant vector. $namespace stands for the
-	// namespace of this object, $shard for the name of the shard, and $pods for a regular expression
-	// that matches the names of the shard's pods which have the revision, as in {pod=~"$pods"}.
+	// namespace of this object, and $shard for the name of the shard. $pods stands for a regular
+	// expression that matches the names of the shard's pods which have the revision, as in {pod=~"$pods"}.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=2048
 	Query string `json:"query"`

@@ -1,0 +1,7 @@
+{{- define "gvDetails" -}}
+The kinds of `{{ .GroupVersionString }}` are:
+{{ range .SortedKinds }}
+* {{ $.TypeForKind . | markdownRenderTypeLink }}
+{{- end }}
+{{ range .SortedTypes }}{{ template "type" . }}{{ end }}
+{{- end -}}
