@@ -15,3 +15,4 @@ progress "cleaning the nodes" kubectl -n ctrlmesh-system rollout status daemonse
 hack/policies.sh delete --ignore-not-found
 progress "deleting the mesh" kubectl delete -k deploy/default --ignore-not-found
 kubectl delete configmaps -A -l ctrlmesh.kusionstack.io/bundle=true --ignore-not-found
+kubectl delete configmaps -A -l ctrlmesh.kusionstack.io/usage=true --ignore-not-found

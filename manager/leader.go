@@ -31,6 +31,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers/stamp"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers/status"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers/traffic"
+	"github.com/ctrlmesh/ctrlmesh/manager/controllers/usage"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers/webhook"
 	"github.com/ctrlmesh/ctrlmesh/manager/dialect/serve"
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
@@ -127,6 +128,7 @@ func (l *leader) controllers() []controllers.Reconciler {
 		&status.Controller{Client: l.live, Cache: l.reader, Recorder: l.recorder, Keeper: l.keeper, Sweeper: l.sweeper, Push: l.push, State: s},
 		&node.Controller{Client: l.live, Namespace: l.Namespace, Push: l.push, State: s},
 		&share.Controller{Push: l.push, State: s},
+		&usage.Controller{Client: l.live, Observe: l.push.Observe, State: s, Log: l.Log, Now: time.Now},
 		&webhook.Controller{Client: l.live, Push: l.push, State: s},
 		&traffic.Controller{Client: l.live, Cache: l.reader, Recorder: l.recorder, Push: l.push, State: s},
 		&endpoint.Controller{

@@ -8,6 +8,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
@@ -15,6 +16,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
+	"github.com/ctrlmesh/ctrlmesh/proxy/usage"
 )
 
 // conclude carries out an outcome, except for a restart.
@@ -134,6 +136,7 @@ func (x *exchange) account() {
 		x.workload().Member(x.pod.server.metrics, c, x.code)
 	}
 	x.countOutcome()
+	x.countUsage()
 	x.policy.CountWithheld(&x.State)
 	if x.Debug {
 		x.log()
@@ -147,6 +150,18 @@ func (x *exchange) countOutcome() {
 	if x.Plan != nil && x.Plan.Route == pipeline.RouteShort && !x.received.IsZero() && !x.received.Before(x.sending.Sent) {
 		x.pod.env.Outcomes.Answered(x.received.Sub(x.sending.Sent))
 	}
+}
+
+// countUsage counts the request if the pod's pass unchanged, and the apiserver has answered it.
+func (x *exchange) countUsage() {
+	i := x.Req.Info
+	if i == nil || !i.IsResourceRequest || x.received.IsZero() || x.Req.Cluster != "" || !x.policy.Observes() {
+		return
+	}
+	x.pod.env.Usage.Add(&usage.Request{
+		GroupResource: schema.GroupResource{Group: i.APIGroup, Resource: i.Resource},
+		Verb:          i.Verb, Namespace: i.Namespace, Name: i.Name, Code: x.code, Own: i.Namespace == x.pod.env.Info.Namespace,
+	}, x.received)
 }
 
 // accessAttrs returns the attributes of the request in an access line: no header except

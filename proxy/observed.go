@@ -90,6 +90,14 @@ func (p *Pod) Shadow() *meshv1.ShadowReport {
 	return p.env.Shadow.Report()
 }
 
+// Usage returns what the pod requested; nil if its requests do not pass unchanged.
+func (p *Pod) Usage() *meshv1.Usage {
+	if !p.env.Policy.Load().Observes() {
+		return nil
+	}
+	return p.env.Usage.Report()
+}
+
 // RuleStates returns the states of the limits in force.
 func (p *Pod) RuleStates() []*meshv1.RuleState { return p.env.Limits.States() }
 

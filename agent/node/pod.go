@@ -98,6 +98,7 @@ type reporting struct {
 	reported *meshv1.PodReport
 	counted  time.Time // when the counts of rules and faults were read
 	active   time.Time // when the activity was read
+	used     time.Time // when the usage was read
 	routed   bool      // all its reviews, by the last report
 }
 

@@ -62,6 +62,7 @@ func (n *Node) report(uid string, p *pod) *meshv1.PodReport {
 	r.WebhookMessage = n.webhookProblem(p)
 	p.addCounts(r)
 	p.addActivity(r, time.Now())
+	p.addUsage(r, time.Now())
 	return r
 }
 
@@ -103,4 +104,18 @@ func (p *pod) addActivity(r *meshv1.PodReport, now time.Time) {
 	}
 	p.active = now
 	r.Activity, r.Outcomes, r.Shadow = p.proxied.Activity(), p.proxied.Outcomes(), p.proxied.Shadow()
+}
+
+// usageInterval is the shortest time between reports of what a pod requested alone.
+const usageInterval = 15 * time.Second
+
+// addUsage adds what the pod requested, as of usageInterval ago at most.
+func (p *pod) addUsage(r *meshv1.PodReport, now time.Time) {
+	if now.Sub(p.used) < usageInterval {
+		r.Usage = p.reported.GetUsage()
+		return
+	}
+	if r.Usage = p.proxied.Usage(); r.Usage != nil {
+		p.used = now
+	}
 }

@@ -45,3 +45,16 @@ func TestChangedActivityAloneIsReportedSeldom(t *testing.T) {
 		})
 	}
 }
+
+func TestChangedUsageIsReportedSeldom(t *testing.T) {
+	server, err := proxy.New(proxy.Config{Leaf: func() (*tls.Certificate, error) { return nil, errors.New("none") }})
+	require.NoError(t, err)
+	now := time.Now()
+	p := &pod{reporting: reporting{reported: &meshv1.PodReport{Usage: &meshv1.Usage{Requests: 1}}, used: now}}
+	p.proxied = server.Pod(proxy.PodInfo{UID: "a", Namespace: "ns", Name: "a"}, nil)
+	for after, kept := range map[time.Duration]bool{usageInterval - 1: true, usageInterval: false} {
+		r := &meshv1.PodReport{}
+		p.addUsage(r, now.Add(after))
+		require.Equal(t, kept, r.GetUsage() != nil)
+	}
+}

@@ -16,6 +16,7 @@
 //	entry       State.Entries: what puts the pods of VirtualApps on the mesh
 //	webhook     how agents route the reviews of admission
 //	failover    the locks of leaders that exited
+//	usage       the records of what operators request while their requests pass unchanged
 //	node        the abilities of the nodes
 //	endpoint    the address of the leader
 //	address     State.Additional: where clients reach the apiserver beside its Service

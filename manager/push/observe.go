@@ -49,6 +49,9 @@ type Observation struct {
 	// Shadow counts how the writes of a shadow have ended; nil for other pods. The caller must
 	// not modify it.
 	Shadow *Shadow
+	// Usage is what the pod requested, if its requests pass unchanged; nil otherwise. The caller must
+	// not modify it.
+	Usage *meshv1.Usage
 	LockReport
 	TrafficReport
 }
@@ -268,5 +271,6 @@ func (o Observation) equalExceptCounts(p Observation) bool {
 	o.Rules, o.Faults, p.Rules, p.Faults = nil, nil, nil, nil
 	o.Activity, p.Activity = nil, nil
 	o.Outcomes, p.Outcomes = Outcomes{}, Outcomes{}
+	o.Usage, p.Usage = nil, nil
 	return reflect.DeepEqual(o, p)
 }

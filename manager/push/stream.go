@@ -269,7 +269,7 @@ func (s *Server) reportPod(name string, st *stream, p *meshv1.PodReport) (news b
 	}
 	rules := states(policy.GetTraffic().GetBreakers(), p.Rules, validRule)
 	faults := states(policy.GetTraffic().GetInjections(), p.Faults, validFault)
-	active := activity(p.Activity)
+	active, used := activity(p.Activity), usage(p.Usage)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.nodes.node(name).policies[p.Uid] == nil {
@@ -281,6 +281,7 @@ func (s *Server) reportPod(name string, st *stream, p *meshv1.PodReport) (news b
 	o.LockReport = LockReport{p.LockHolder, heldLocks(p.HeldLocks), observedLocks(p.ObservedLocks), lockRefusals(policy, p.LockRefusals), deadHolders(p.DeadHolders)}
 	o.TrafficReport = TrafficReport{Rules: rules, Faults: faults, EgressMessage: clip(p.EgressMessage), TrafficMessage: clip(p.TrafficMessage)}
 	o.WebhookMessage, o.Distrusted, o.Activity, o.Outcomes, o.Shadow = clip(p.WebhookMessage), p.Distrusted, active, outcomes(p.Outcomes), shadow(p.Shadow)
+	o.Usage = used
 	if o.Version == o.Nacked && !o.Withheld { // saved by a later try, which no ack follows
 		o.Nacked, o.Nack = "", ""
 	}

@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/ctrlmesh/ctrlmesh/manager/usage"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
@@ -217,7 +218,12 @@ func testAdoptedAsAdvised(t *testing.T) {
 		Divide, Locks []string
 		Next          string
 	}
-	until(t, "the advice", func(ctx context.Context) error { // the kubelet may be late with the log
+	recorded := &corev1.ConfigMap{}
+	until(t, "the record of the manager", func(ctx context.Context) error {
+		return cluster.Get(ctx, client.ObjectKey{Namespace: op.home, Name: usage.ConfigMap}, recorded)
+	})
+	require.Contains(t, recorded.Data, "statefulset.tally")
+	until(t, "the advice", func(ctx context.Context) error { // of all that it did
 		out, code := plugin(ctx, t, "advise", workload, "-n", op.home, "-o", "json")
 		if code != 0 {
 			return fmt.Errorf("exit code %d: %s", code, out)

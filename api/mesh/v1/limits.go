@@ -52,6 +52,13 @@ const (
 	MaxMatchedPath = 2048
 )
 
+// Bounds of a Usage. Those of namespaces and objects are of all resources together.
+const (
+	MaxUsageResources  = 64
+	MaxUsageNamespaces = 128
+	MaxUsageObjects    = 64
+)
+
 // Bounds of a ShadowReport.
 const (
 	MaxShadowDifferences = 16

@@ -49,6 +49,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 	"github.com/ctrlmesh/ctrlmesh/proxy/shadow"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
+	"github.com/ctrlmesh/ctrlmesh/proxy/usage"
 	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
 )
 
@@ -107,7 +108,9 @@ type Known struct {
 	Activity activity.Log
 	Outcomes activity.Outcomes
 	Shadow   shadow.Comparer
-	Tokens   Tokens
+	// Usage is what the pod requests while its requests pass unchanged.
+	Usage  usage.Log
+	Tokens Tokens
 }
 
 // Rules has what a pod's rules have counted.
@@ -264,6 +267,12 @@ func (p *Policy) KeepsCaches() bool { return p.KeepCaches }
 
 // Tunnels implements relist.Policy.
 func (p *Policy) Tunnels() bool { return p.Passthrough }
+
+// Observes reports whether the pod's requests pass unchanged, and are counted for its owner: the policy has
+// no sharding, or a dry run.
+func (p *Policy) Observes() bool {
+	return p != nil && (p.Message.GetSharding() == nil || p.Would != nil)
+}
 
 // DropsEvents implements relist.Policy.
 func (p *Policy) DropsEvents(res relist.Resource) bool {

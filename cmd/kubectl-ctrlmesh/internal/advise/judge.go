@@ -87,8 +87,10 @@ type judge struct {
 	Advice
 	divided []schema.GroupResource // sorted
 	global  []schema.GroupResource // without namespace, and written; sorted
-	// tenants are the writes of divided resources by namespace, without the operator's own.
+	// tenants are the writes of divided resources by namespace, without the operator's own. others are
+	// those in namespaces that are not known by name.
 	tenants map[string]int
+	others  int
 }
 
 // Judge says whether an operator can be divided.
@@ -130,6 +132,7 @@ func (j *judge) sort() {
 			j.global = append(j.global, r)
 		case kind.Namespaced && (u.wide || u.beyond(j.Namespace)):
 			j.divided = append(j.divided, r)
+			j.others += u.others
 			for namespace, n := range u.namespaces {
 				if namespace != j.Namespace {
 					j.tenants[namespace] += n
@@ -145,14 +148,14 @@ func (j *judge) sort() {
 func (j *judge) judge() {
 	switch {
 	case j.Requests < enough:
-		j.Verdict, j.Because = Unseen, fmt.Sprintf("it needs at least %d requests: watch it for longer by --for, and restart a pod meanwhile", enough)
+		j.Verdict, j.Because = Unseen, fmt.Sprintf("it needs at least %d requests: let it work for longer, and restart a pod meanwhile", enough)
 	case len(j.divided) == 0 && len(j.global) > 0:
 		j.Verdict, j.Because = ByObject, fmt.Sprintf("it writes %s, which are in no namespace: see spec.root.key: Object", named(j.global))
 	case len(j.divided) == 0:
 		j.Verdict, j.Because = Pointless, fmt.Sprintf("it watches no resource of all namespaces, and writes in namespace %s alone", j.Namespace)
-	case len(j.tenants) == 0:
+	case len(j.tenants) == 0 && j.others == 0:
 		j.Verdict, j.Because = Unseen, "it wrote nothing in other namespaces than its own: watch it while it works"
-	case len(j.tenants) == 1:
+	case len(j.tenants) == 1 && j.others == 0:
 		j.Verdict, j.Because = Pointless, fmt.Sprintf("all its writes are in namespace %s", slices.Collect(maps.Keys(j.tenants))[0])
 	default:
 		j.Verdict = Divisible
@@ -201,6 +204,7 @@ func (j *judge) singletons() {
 }
 
 func (j *judge) heaviest() (total int, namespace string) {
+	total = j.others
 	for _, name := range slices.Sorted(maps.Keys(j.tenants)) {
 		total += j.tenants[name]
 		if j.tenants[name] > j.tenants[namespace] {

@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/tap"
 )
 
@@ -38,8 +39,10 @@ type use struct {
 	wide bool
 	// writes are those that the apiserver accepted, conflicts those that it refused with 409.
 	writes, conflicts int
-	// namespaces have the writes by namespace, and objects those with known names.
+	// namespaces have the writes by namespace, and objects those with known names. others are writes in
+	// namespaces that are not known by name.
 	namespaces map[string]int
+	others     int
 	objects    map[object]int
 }
 
@@ -53,17 +56,8 @@ func (p *Profile) Add(l tap.Line) {
 	if l.Resource == "" || l.Verb == "watch" && !l.Begins() {
 		return
 	}
-	if p.First.IsZero() || l.Time.Before(p.First) {
-		p.First = l.Time
-	}
-	if l.Time.After(p.Last) {
-		p.Last = l.Time
-	}
+	p.seen(l.Pod, l.Time, l.Time)
 	p.Requests++
-	if p.Pods == nil {
-		p.Pods, p.uses = map[string]bool{}, map[schema.GroupResource]*use{}
-	}
-	p.Pods[l.Pod] = true
 	u := p.of(schema.GroupResource{Group: l.Group, Resource: l.Resource})
 	switch {
 	case l.Code == 403:
@@ -76,6 +70,35 @@ func (p *Profile) Add(l tap.Line) {
 	}
 }
 
+// Record adds what the manager recorded.
+func (p *Profile) Record(of *meshv1.WorkloadUsage) {
+	for _, pod := range of.GetPods() {
+		is := pod.GetUsage()
+		p.seen(pod.GetName(), time.UnixMilli(is.GetSinceMs()), time.UnixMilli(is.GetLastMs()))
+		p.Requests += int(is.GetRequests())
+		p.Refused += int(is.GetForbidden())
+		for _, r := range is.GetResources() {
+			if u := p.of(schema.GroupResource{Group: r.GetGroup(), Resource: r.GetResource()}); u != nil {
+				u.record(r)
+			}
+		}
+	}
+}
+
+// seen notes that a pod sent requests, from one time to another.
+func (p *Profile) seen(pod string, first, last time.Time) {
+	if p.First.IsZero() || first.Before(p.First) {
+		p.First = first
+	}
+	if last.After(p.Last) {
+		p.Last = last
+	}
+	if p.Pods == nil {
+		p.Pods, p.uses = map[string]bool{}, map[schema.GroupResource]*use{}
+	}
+	p.Pods[pod] = true
+}
+
 // of returns what the pods did with a resource; nil if there is no room.
 func (p *Profile) of(r schema.GroupResource) *use {
 	if p.uses[r] == nil && len(p.uses) < maxResources {
@@ -84,15 +107,32 @@ func (p *Profile) of(r schema.GroupResource) *use {
 	return p.uses[r]
 }
 
+func (u *use) record(r *meshv1.ResourceUsage) {
+	u.wide = u.wide || r.GetAll()
+	u.writes += int(r.GetWrites())
+	u.conflicts += int(r.GetConflicts())
+	u.others += int(r.GetOtherWrites())
+	for _, n := range r.GetNamespaces() {
+		if !count(u.namespaces, n.GetNamespace(), int(n.GetWrites())) {
+			u.others += int(n.GetWrites())
+		}
+	}
+	for _, o := range r.GetObjects() {
+		count(u.objects, object{o.GetNamespace(), o.GetName()}, int(o.GetWrites()))
+	}
+}
+
 func (u *use) write(l tap.Line) {
 	switch {
 	case l.Code == 409:
 		u.conflicts++
 	case l.Code/100 == 2:
 		u.writes++
-		count(u.namespaces, l.Namespace)
+		if !count(u.namespaces, l.Namespace, 1) {
+			u.others++
+		}
 		if l.Name != "" {
-			count(u.objects, object{l.Namespace, l.Name})
+			count(u.objects, object{l.Namespace, l.Name}, 1)
 		}
 	}
 }
@@ -100,12 +140,15 @@ func (u *use) write(l tap.Line) {
 // beyond reports whether objects were written in other namespaces than one.
 func (u *use) beyond(namespace string) bool {
 	_, in := u.namespaces[namespace]
-	return len(u.namespaces) > 1 || len(u.namespaces) == 1 && !in
+	return u.others > 0 || len(u.namespaces) > 1 || len(u.namespaces) == 1 && !in
 }
 
-// count counts a key, if there is room for it.
-func count[K comparable](of map[K]int, key K) {
-	if _, known := of[key]; known || len(of) < maxKeys {
-		of[key]++
+// count counts n for a key. It returns false if there is no room for it.
+func count[K comparable](of map[K]int, key K, n int) bool {
+	_, known := of[key]
+	if !known && len(of) >= maxKeys {
+		return false
 	}
+	of[key] += n
+	return true
 }

@@ -1,6 +1,7 @@
 package answer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,29 +20,32 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/resources"
 )
 
+// recently is how far back logs are read if nothing is recorded.
+const recently = time.Hour
+
 // Adviser says whether the operator of a workload can be divided.
 type Adviser struct {
 	Reader    snapshot.Reader
 	Namespace string
 	Workload  layout.Workload
-	// Since is how far back logs are read.
+	// Since is how far back logs are read. If it is 0, the record of the manager is read, or else what was
+	// logged recently.
 	Since time.Duration
-	// During is for how long the operator is watched, too. Watching is called when that begins.
+	// During is for how long the logs are followed, too. Watching is called when that begins.
 	During   time.Duration
 	Watching func()
 }
 
-// Advise reads the requests of the operator from the logs of agents, and judges by them.
+// Advise judges by the requests of the operator.
 func (a Adviser) Advise(ctx context.Context) (advise.Advice, error) {
-	s, err := a.Reader.ReadAll(ctx, snapshot.Programs, snapshot.Configs(a.Namespace), snapshot.Members(a.Namespace), snapshot.Target(a.Namespace, a.Workload))
+	s, err := a.Reader.ReadAll(ctx, snapshot.Programs, snapshot.Configs(a.Namespace), snapshot.Members(a.Namespace), snapshot.Target(a.Namespace, a.Workload), snapshot.Usage(a.Namespace, a.Workload))
+	if err == nil {
+		err = a.onTheMesh(s.Subjects.Workload)
+	}
 	if err != nil {
 		return advise.Advice{}, err
 	}
-	agents, err := a.agents(s)
-	if err != nil {
-		return advise.Advice{}, err
-	}
-	profile, err := a.profile(ctx, s.Subjects.Workload.Pods, agents)
+	profile, err := a.profile(ctx, s)
 	if err != nil {
 		return advise.Advice{}, err
 	}
@@ -56,22 +60,45 @@ func (a Adviser) Advise(ctx context.Context) (advise.Advice, error) {
 	return advise.Judge(in), nil
 }
 
-// agents returns the agents that serve the pods of the workload, by name. It returns an error if a pod is
-// not on the mesh, or its agent logs no access lines.
-func (a Adviser) agents(s *snapshot.Snapshot) (map[string]*corev1.Pod, error) {
-	w, name := s.Subjects.Workload, a.Workload.Argument()
+// onTheMesh returns an error if the workload has no pods on the mesh.
+func (a Adviser) onTheMesh(w *snapshot.Workload) error {
+	name := a.Workload.Argument()
 	switch {
 	case w == nil:
-		return nil, fmt.Errorf("there is no %s in namespace %s: name another namespace by -n", name, a.Namespace)
+		return fmt.Errorf("there is no %s in namespace %s: name another namespace by -n", name, a.Namespace)
 	case len(w.Pods) == 0:
-		return nil, fmt.Errorf("%s has no pods: scale it up", name)
+		return fmt.Errorf("%s has no pods: scale it up", name)
 	case w.Template[v1alpha1.EnableProxyLabel] != "true":
-		return nil, fmt.Errorf("the pods of %s are not on the mesh: label its pod template by kubectl -n %s patch %s --type=merge -p '%s'; without a ShardingConfig their requests pass unchanged",
+		return fmt.Errorf("the pods of %s are not on the mesh: label its pod template by kubectl -n %s patch %s --type=merge -p '%s'; without a ShardingConfig their requests pass unchanged",
 			name, a.Namespace, name, adoption.LabelPatch(true))
 	}
+	return nil
+}
+
+// profile returns what the pods did, by the record of the manager, or by the logs of agents.
+func (a Adviser) profile(ctx context.Context, s *snapshot.Snapshot) (*advise.Profile, error) {
+	logs := a.Since > 0 || a.During > 0
+	if recorded := s.Subjects.Usage; recorded != nil && !logs {
+		out := &advise.Profile{}
+		out.Record(recorded)
+		return out, nil
+	}
+	agents, err := a.agents(s)
+	if err != nil && !logs {
+		return nil, fmt.Errorf("nothing is recorded of %s yet: wait for two minutes while it works without a ShardingConfig, or log its requests: %w", a.Workload.Argument(), err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return a.logged(ctx, s.Subjects.Workload.Pods, agents)
+}
+
+// agents returns the agents that serve the pods of the workload, by name. It returns an error if one logs no
+// access lines.
+func (a Adviser) agents(s *snapshot.Snapshot) (map[string]*corev1.Pod, error) {
 	out := map[string]*corev1.Pod{}
-	for i := range w.Pods {
-		agent, err := tap.Agent(s, a.Namespace, w.Pods[i].Name)
+	for i := range s.Subjects.Workload.Pods {
+		agent, err := tap.Agent(s, a.Namespace, s.Subjects.Workload.Pods[i].Name)
 		if err != nil {
 			return nil, err
 		}
@@ -80,9 +107,9 @@ func (a Adviser) agents(s *snapshot.Snapshot) (map[string]*corev1.Pod, error) {
 	return out, nil
 }
 
-// profile reads what pods did from the logs of agents.
-func (a Adviser) profile(ctx context.Context, pods []corev1.Pod, agents map[string]*corev1.Pod) (*advise.Profile, error) {
-	options := &corev1.PodLogOptions{SinceSeconds: new(int64(max(1, a.Since.Seconds()))), Follow: a.During > 0}
+// logged reads what pods did from the logs of agents.
+func (a Adviser) logged(ctx context.Context, pods []corev1.Pod, agents map[string]*corev1.Pod) (*advise.Profile, error) {
+	options := &corev1.PodLogOptions{SinceSeconds: new(int64(max(1, cmp.Or(a.Since, recently).Seconds()))), Follow: a.During > 0}
 	reading := ctx
 	if options.Follow {
 		var cancel context.CancelFunc

@@ -3,7 +3,6 @@ package command
 import (
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -15,11 +14,11 @@ import (
 func (e *environment) adviseCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "advise KIND/NAME", Short: "Say whether an operator can be divided, by its requests", Args: cobra.ExactArgs(1),
-		Long:    "Say whether the operator of a StatefulSet or a Deployment can be divided, which resources its shards would divide, and what to know before. It reads the access lines of the operator's pods in the logs of agents, which log them if the value agent.accessLog of the chart is set. The pods must be on the mesh, but need no ShardingConfig.\n\nExit codes: 0 it can be divided by namespace, 1 it cannot or should not, 2 unknown.",
+		Long:    "Say whether the operator of a StatefulSet or a Deployment can be divided, which resources its shards would divide, and what to know before. The pods must be on the mesh, without a ShardingConfig or with one that has dryRun: true. What they request is then recorded in ConfigMap ctrlmesh-usage of their namespace, about once a minute. With --since or --for, the access lines in the logs of agents are read instead, which agents log if the value agent.accessLog of the chart is set.\n\nExit codes: 0 it can be divided by namespace, 1 it cannot or should not, 2 unknown.",
 		Example: "  kubectl ctrlmesh advise statefulset/operator-demo\n  kubectl ctrlmesh advise deployment/operator-demo --for 10m",
 	}
-	since := c.Flags().Duration("since", time.Hour, "how far back logs are read, as far as the kubelet has them")
-	during := c.Flags().Duration("for", 0, "also watch the operator for this long")
+	since := c.Flags().Duration("since", 0, "read logs, this far back, as far as the kubelet has them")
+	during := c.Flags().Duration("for", 0, "read logs, and follow them for this long")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		target, err := adoption.ParseTarget(args[0])
 		if err != nil {

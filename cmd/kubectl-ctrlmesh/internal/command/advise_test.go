@@ -14,7 +14,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/meshtest"
+	"github.com/ctrlmesh/ctrlmesh/manager/usage"
 )
 
 // advised runs the command advise in a cluster whose agents have a log.
@@ -90,6 +92,27 @@ func TestAdvise(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The manager records what operators request, so that agents need not log it.
+func TestAdviseReadsTheRecord(t *testing.T) {
+	c := onTheMesh(t)
+	use := &meshv1.ResourceUsage{Group: "example.com", Resource: "foos", All: true, Writes: 40, Namespaces: []*meshv1.NamespaceWrites{{Namespace: "a", Writes: 15}, {Namespace: "b", Writes: 15}}, OtherWrites: 10}
+	locks := &meshv1.ResourceUsage{Group: "coordination.k8s.io", Resource: "leases", Writes: 9, Namespaces: []*meshv1.NamespaceWrites{{Namespace: team, Writes: 9}}, Objects: []*meshv1.ObjectWrites{{Namespace: team, Name: "leader", Writes: 9}}}
+	record := usage.Record{}
+	record.Update("statefulset.tally", &meshv1.PodUsage{Uid: "1", Name: "tally-0", Usage: &meshv1.Usage{SinceMs: 1000, LastMs: 61_000, Requests: 100, Resources: []*meshv1.ResourceUsage{locks, use}}})
+	data, err := record.Encode()
+	require.NoError(t, err)
+	c.Add(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: team, Name: usage.ConfigMap}, Data: data})
+	r := advised(t, c, "", "sts/tally", "-n", team)
+	require.Equal(t, Healthy, r.code, "%s", r)
+	require.Equal(t, `VERDICT  can be divided by namespace
+SEEN     100 requests of 1 pods in 1m0s
+DIVIDE   example.com/foos
+LOCK     team/leader
+NEXT     kubectl ctrlmesh adopt statefulset/tally -n team --shards 2 --resources example.com/foos --dry-run
+`, r.out)
+	require.Contains(t, advised(t, c, "", "sts/tally", "-n", team, "--since=1h").err, "logs no access lines", "the user wants the logs")
 }
 
 func TestAdviceForAnAdoptedOperatorLeadsToItsShards(t *testing.T) {

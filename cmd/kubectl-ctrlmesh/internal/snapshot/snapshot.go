@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
 // Names of the objects of the mesh.
@@ -104,6 +105,8 @@ type Subjects struct {
 	// Workload and Pod are nil if they do not exist.
 	Workload *Workload
 	Pod      *corev1.Pod
+	// Usage is what the pods of the workload requested, as the manager recorded it; nil if it did not.
+	Usage    *meshv1.WorkloadUsage
 	Breakers []v1alpha1.CircuitBreaker
 	Faults   []v1alpha1.FaultInjection
 	// Translated are the CircuitBreakers that TrafficPolicies stand for.

@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
+	"github.com/ctrlmesh/ctrlmesh/manager/usage"
 )
 
 // Workload is a StatefulSet or a Deployment.
@@ -78,4 +79,15 @@ func workload(ctx context.Context, r Reader, namespace string, of layout.Workloa
 		out.Partition = ptr.Deref(rolling.Partition, 0)
 	}
 	return out, set.Spec.Selector, nil
+}
+
+// Usage reads what the manager recorded of the requests of a workload.
+func Usage(namespace string, of layout.Workload) Part {
+	return Part{"usage of " + of.String(), func(ctx context.Context, r Reader, s *Snapshot) error {
+		cm, err := get[corev1.ConfigMap](ctx, r, namespace, usage.ConfigMap)
+		if cm != nil {
+			s.Subjects.Usage = usage.Decode(cm.Data)[usage.Key(of)]
+		}
+		return err
+	}}
 }

@@ -3,7 +3,6 @@ package ui
 import (
 	"cmp"
 	"context"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -14,12 +13,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/tap"
 )
 
-const (
-	// maxRequests bounds the requests of a pod that its page shows.
-	maxRequests = 25
-	// adviseSince is how far back advice looks.
-	adviseSince = time.Hour
-)
+// maxRequests bounds the requests of a pod that its page shows.
+const maxRequests = 25
 
 // podView is what the page of a pod shows.
 type podView struct {
@@ -77,6 +72,6 @@ func (s *Server) advice(ctx context.Context, in parameters) (string, any, error)
 	if err != nil {
 		return "", nil, err
 	}
-	advice, err := answer.Adviser{Reader: s.Reader, Namespace: in.path["namespace"], Workload: target, Since: adviseSince}.Advise(ctx)
+	advice, err := answer.Adviser{Reader: s.Reader, Namespace: in.path["namespace"], Workload: target}.Advise(ctx)
 	return "Advice about " + argument, adviceView{in.path["namespace"], argument, advice}, err
 }

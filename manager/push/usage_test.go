@@ -1,0 +1,53 @@
+package push
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+// An agent may be compromised, or a later version.
+func TestUsageIsBounded(t *testing.T) {
+	require.Nil(t, usage(nil))
+	usual := &meshv1.Usage{SinceMs: 1, LastMs: 2, Requests: 3, Forbidden: 1, Resources: []*meshv1.ResourceUsage{{
+		Group: "example.com", Resource: "foos", All: true, Reads: 4, Writes: 5, Conflicts: 6, OtherWrites: 7,
+		Namespaces: []*meshv1.NamespaceWrites{{Writes: 1}, {Namespace: "a", Writes: 2}},
+		Objects:    []*meshv1.ObjectWrites{{Namespace: "a", Name: "system:x", Writes: 1}},
+	}}}
+	require.True(t, proto.Equal(usual, usage(usual)))
+
+	hostile := &meshv1.Usage{Requests: math.MaxUint64, Resources: []*meshv1.ResourceUsage{{Resource: "not a name"}, {
+		Resource: "pods", Writes: math.MaxUint64,
+		Namespaces: []*meshv1.NamespaceWrites{{Namespace: "a/b"}, {Namespace: strings.Repeat("a", 1000)}},
+		Objects:    []*meshv1.ObjectWrites{{Namespace: "a", Name: "a\x1b[2J"}, {Namespace: "a", Name: strings.Repeat("a", 1000)}, {Namespace: "a"}},
+	}}}
+	got := usage(hostile)
+	require.EqualValues(t, maxWrites, got.GetRequests())
+	require.Len(t, got.GetResources(), 1)
+	require.EqualValues(t, maxWrites, got.GetResources()[0].GetWrites())
+	require.Empty(t, got.GetResources()[0].GetNamespaces())
+	require.Empty(t, got.GetResources()[0].GetObjects())
+
+	many := &meshv1.Usage{}
+	for i := range 500 {
+		one := &meshv1.ResourceUsage{Resource: fmt.Sprintf("r%d", i)}
+		for j := range 10 {
+			one.Namespaces = append(one.Namespaces, &meshv1.NamespaceWrites{Namespace: fmt.Sprintf("n%d", j)})
+			one.Objects = append(one.Objects, &meshv1.ObjectWrites{Namespace: "a", Name: fmt.Sprintf("o%d", j)})
+		}
+		many.Resources = append(many.Resources, one)
+	}
+	namespaces, objects := 0, 0
+	for _, r := range usage(many).GetResources() {
+		namespaces, objects = namespaces+len(r.GetNamespaces()), objects+len(r.GetObjects())
+	}
+	require.Len(t, usage(many).GetResources(), meshv1.MaxUsageResources)
+	require.Equal(t, meshv1.MaxUsageNamespaces, namespaces)
+	require.Equal(t, meshv1.MaxUsageObjects, objects)
+}

@@ -1,0 +1,88 @@
+package usage
+
+import (
+	"fmt"
+	"net/http"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+)
+
+var foos = schema.GroupResource{Group: "example.com", Resource: "foos"}
+
+func at(ms int64) time.Time { return time.UnixMilli(ms) }
+
+func TestRequestsAreCountedByResource(t *testing.T) {
+	var l Log
+	require.Nil(t, l.Report())
+	for i, r := range []Request{
+		{foos, "list", "", "", 200, false},
+		{foos, "watch", "", "", 200, false},
+		{foos, "get", "a", "x", 404, false},
+		{foos, "update", "a", "x", 200, false},
+		{foos, "update", "a", "y", 200, false},
+		{foos, "patch", "b", "x", 409, false},
+		{foos, "create", "own", "", 201, true},
+		{foos, "update", "own", "state", 200, true},
+		{leases, "update", "locks", "leader", 200, false},
+		{schema.GroupResource{Resource: "secrets"}, "list", "", "", 403, false},
+		{schema.GroupResource{Resource: "pods"}, "list", "a", "", 200, false},
+	} {
+		l.Add(&r, at(int64(i+1)))
+	}
+	want := &meshv1.Usage{SinceMs: 1, LastMs: 11, Requests: 11, Forbidden: 1, Resources: []*meshv1.ResourceUsage{
+		{Resource: "pods", Reads: 1},
+		{
+			Group: leases.Group, Resource: leases.Resource, Writes: 1, Namespaces: []*meshv1.NamespaceWrites{{Namespace: "locks", Writes: 1}},
+			Objects: []*meshv1.ObjectWrites{{Namespace: "locks", Name: "leader", Writes: 1}},
+		},
+		{
+			Group: foos.Group, Resource: foos.Resource, All: true, Reads: 3, Writes: 4, Conflicts: 1,
+			Namespaces: []*meshv1.NamespaceWrites{{Namespace: "a", Writes: 2}, {Namespace: "own", Writes: 2}},
+			Objects:    []*meshv1.ObjectWrites{{Namespace: "own", Name: "state", Writes: 1}},
+		},
+	}}
+	require.True(t, proto.Equal(want, l.Report()), "%v", l.Report())
+}
+
+// Names that the apiserver does not serve, and names without end, take no memory.
+func TestUsageIsBounded(t *testing.T) {
+	var l Log
+	for i := range 1000 {
+		name := fmt.Sprintf("r-%04d", i)
+		l.Add(&Request{GroupResource: schema.GroupResource{Resource: name}, Verb: "get", Code: http.StatusNotFound}, at(1))
+		l.Add(&Request{GroupResource: foos, Verb: "update", Namespace: name, Name: name, Code: 200, Own: true}, at(1))
+	}
+	got := l.Report()
+	require.Len(t, got.GetResources(), 1)
+	of := got.GetResources()[0]
+	require.Len(t, of.GetNamespaces(), meshv1.MaxUsageNamespaces)
+	require.Len(t, of.GetObjects(), meshv1.MaxUsageObjects)
+	require.EqualValues(t, 1000, of.GetWrites())
+	require.EqualValues(t, 1000-meshv1.MaxUsageNamespaces, of.GetOtherWrites())
+	for i := range 1000 {
+		l.Add(&Request{GroupResource: schema.GroupResource{Resource: fmt.Sprintf("r-%04d", i)}, Verb: "get", Namespace: "a", Code: 200}, at(1))
+	}
+	require.Len(t, l.Report().GetResources(), meshv1.MaxUsageResources)
+}
+
+func TestUsageIsSafeForConcurrentUse(t *testing.T) {
+	var l Log
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for i := range 100 {
+				l.Add(&Request{GroupResource: foos, Verb: "update", Namespace: fmt.Sprint(i), Code: 200}, at(int64(i)))
+				l.Report()
+			}
+		})
+	}
+	all.Wait()
+	require.EqualValues(t, 800, l.Report().GetRequests())
+}
