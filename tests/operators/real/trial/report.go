@@ -50,6 +50,22 @@ trial do not count as RBAC by hand.
 The adoption gap is the time from a change of an object during adoption until the operator has observed it. It
 contains the operator's own delay.
 
+## Advice
+
+Before it is divided, each operator is on the mesh without a ShardingConfig for a moment, and
+[` + "`kubectl ctrlmesh advise`" + `](commands.md#advise) judges by what it requests meanwhile. This is what it says, beside what the trial
+then divides. It cannot name what an operator does not do in that moment.
+
+| operator | verdict | resources to divide | divided, and not named | locks | risks |
+|---|---|---|---|---|---|
+`)
+	for _, r := range results {
+		if a := r.Advice; a != nil {
+			fmt.Fprintf(&out, "| %s | %s | %s | %s | %s | %d |\n", r.Operator, strings.TrimSuffix(a.Verdict+": "+a.Because, ": "),
+				list(a.Divide), list(a.Missing), list(a.Locks), len(a.Risks))
+		}
+	}
+	out.WriteString(`
 ## Not tried
 
 These do not build from their published modules alone.
@@ -70,6 +86,8 @@ func (r *Result) granted() string {
 	}
 	return fmt.Sprintf("%d locks of shards", len(r.GrantedLocks))
 }
+
+func list(of []string) string { return cmp.Or(strings.Join(of, ", "), "-") }
 
 func (r *Result) outcome() string {
 	switch {

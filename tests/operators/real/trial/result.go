@@ -26,8 +26,10 @@ type Result struct {
 	RBACByHand int
 	// GrantedLocks are those that the mesh permitted the operator to use.
 	GrantedLocks []string
-	Sizes        []int32
-	Divided      bool
+	// Advice before it was divided; nil from an earlier version of the trial.
+	Advice  *Advice
+	Sizes   []int32
+	Divided bool
 	Violations
 	Writes, OutsideWrites int
 	Reviews               map[string]int // by the agents' decision; empty without webhooks

@@ -16,7 +16,7 @@ func TestPageShowsLatestResults(t *testing.T) {
 	require.Empty(t, latest)
 
 	for _, r := range []*Result{
-		{Operator: "source-controller", Version: "v1", Divided: true, Sizes: []int32{2, 3}, AdoptionGapP99: 1500},
+		{Operator: "source-controller", Version: "v1", Divided: true, Sizes: []int32{2, 3}, AdoptionGapP99: 1500, Advice: &Advice{Verdict: "can be divided by namespace", Divide: []string{"a/b"}, Locks: []string{"a/c"}}},
 		{Operator: "descheduler", Version: "v0.1", Problem: "adoption: no | leader"},
 		{Operator: "descheduler", Version: "v0.2", Problem: "adoption: no | leader"},
 	} {
@@ -29,6 +29,7 @@ func TestPageShowsLatestResults(t *testing.T) {
 	page := Page(latest)
 	require.Contains(t, page, "| source-controller | v1 |")
 	require.Contains(t, page, "| 2, 3 |")
+	require.Contains(t, page, "| source-controller | can be divided by namespace | a/b | - | a/c | 0 |\n")
 	require.Contains(t, page, "| 1.5s | 0 | works |")
 	require.Contains(t, page, "| descheduler | v0.2 |")
 	require.Contains(t, page, "adoption: no / leader |")

@@ -19,6 +19,7 @@ import (
 
 // Phases, by which the time of changes is reported.
 const (
+	phaseAdvice   = "advice"
 	phaseAdoption = "adoption"
 	phaseRemoval  = "removal"
 	phaseKill     = "kill"
@@ -27,6 +28,11 @@ const (
 // steps takes the operator through adoption, rescaling, the loss of a leader, and removal.
 func (t *trial) steps(ctx context.Context, c *churn, result *Result) error {
 	_ = kube.Sleep(ctx, t.plan.Churn)
+	c.enter(phaseAdvice)
+	t.say("  on the mesh without a root")
+	if err := t.observed(ctx, c, result); err != nil {
+		return fmt.Errorf("observation: %w", err)
+	}
 	c.enter(phaseAdoption)
 	t.say("  adopted into %d shards", t.plan.Sizes[0])
 	if err := t.adopt(ctx, c); err != nil {

@@ -27,3 +27,8 @@ func TestReportsReadyOnlyAfterAWhile(t *testing.T) {
 	require.False(t, reportsReady(of(ready(metav1.ConditionTrue, 2*time.Minute), missing), time.Minute), "it has reported a problem until then")
 	require.False(t, reportsReady(of(), time.Minute))
 }
+
+func TestMissingAdvice(t *testing.T) {
+	a := &Advice{Divide: []string{"pods", "apps/deployments"}}
+	require.Equal(t, []string{"services", "batch/jobs"}, a.missing([]meshv1alpha1.ResourceGroup{resources("", "pods", "services"), resources("apps", "deployments"), resources("batch", "jobs")}))
+}

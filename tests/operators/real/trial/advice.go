@@ -1,0 +1,86 @@
+package trial
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+)
+
+// Advice is what the plugin says about an operator that is observed, before it is divided.
+type Advice struct {
+	Verdict, Because string
+	Divide           []string // as group/resource
+	Locks            []string // as namespace/name
+	Risks            []string
+	// Missing are resources that the trial divides and the advice does not name: the operator did not
+	// write them yet, or does not watch them in all namespaces.
+	Missing []string
+}
+
+// observed puts the operator on the mesh without a root, and asks for advice once its changes were
+// reconciled there. It removes the operator again.
+func (t *trial) observed(ctx context.Context, c *churn, result *Result) error {
+	if err := t.label(ctx, true); err != nil {
+		return err
+	}
+	if err := c.reconciled(ctx); err != nil {
+		return err
+	}
+	_ = kube.Sleep(ctx, t.plan.Churn)
+	err := t.until(ctx, "advice", func(ctx context.Context) (err error) {
+		result.Advice, err = t.advise(ctx)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	advice := result.Advice
+	advice.Missing = advice.missing(t.Divided)
+	t.say("  advice: %s; divide %s; locks %s", advice.Verdict, strings.Join(advice.Divide, ", "), strings.Join(advice.Locks, ", "))
+	if len(advice.Missing) > 0 {
+		t.say("  ! divided, and not advised: %s", strings.Join(advice.Missing, ", "))
+	}
+	return t.label(ctx, false)
+}
+
+// advise runs the plugin. It returns an error while too little is known.
+func (t *trial) advise(ctx context.Context) (*Advice, error) {
+	workload := strings.ToLower(t.Kind) + "/" + t.target.GetName()
+	cmd := exec.CommandContext(ctx, filepath.Join(t.Root, "bin", "kubectl-ctrlmesh"), "advise", workload, "-n", t.Home, "-o", "json")
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+t.Kubeconfig)
+	out, err := cmd.Output()
+	exited, _ := errors.AsType[*exec.ExitError](err)
+	switch {
+	case exited != nil && exited.ExitCode() == 1: // it should not be divided by namespace
+	case exited != nil:
+		return nil, fmt.Errorf("%w: %s", err, strings.TrimSpace(string(exited.Stderr)))
+	case err != nil:
+		return nil, err
+	}
+	advice := &Advice{}
+	return advice, failure.Wrap(json.Unmarshal(out, advice), "reading the advice")
+}
+
+// missing finds the divided resources that the advice does not name.
+func (a *Advice) missing(divided []meshv1alpha1.ResourceGroup) (out []string) {
+	for _, g := range divided {
+		for _, group := range g.APIGroups {
+			for _, resource := range g.Resources {
+				if name := strings.TrimPrefix(group+"/"+resource, "/"); !slices.Contains(a.Divide, name) {
+					out = append(out, name)
+				}
+			}
+		}
+	}
+	return out
+}
