@@ -86,3 +86,12 @@ func TestUsageIsSafeForConcurrentUse(t *testing.T) {
 	all.Wait()
 	require.EqualValues(t, 800, l.Report().GetRequests())
 }
+
+func BenchmarkAdd(b *testing.B) {
+	var l Log
+	r := Request{foos, "update", "a", "x", 200, true}
+	b.ReportAllocs()
+	for b.Loop() {
+		l.Add(&r, at(1))
+	}
+}

@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/inject"
+	"github.com/ctrlmesh/ctrlmesh/manager/usage"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/capture/fleet"
 )
 
@@ -45,10 +47,12 @@ func (s *suite) leftInCluster(ctx context.Context, _ map[string]string) (left []
 		return nil, err
 	}
 	left = prefixed("cluster", found)
-	if found, err = s.Kubectl(ctx, "get", "-A", "-o", "name", "-l", "ctrlmesh.kusionstack.io/bundle=true", "configmaps"); err != nil {
-		return left, err
+	for _, label := range []string{inject.BundleLabel, usage.Label} {
+		if found, err = s.Kubectl(ctx, "get", "-A", "-o", "name", "-l", label+"=true", "configmaps"); err != nil {
+			return left, err
+		}
+		left = append(left, prefixed("cluster", found)...)
 	}
-	left = append(left, prefixed("cluster", found)...)
 	if found, err = s.Kubectl(ctx, "get", "customresourcedefinitions", "-o", "name"); err != nil {
 		return left, err
 	}
