@@ -49,22 +49,8 @@ trial do not count as RBAC by hand.
 	out.WriteString(`
 The adoption gap is the time from a change of an object during adoption until the operator has observed it. It
 contains the operator's own delay.
-
-## Advice
-
-Before it is divided, each operator is on the mesh without a ShardingConfig for a moment, and
-[` + "`kubectl ctrlmesh advise`" + `](commands.md#advise) judges by what it requests meanwhile. This is what it says, beside what the trial
-then divides. It cannot name what an operator does not do in that moment.
-
-| operator | verdict | resources to divide | divided, and not named | locks | risks |
-|---|---|---|---|---|---|
 `)
-	for _, r := range results {
-		if a := r.Advice; a != nil {
-			fmt.Fprintf(&out, "| %s | %s | %s | %s | %s | %d |\n", r.Operator, strings.TrimSuffix(a.Verdict+": "+a.Because, ": "),
-				list(a.Divide), list(a.Missing), list(a.Locks), len(a.Risks))
-		}
-	}
+	writeAdvice(&out, results)
 	out.WriteString(`
 ## Not tried
 
@@ -77,6 +63,26 @@ These do not build from their published modules alone.
 		fmt.Fprintf(&out, "| %s | %s | %s |\n", e.Name, e.Error, e.Instead)
 	}
 	return out.String()
+}
+
+// writeAdvice writes what the plugin said about each operator.
+func writeAdvice(out *strings.Builder, results []*Result) {
+	out.WriteString(`
+## Advice
+
+Before it is divided, each operator is on the mesh without a ShardingConfig for a moment, and
+[` + "`kubectl ctrlmesh advise`" + `](commands.md#advise) judges by what it requests meanwhile. This is what it says, beside what the trial
+then divides. It cannot name what an operator does not do in that moment.
+
+| operator | verdict | resources to divide | divided, and not named | locks | risks |
+|---|---|---|---|---|---|
+`)
+	for _, r := range results {
+		if a := r.Advice; a != nil {
+			fmt.Fprintf(out, "| %s | %s | %s | %s | %s | %d |\n", r.Operator, strings.TrimSuffix(a.Verdict+": "+a.Because, ": "),
+				list(a.Divide), list(a.Missing), list(a.Locks), len(a.Risks))
+		}
+	}
 }
 
 // granted returns how many locks of shards the mesh permitted the operator to use.
