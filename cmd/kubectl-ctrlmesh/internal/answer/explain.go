@@ -2,6 +2,7 @@
 //
 //	explain.go   what the mesh does with the requests of a pod
 //	requests.go  the last requests of a pod
+//	owner.go     who owns a key, and who may write it
 //	advise.go    whether an operator can be divided
 package answer
 
@@ -94,7 +95,7 @@ func (q *Request) find(r snapshot.Reader) error {
 // aboutPod reads what the policy of a pod follows from.
 func aboutPod(ctx context.Context, r snapshot.Reader, pod types.NamespacedName, more ...snapshot.Part) (*snapshot.Snapshot, error) {
 	in := pod.Namespace
-	s, err := r.ReadAll(ctx, snapshot.Single(in, pod.Name), snapshot.Configs(in), snapshot.Members(in), snapshot.Breakers(in), snapshot.Faults(in), snapshot.TrafficPolicies(in))
+	s, err := r.ReadAll(ctx, append(rulesIn(in), snapshot.Single(in, pod.Name), snapshot.Configs(in), snapshot.Members(in))...)
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/answer"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/report"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
@@ -54,7 +55,7 @@ func (e *environment) status(ctx context.Context, r snapshot.Reader, wait bool, 
 func (e *environment) shardsCommand() *cobra.Command {
 	c := &cobra.Command{Use: "shards ROOT", Short: "Show the shards of an operator", Args: cobra.ExactArgs(1)}
 	c.RunE = func(c *cobra.Command, args []string) error {
-		s, config, err := e.operator(c.Context(), args[0])
+		_, s, config, err := e.operator(c.Context(), args[0])
 		if err != nil {
 			return err
 		}
@@ -81,11 +82,11 @@ func (e *environment) ownerCommand() *cobra.Command {
 			key.Namespace = args[1]
 			more = append(more, snapshot.Existence(key.Namespace))
 		}
-		s, config, err := e.operator(c.Context(), args[0], more...)
+		r, s, config, err := e.operator(c.Context(), args[0], more...)
 		if err != nil {
 			return err
 		}
-		owner, err := report.OwnerOf(s, config, key)
+		owner, err := answer.OwnerOf(c.Context(), r, s, config, key)
 		if err != nil {
 			return err
 		}
@@ -95,26 +96,26 @@ func (e *environment) ownerCommand() *cobra.Command {
 }
 
 // operator reads a configuration with its pods, and its Leases if that is permitted.
-func (e *environment) operator(ctx context.Context, name string, more ...snapshot.Part) (*snapshot.Snapshot, *v1alpha1.ShardingConfig, error) {
+func (e *environment) operator(ctx context.Context, name string, more ...snapshot.Part) (r snapshot.Reader, s *snapshot.Snapshot, config *v1alpha1.ShardingConfig, err error) {
 	r, namespace, err := e.connect()
 	if err != nil {
-		return nil, nil, err
+		return r, nil, nil, err
 	}
-	s, err := r.ReadAll(ctx, append(more, snapshot.Configs(namespace), snapshot.Members(namespace))...)
+	s, err = r.ReadAll(ctx, append(more, snapshot.Configs(namespace), snapshot.Members(namespace))...)
 	if err != nil {
-		return nil, nil, err
+		return r, nil, nil, err
 	}
 	if err := r.Extend(ctx, s, snapshot.Locks); err != nil {
-		return nil, nil, err
+		return r, nil, nil, err
 	}
-	config := s.Config(namespace, name)
+	config = s.Config(namespace, name)
 	if config == nil {
-		return nil, nil, fmt.Errorf("there is no ShardingConfig %s in namespace %s: name another namespace by -n, or see kubectl ctrlmesh status", name, namespace)
+		return r, nil, nil, fmt.Errorf("there is no ShardingConfig %s in namespace %s: name another namespace by -n, or see kubectl ctrlmesh status", name, namespace)
 	}
 	if compile.Derived(config) {
-		return nil, nil, fmt.Errorf("ShardingConfig %s is a shard of root %s: name the root", name, config.Labels[v1alpha1.RootLabel])
+		return r, nil, nil, fmt.Errorf("ShardingConfig %s is a shard of root %s: name the root", name, config.Labels[v1alpha1.RootLabel])
 	}
-	return s, config, nil
+	return r, s, config, nil
 }
 
 func (e *environment) versionCommand() *cobra.Command {

@@ -9,5 +9,6 @@
 //	traffic.go   limits and faults
 //	verdict.go   what the user reads
 //	summary.go   the policy of a pod in sentences
+//	writes.go    the writes of all pods of a root
 //	rule.go      which rule decides, and what to do
 package explain

@@ -6,7 +6,9 @@ import (
 	"strings"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/answer"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/check"
+	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/explain"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/operator"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/report"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
@@ -51,7 +53,8 @@ type operatorView struct {
 	Heaviest int64
 	// Key is what the owner was asked of, and KeyKind how the root assigns keys; empty if it is none.
 	Key, KeyKind string
-	Owner        string
+	// Owner is the answer, and Writes what happens to writes now.
+	Owner, Writes string
 }
 
 func (s *Server) operator(ctx context.Context, in parameters) (string, any, error) {
@@ -78,13 +81,13 @@ func (s *Server) operator(ctx context.Context, in parameters) (string, any, erro
 		}
 	}
 	if config.Spec.Root != nil {
-		out.owner(is, config)
+		s.owner(ctx, is, config, &out)
 	}
 	return name, out, nil
 }
 
 // owner looks up the owner of the key.
-func (o *operatorView) owner(s *snapshot.Snapshot, c *v1alpha1.ShardingConfig) {
+func (s *Server) owner(ctx context.Context, is *snapshot.Snapshot, c *v1alpha1.ShardingConfig, o *operatorView) {
 	kind := operator.KeyOf(c)
 	if o.KeyKind = strings.ToLower(string(kind)); kind == v1alpha1.KeyObject {
 		o.KeyKind = "uid of an object"
@@ -92,8 +95,8 @@ func (o *operatorView) owner(s *snapshot.Snapshot, c *v1alpha1.ShardingConfig) {
 	if o.Key == "" {
 		return
 	}
-	owner, err := report.OwnerOf(s, c, report.Key{Namespace: o.Key, UID: o.Key, Cluster: o.Key})
-	if o.Owner = owner.Summary; err != nil {
+	owner, err := answer.OwnerOf(ctx, s.Reader, is, c, report.Key{Namespace: o.Key, UID: o.Key, Cluster: o.Key})
+	if o.Owner, o.Writes = owner.Summary, explain.DescribeWrites(owner.Writes); err != nil {
 		o.Owner = err.Error()
 	}
 }

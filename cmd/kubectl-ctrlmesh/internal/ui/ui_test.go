@@ -110,7 +110,7 @@ func TestPages(t *testing.T) {
 		"/operators/operator-demo/operator-demo": {
 			`<meter min="0" max="30211" value="29102">29102</meter>`, "od-0 on node-1", "<td>1/1", "ebpf", "<label>namespace <input", `<a href="/of-the-user/pods/operator-demo/od-0">od-0</a>`,
 		},
-		"/operators/operator-demo/operator-demo?key=team-42": {"<b>team-42</b>: shard", `data-page="/operators/operator-demo/operator-demo?key=team-42"`},
+		"/operators/operator-demo/operator-demo?key=team-42": {"<b>team-42</b>: shard", "now by od-0: passes, by od-1: 403", `data-page="/operators/operator-demo/operator-demo?key=team-42"`},
 		"/operators/operator-demo/by-hand":                   {"<td>1/1", "iptables"},
 		"/pods/operator-demo/od-1": {
 			"<p>shard operator-demo-2-normal, captured by ebpf", "are refused with 403", "<option selected>get</option>", "limited_by=&lt;b&gt;", `<td class="bad">403<td>update<td>foos<td>team-42/web`,
