@@ -99,7 +99,7 @@ func TestPeriodsOfControllers(t *testing.T) {
 		"status":    {200 * ms, 10 * s, false},
 		"nodes":     {s, 15 * s, false},
 		"shares":    {10 * ms, 10 * s, true},
-		"usage":     {0, 30 * s, false},
+		"usage":     {0, time.Minute, false},
 		"traffic":   {200 * ms, 10 * s, false},
 		"endpoint":  {0, 15 * s, false},
 		"webhooks":  {200 * ms, 10 * s, true},

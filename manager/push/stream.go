@@ -20,6 +20,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/wake"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
+	"github.com/ctrlmesh/ctrlmesh/manager/usage"
 )
 
 // maxSerial bounds the serials that agents report, so that there is always a greater one.
@@ -269,7 +270,7 @@ func (s *Server) reportPod(name string, st *stream, p *meshv1.PodReport) (news b
 	}
 	rules := states(policy.GetTraffic().GetBreakers(), p.Rules, validRule)
 	faults := states(policy.GetTraffic().GetInjections(), p.Faults, validFault)
-	active, used := activity(p.Activity), usage(p.Usage)
+	active, used := activity(p.Activity), usage.Bounded(p.Usage)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.nodes.node(name).policies[p.Uid] == nil {

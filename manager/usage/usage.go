@@ -37,14 +37,25 @@ type Record map[string]*meshv1.WorkloadUsage
 // Key returns the key of a workload.
 func Key(w layout.Workload) string { return strings.ToLower(w.Kind) + "." + w.Name }
 
-// Decode returns the record in the data of a ConfigMap, without what cannot be decoded.
+// Decode returns the record in the data of a ConfigMap, without what cannot be decoded, and without names
+// that nothing can have.
 func Decode(data map[string]string) Record {
 	out := Record{}
 	for key, text := range data {
 		of := &meshv1.WorkloadUsage{}
 		if len(text) <= maxBytes && (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal([]byte(text), of) == nil {
-			of.Pods = of.Pods[:min(len(of.Pods), maxPods)]
-			out[key] = of
+			out[key] = bounded(of)
+		}
+	}
+	return out
+}
+
+// bounded returns what users may see of a record.
+func bounded(of *meshv1.WorkloadUsage) *meshv1.WorkloadUsage {
+	out := &meshv1.WorkloadUsage{}
+	for _, p := range of.GetPods()[:min(len(of.GetPods()), maxPods)] {
+		if is := Bounded(p.GetUsage()); is != nil && namesObject(p.GetUid()) && namesObject(p.GetName()) {
+			out.Pods = append(out.Pods, &meshv1.PodUsage{Uid: p.GetUid(), Name: p.GetName(), Usage: is})
 		}
 	}
 	return out

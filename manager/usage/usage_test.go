@@ -69,7 +69,7 @@ func TestRecordsAreBounded(t *testing.T) {
 	require.Equal(t, "0", r["deployment.op-000"].GetPods()[0].GetUid(), "the latest")
 
 	large := pod("large", 1, time.Minute)
-	large.Name = strings.Repeat("a", maxBytes)
+	large.Name = strings.Repeat("a", maxBytes) // of no real pod
 	r = Record{}
 	r.Update("deployment.op", large)
 	r.Update("deployment.op", pod("small", 1, 0))
@@ -80,6 +80,33 @@ func TestRecordsAreBounded(t *testing.T) {
 	require.Contains(t, data["deployment.op"], "small")
 
 	require.Empty(t, Decode(map[string]string{"a": "{", "b": `{"pods": 1}`, "c": strings.Repeat(" ", maxBytes) + "{}"}))
-	require.Len(t, Decode(map[string]string{"a": `{"pods": [` + strings.Repeat("{},", 50) + `{}]}`})["a"].GetPods(), maxPods)
+	require.Empty(t, Decode(map[string]string{"a": `{"pods": [{}, {"uid": "a", "name": "a\u001b[2J", "usage": {}}]}`})["a"].GetPods())
+	one := `{"uid": "a", "name": "a", "usage": {}}`
+	require.Len(t, Decode(map[string]string{"a": `{"pods": [` + strings.Repeat(one+",", 50) + one + `]}`})["a"].GetPods(), maxPods)
 	require.Len(t, Decode(map[string]string{"a": `{"later": true}`}), 1)
+}
+
+// The plugin reads what tenants may write, and prints it.
+func FuzzDecode(f *testing.F) {
+	f.Add(`{"pods": [{"uid": "a", "name": "a", "usage": {"requests": "3", "resources": [{"resource": "pods", "namespaces": [{"namespace": "a", "writes": "1"}], "objects": [{"namespace": "a", "name": "b"}]}]}}]}`)
+	f.Add(`{"pods": [{"usage": {"lastMs": "9223372036854775807"}}]}`)
+	f.Fuzz(func(t *testing.T, text string) {
+		r := Decode(map[string]string{"a": text})
+		r.Prune(now)
+		data, err := r.Encode()
+		require.NoError(t, err)
+		again := Decode(data)
+		again.Prune(now)
+		require.True(t, r.Equal(again), "%s", data)
+		for _, of := range r {
+			for _, p := range of.GetPods() {
+				for _, u := range p.GetUsage().GetResources() {
+					for _, o := range u.GetObjects() {
+						require.Equal(t, strings.ToValidUTF8(o.GetName(), ""), o.GetName())
+						require.NotContains(t, o.GetName(), "\x1b")
+					}
+				}
+			}
+		}
+	})
 }

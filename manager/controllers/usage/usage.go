@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -24,7 +26,11 @@ import (
 
 const (
 	// interval is the time between two writes of a ConfigMap.
-	interval = 30 * time.Second
+	interval = time.Minute
+	// parallel bounds the namespaces that are updated at the same time, perNamespace the time of each: a
+	// webhook may take 10 s by default.
+	parallel     = 8
+	perNamespace = 12 * time.Second
 	// sweepInterval is the time between two searches for records that are too old.
 	sweepInterval = time.Hour
 )
@@ -51,16 +57,38 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	if c == nil {
 		return nil
 	}
-	var errs []error
-	for namespace, reported := range r.reported(c) {
-		errs = append(errs, r.update(ctx, namespace, reported))
-	}
-	if now := r.Now(); now.Sub(r.swept) >= sweepInterval {
-		err := r.sweep(ctx)
-		if errs = append(errs, err); err == nil {
-			r.swept = now
+	now, reported := r.Now(), r.reported(c)
+	sweeps := now.Sub(r.swept) >= sweepInterval
+	if sweeps {
+		if err := r.old(ctx, reported); err != nil {
+			return err
 		}
 	}
+	err := r.updateAll(ctx, reported)
+	if sweeps && err == nil {
+		r.swept = now
+	}
+	return err
+}
+
+// updateAll updates the records of namespaces. One that is slow delays no others for long.
+func (r *Controller) updateAll(ctx context.Context, reported map[string]usage.Record) error {
+	var g errgroup.Group
+	g.SetLimit(parallel)
+	var mu sync.Mutex
+	var errs []error
+	for namespace, record := range reported {
+		g.Go(func() error {
+			ctx, cancel := context.WithTimeout(ctx, perNamespace)
+			defer cancel()
+			err := r.update(ctx, namespace, record)
+			mu.Lock()
+			defer mu.Unlock()
+			errs = append(errs, err)
+			return nil
+		})
+	}
+	_ = g.Wait() // no function fails
 	return errors.Join(errs...)
 }
 
@@ -85,7 +113,7 @@ func (r *Controller) reported(c *controllers.Compiled) map[string]usage.Record {
 }
 
 // update adds reports to the record of a namespace, and removes what is too old. A namespace that refuses
-// the ConfigMap, such as by a quota, has no record.
+// the ConfigMap, such as by a quota, or because it made it immutable, has no record.
 func (r *Controller) update(ctx context.Context, namespace string, reported usage.Record) error {
 	cm := &corev1.ConfigMap{}
 	err := r.Client.Get(ctx, types.NamespacedName{Namespace: namespace, Name: usage.ConfigMap}, cm)
@@ -103,7 +131,7 @@ func (r *Controller) update(ctx context.Context, namespace string, reported usag
 	if record.Equal(before) {
 		return nil
 	}
-	if err := r.write(ctx, namespace, cm, record); apierrors.IsForbidden(err) || apierrors.IsConflict(err) {
+	if err := r.write(ctx, namespace, cm, record); apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsConflict(err) {
 		r.Log.Debug("a namespace refuses the record of usage", "namespace", namespace, "error", err)
 	} else if err != nil {
 		return fmt.Errorf("recording the usage in namespace %s: %w", namespace, err)
@@ -132,18 +160,17 @@ func (r *Controller) write(ctx context.Context, namespace string, cm *corev1.Con
 	return r.Client.Create(ctx, cm)
 }
 
-// sweep removes what is too old in namespaces whose operators are observed no more.
-func (r *Controller) sweep(ctx context.Context) error {
+// old adds the namespaces that have a record, whose operators may be observed no more.
+func (r *Controller) old(ctx context.Context, to map[string]usage.Record) error {
 	found := &metav1.PartialObjectMetadataList{}
 	found.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ConfigMapList"))
 	if err := r.Client.List(ctx, found, client.MatchingLabels{usage.Label: "true"}); err != nil {
 		return fmt.Errorf("listing records of usage: %w", err)
 	}
-	var errs []error
 	for i := range found.Items {
-		if found.Items[i].Name == usage.ConfigMap {
-			errs = append(errs, r.update(ctx, found.Items[i].Namespace, nil))
+		if o := &found.Items[i]; o.Name == usage.ConfigMap && to[o.Namespace] == nil {
+			to[o.Namespace] = nil
 		}
 	}
-	return errors.Join(errs...)
+	return nil
 }

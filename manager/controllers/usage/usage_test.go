@@ -134,6 +134,9 @@ func TestTenantsDisturbNobody(t *testing.T) {
 	require.Len(t, record, 1, "what has no time is old")
 	require.Len(t, record["statefulset.op"].GetPods(), 1)
 
+	fails = apierrors.NewInvalid(schema.GroupKind{Kind: "ConfigMap"}, usage.ConfigMap, nil) // immutable
+	f.reports["a-0"].Requests = 6
+	require.NoError(t, f.Reconcile(t.Context()))
 	fails = broken
 	f.reports["a-0"].Requests = 7
 	require.ErrorIs(t, f.Reconcile(t.Context()), broken)

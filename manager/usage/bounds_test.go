@@ -1,4 +1,4 @@
-package push
+package usage
 
 import (
 	"fmt"
@@ -14,23 +14,23 @@ import (
 
 // An agent may be compromised, or a later version.
 func TestUsageIsBounded(t *testing.T) {
-	require.Nil(t, usage(nil))
+	require.Nil(t, Bounded(nil))
 	usual := &meshv1.Usage{SinceMs: 1, LastMs: 2, Requests: 3, Forbidden: 1, Resources: []*meshv1.ResourceUsage{{
 		Group: "example.com", Resource: "foos", All: true, Reads: 4, Writes: 5, Conflicts: 6, OtherWrites: 7,
 		Namespaces: []*meshv1.NamespaceWrites{{Writes: 1}, {Namespace: "a", Writes: 2}},
 		Objects:    []*meshv1.ObjectWrites{{Namespace: "a", Name: "system:x", Writes: 1}},
 	}}}
-	require.True(t, proto.Equal(usual, usage(usual)))
+	require.True(t, proto.Equal(usual, Bounded(usual)))
 
 	hostile := &meshv1.Usage{Requests: math.MaxUint64, Resources: []*meshv1.ResourceUsage{{Resource: "not a name"}, {
 		Resource: "pods", Writes: math.MaxUint64,
 		Namespaces: []*meshv1.NamespaceWrites{{Namespace: "a/b"}, {Namespace: strings.Repeat("a", 1000)}},
 		Objects:    []*meshv1.ObjectWrites{{Namespace: "a", Name: "a\x1b[2J"}, {Namespace: "a", Name: strings.Repeat("a", 1000)}, {Namespace: "a"}},
 	}}}
-	got := usage(hostile)
-	require.EqualValues(t, maxWrites, got.GetRequests())
+	got := Bounded(hostile)
+	require.EqualValues(t, maxCount, got.GetRequests())
 	require.Len(t, got.GetResources(), 1)
-	require.EqualValues(t, maxWrites, got.GetResources()[0].GetWrites())
+	require.EqualValues(t, maxCount, got.GetResources()[0].GetWrites())
 	require.Empty(t, got.GetResources()[0].GetNamespaces())
 	require.Empty(t, got.GetResources()[0].GetObjects())
 
@@ -44,10 +44,10 @@ func TestUsageIsBounded(t *testing.T) {
 		many.Resources = append(many.Resources, one)
 	}
 	namespaces, objects := 0, 0
-	for _, r := range usage(many).GetResources() {
+	for _, r := range Bounded(many).GetResources() {
 		namespaces, objects = namespaces+len(r.GetNamespaces()), objects+len(r.GetObjects())
 	}
-	require.Len(t, usage(many).GetResources(), meshv1.MaxUsageResources)
+	require.Len(t, Bounded(many).GetResources(), meshv1.MaxUsageResources)
 	require.Equal(t, meshv1.MaxUsageNamespaces, namespaces)
 	require.Equal(t, meshv1.MaxUsageObjects, objects)
 }
