@@ -22,12 +22,12 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 const (
@@ -153,15 +153,10 @@ func (k *Keeper) follow(demands []Demand) {
 
 // each works on all locks, a few at a time.
 func (k *Keeper) each(f func(*lock)) {
-	var g errgroup.Group
-	g.SetLimit(parallel)
-	for _, l := range k.locks {
-		g.Go(func() error {
-			f(l)
-			return nil
-		})
-	}
-	_ = g.Wait() // no function fails
+	collect.Parallel(slices.Collect(maps.Values(k.locks)), parallel, func(l *lock) error {
+		f(l)
+		return nil
+	})
 }
 
 // withOrphans adds demands for the locks that the mesh holds and no demand names.

@@ -1,10 +1,9 @@
 package push
 
 import (
-	"k8s.io/apimachinery/pkg/util/validation"
-
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sample"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/text"
 )
 
 const (
@@ -28,7 +27,7 @@ func outcomes(reported *meshv1.Outcomes) Outcomes {
 // no resource can have.
 func activity(reported []*meshv1.ResourceActivity) (out []*meshv1.ResourceActivity) {
 	for _, a := range reported[:min(len(reported), 2*meshv1.MaxActivity)] {
-		if !namesResource(a.GetGroup(), a.GetResource()) {
+		if !text.NamesResource(a.GetGroup(), a.GetResource()) {
 			continue
 		}
 		writes := min(a.GetWrites(), maxWrites)
@@ -38,9 +37,4 @@ func activity(reported []*meshv1.ResourceActivity) (out []*meshv1.ResourceActivi
 		})
 	}
 	return out
-}
-
-// namesResource reports whether a resource can have such a name, in such a group.
-func namesResource(group, resource string) bool {
-	return (group == "" || len(validation.IsDNS1123Subdomain(group)) == 0) && len(validation.IsDNS1123Label(resource)) == 0
 }

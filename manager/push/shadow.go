@@ -7,6 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/text"
 )
 
 // Shadow counts the writes of a shadow since its agent serves it, as v1alpha1.ShadowStatus does.
@@ -34,7 +35,7 @@ func shadow(reported *meshv1.ShadowReport) *Shadow {
 	}
 	for _, d := range reported.GetDifferences()[:min(len(reported.GetDifferences()), meshv1.MaxShadowDifferences)] {
 		resource, subresource, _ := strings.Cut(d.GetResource(), "/")
-		if !namesResource(d.GetGroup(), resource) ||
+		if !text.NamesResource(d.GetGroup(), resource) ||
 			subresource != "" && len(validation.IsDNS1123Label(subresource)) > 0 || len(validation.IsDNS1123Label(d.GetVerb())) > 0 {
 			continue
 		}

@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/text"
 )
 
 // maxCount bounds a count, so that sums of them do not overflow.
@@ -25,7 +26,7 @@ func Bounded(reported *meshv1.Usage) *meshv1.Usage {
 	}
 	namespaces, objects := meshv1.MaxUsageNamespaces, meshv1.MaxUsageObjects
 	for _, r := range reported.GetResources()[:min(len(reported.GetResources()), meshv1.MaxUsageResources)] {
-		if !namesResource(r.GetGroup(), r.GetResource()) {
+		if !text.NamesResource(r.GetGroup(), r.GetResource()) {
 			continue
 		}
 		one := &meshv1.ResourceUsage{
@@ -47,11 +48,6 @@ func Bounded(reported *meshv1.Usage) *meshv1.Usage {
 		out.Resources = append(out.Resources, one)
 	}
 	return out
-}
-
-// namesResource reports whether a resource can have such a name, in such a group.
-func namesResource(group, resource string) bool {
-	return (group == "" || len(validation.IsDNS1123Subdomain(group)) == 0) && len(validation.IsDNS1123Label(resource)) == 0
 }
 
 func namesNamespace(name string) bool { return name == "" || len(validation.IsDNS1123Label(name)) == 0 }

@@ -20,6 +20,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 const (
@@ -121,22 +122,15 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 // ensure writes bundles, and returns an error, or nil, for each. Namespaces whose webhooks are slow
 // delay no others for long.
 func (r *Controller) ensure(ctx context.Context, needs []need) []error {
-	errs := make([]error, len(needs))
-	var g errgroup.Group
-	g.SetLimit(parallel)
-	for i, n := range needs {
-		g.Go(func() error {
-			ctx, cancel := context.WithTimeout(ctx, perBundle)
-			defer cancel()
-			err := r.Bundles.Ensure(ctx, n.namespace, n.name)
-			if !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) { // that admits no pods
-				errs[i] = err
-			}
+	return collect.Parallel(needs, parallel, func(n need) error {
+		ctx, cancel := context.WithTimeout(ctx, perBundle)
+		defer cancel()
+		err := r.Bundles.Ensure(ctx, n.namespace, n.name)
+		if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) { // that admits no pods
 			return nil
-		})
-	}
-	_ = g.Wait() // no function fails
-	return errs
+		}
+		return err
+	})
 }
 
 // spread reports whether a rotation of the CA of some bundles may go on: no namespace lacks one, or

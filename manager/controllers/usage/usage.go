@@ -7,10 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
+	"maps"
+	"slices"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,6 +19,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/usage"
@@ -73,23 +74,11 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 
 // updateAll updates the records of namespaces. One that is slow delays no others for long.
 func (r *Controller) updateAll(ctx context.Context, reported map[string]usage.Record) error {
-	var g errgroup.Group
-	g.SetLimit(parallel)
-	var mu sync.Mutex
-	var errs []error
-	for namespace, record := range reported {
-		g.Go(func() error {
-			ctx, cancel := context.WithTimeout(ctx, perNamespace)
-			defer cancel()
-			err := r.update(ctx, namespace, record)
-			mu.Lock()
-			defer mu.Unlock()
-			errs = append(errs, err)
-			return nil
-		})
-	}
-	_ = g.Wait() // no function fails
-	return errors.Join(errs...)
+	return errors.Join(collect.Parallel(slices.Sorted(maps.Keys(reported)), parallel, func(namespace string) error {
+		ctx, cancel := context.WithTimeout(ctx, perNamespace)
+		defer cancel()
+		return r.update(ctx, namespace, reported[namespace])
+	})...)
 }
 
 // reported returns what the agents report, by namespace.
