@@ -32,38 +32,65 @@ type Request struct {
 	All bool
 }
 
-// Explain returns what the mesh does with a request.
+// Pod is what was read about a pod, for all questions about it.
+type Pod struct {
+	name   types.NamespacedName
+	reader snapshot.Reader
+	s      *snapshot.Snapshot
+}
+
+// AboutPod reads what the policy of a pod follows from.
+func AboutPod(ctx context.Context, r snapshot.Reader, name types.NamespacedName) (Pod, error) {
+	in := name.Namespace
+	s, err := r.ReadAll(ctx, append(rulesIn(in), snapshot.Single(in, name.Name), snapshot.Configs(in), snapshot.Members(in))...)
+	if err != nil {
+		return Pod{}, err
+	}
+	if s.Subjects.Pod == nil {
+		return Pod{}, fmt.Errorf("there is no pod %s in namespace %s: name another namespace by -n", name.Name, in)
+	}
+	return Pod{name, r, s}, r.Extend(ctx, s, snapshot.Programs, snapshot.Settings, snapshot.Namespaces)
+}
+
+// Policy returns what the mesh does with the requests of the pod.
+func (p Pod) Policy() (explain.Policy, error) { return explain.PolicyOf(p.s) }
+
+// Explain returns what the mesh does with a request of the pod.
+func (p Pod) Explain(ctx context.Context, q Request) (explain.Verdict, error) {
+	if err := q.find(p.reader); err != nil {
+		return explain.Verdict{}, err
+	}
+	return p.explain(ctx, &q.Request)
+}
+
+// Explain returns what the mesh does with a request. It finds the resource before it reads the pod.
 func Explain(ctx context.Context, r snapshot.Reader, q Request) (explain.Verdict, error) {
 	if err := q.find(r); err != nil {
 		return explain.Verdict{}, err
 	}
-	var more []snapshot.Part
-	if lock.Kind(q.Resource.Group, q.Resource.Name) {
-		more = append(more, snapshot.Locks)
-	}
-	s, err := aboutPod(ctx, r, q.Pod, more...)
+	p, err := AboutPod(ctx, r, q.Pod)
 	if err != nil {
 		return explain.Verdict{}, err
 	}
-	for i := range s.Configs {
-		if c := &s.Configs[i]; q.Name != "" && c.Spec.Root != nil && operator.KeyOf(c) == v1alpha1.KeyObject {
-			q.UID, q.Unread = r.UIDOf(ctx, q.Resource.GroupVersionKind(), q.Namespace, q.Name)
+	return p.explain(ctx, &q.Request)
+}
+
+func (p Pod) explain(ctx context.Context, q *explain.Request) (explain.Verdict, error) {
+	if lock.Kind(q.Resource.Group, q.Resource.Name) {
+		if err := p.reader.Extend(ctx, p.s, snapshot.Locks); err != nil {
+			return explain.Verdict{}, err
+		}
+	}
+	for i := range p.s.Configs {
+		if c := &p.s.Configs[i]; q.Name != "" && c.Spec.Root != nil && operator.KeyOf(c) == v1alpha1.KeyObject {
+			q.UID, q.Unread = p.reader.UIDOf(ctx, q.Resource.GroupVersionKind(), q.Namespace, q.Name)
 			break
 		}
 	}
 	if ctx.Err() != nil {
 		return explain.Verdict{}, ctx.Err()
 	}
-	return explain.Of(s, &q.Request)
-}
-
-// Policy returns what the mesh does with the requests of a pod.
-func Policy(ctx context.Context, r snapshot.Reader, pod types.NamespacedName) (explain.Policy, error) {
-	s, err := aboutPod(ctx, r, pod)
-	if err != nil {
-		return explain.Policy{}, err
-	}
-	return explain.PolicyOf(s)
+	return explain.Of(p.s, q)
 }
 
 // find fills in what the request is about.
@@ -90,17 +117,4 @@ func (q *Request) find(r snapshot.Reader) error {
 		q.Namespace = q.Pod.Namespace
 	}
 	return q.Check()
-}
-
-// aboutPod reads what the policy of a pod follows from.
-func aboutPod(ctx context.Context, r snapshot.Reader, pod types.NamespacedName, more ...snapshot.Part) (*snapshot.Snapshot, error) {
-	in := pod.Namespace
-	s, err := r.ReadAll(ctx, append(rulesIn(in), snapshot.Single(in, pod.Name), snapshot.Configs(in), snapshot.Members(in))...)
-	if err != nil {
-		return nil, err
-	}
-	if s.Subjects.Pod == nil {
-		return nil, fmt.Errorf("there is no pod %s in namespace %s: name another namespace by -n", pod.Name, in)
-	}
-	return s, r.Extend(ctx, s, append(more, snapshot.Programs, snapshot.Settings, snapshot.Namespaces)...)
 }

@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/tap"
@@ -19,25 +18,24 @@ const (
 	tailBytes = 2 << 20
 )
 
-// Requests returns the last requests of a pod, at most n, the newest first. It looks for them in the last
+// Requests returns the last requests of the pod, at most n, the newest first. It looks for them in the last
 // lines of the log of its agent.
-func Requests(ctx context.Context, r snapshot.Reader, pod types.NamespacedName, n int) ([]tap.Line, error) {
-	s, err := r.ReadAll(ctx, snapshot.Programs, snapshot.Members(pod.Namespace))
+func (p Pod) Requests(ctx context.Context, n int) ([]tap.Line, error) {
+	if err := p.s.Requires(snapshot.Programs); err != nil {
+		return nil, fmt.Errorf("%w: check the connection to the apiserver, and your permissions", err)
+	}
+	agent, err := tap.Agent(p.s, p.name.Namespace, p.name.Name)
 	if err != nil {
 		return nil, err
 	}
-	agent, err := tap.Agent(s, pod.Namespace, pod.Name)
-	if err != nil {
-		return nil, err
-	}
-	log, err := Log(ctx, r, agent, &corev1.PodLogOptions{TailLines: new(int64(tail))})
+	log, err := Log(ctx, p.reader, agent, &corev1.PodLogOptions{TailLines: new(int64(tail))})
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
 	last := []tap.Line{} // the oldest first
 	err = tap.Lines(io.LimitReader(log, tailBytes), func(text []byte) error {
-		if line, ok := tap.Parse(text); ok && line.Pod == pod.String() {
+		if line, ok := tap.Parse(text); ok && line.Pod == p.name.String() {
 			if len(last) == n {
 				last = slices.Delete(last, 0, 1)
 			}

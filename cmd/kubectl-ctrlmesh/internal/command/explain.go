@@ -31,7 +31,11 @@ func (e *environment) explainCommand() *cobra.Command {
 		}
 		q.Pod = types.NamespacedName{Namespace: namespace, Name: args[0]}
 		if len(args) == 1 {
-			policy, err := answer.Policy(c.Context(), r, q.Pod)
+			pod, err := answer.AboutPod(c.Context(), r, q.Pod)
+			if err != nil {
+				return err
+			}
+			policy, err := pod.Policy()
 			if err != nil {
 				return err
 			}

@@ -33,9 +33,25 @@ type inForce struct {
 	notes []string
 }
 
-// policyOf compiles the policy of a labelled pod, as the manager does.
+// policies are those of all labelled pods of a namespace.
+type policies struct {
+	compile.Result
+	// notes say what is unknown.
+	notes []string
+}
+
+// policyOf compiles the policy of a labelled pod.
 func policyOf(s *snapshot.Snapshot, pod *corev1.Pod) (inForce, error) {
-	out := inForce{}
+	all, err := policiesOf(s)
+	if err != nil {
+		return inForce{}, err
+	}
+	return all.of(pod)
+}
+
+// policiesOf compiles the policies of labelled pods, as the manager does.
+func policiesOf(s *snapshot.Snapshot) (policies, error) {
+	out := policies{}
 	configs := make([]*v1alpha1.ShardingConfig, len(s.Configs))
 	for i := range s.Configs {
 		configs[i] = s.Configs[i].DeepCopy()
@@ -58,13 +74,18 @@ func policyOf(s *snapshot.Snapshot, pod *corev1.Pod) (inForce, error) {
 		}
 	}
 	out.resolve(s, configs)
-	result := compile.Compile(configs, pointers(s.Pods), known, rulesOf(s))
-	policy, ok := result.Policies[pod.UID]
+	out.Result = compile.Compile(configs, pointers(s.Pods), known, rulesOf(s))
+	return out, nil
+}
+
+// of returns the policy of a pod.
+func (p policies) of(pod *corev1.Pod) (inForce, error) {
+	policy, ok := p.Policies[pod.UID]
 	if !ok {
-		return out, errors.New("the pod has ended, or was replaced just now: run the command again")
+		return inForce{}, errors.New("the pod has ended, or was replaced just now: run the command again")
 	}
-	out.PodPolicy = policy.PodPolicy
-	for _, shard := range result.Shards {
+	out := inForce{PodPolicy: policy.PodPolicy, notes: slices.Clone(p.notes)}
+	for _, shard := range p.Shards {
 		if shard.Root == nil && slices.ContainsFunc(shard.Members, func(m *corev1.Pod) bool { return m.UID == pod.UID }) {
 			out.config = cmp.Or(out.config, shard.Config)
 		}
@@ -73,7 +94,7 @@ func policyOf(s *snapshot.Snapshot, pod *corev1.Pod) (inForce, error) {
 }
 
 // states returns the states of configurations that are on record.
-func (p *inForce) states(s *snapshot.Snapshot, configs []*v1alpha1.ShardingConfig) map[origin.Name]compile.Root {
+func (p *policies) states(s *snapshot.Snapshot, configs []*v1alpha1.ShardingConfig) map[origin.Name]compile.Root {
 	known := map[origin.Name]compile.Root{}
 	for _, c := range configs {
 		ready := operator.Condition(c, v1alpha1.ConditionReady)
@@ -119,7 +140,7 @@ func unheld(c *v1alpha1.ShardingConfig) string {
 }
 
 // resolve adds what configurations depend on beside their specs.
-func (p *inForce) resolve(s *snapshot.Snapshot, configs []*v1alpha1.ShardingConfig) {
+func (p *policies) resolve(s *snapshot.Snapshot, configs []*v1alpha1.ShardingConfig) {
 	namespaces := map[string]labels.Set{}
 	for name, of := range s.Labels {
 		namespaces[name] = of

@@ -76,6 +76,11 @@ const outside = "not on the mesh: it lacks the label " + v1alpha1.EnableProxyLab
 
 // Of returns the verdict about a request, from a snapshot of the namespace of its pod.
 func Of(s *snapshot.Snapshot, q *Request) (Verdict, error) {
+	return verdict(s, q, func(pod *corev1.Pod) (inForce, error) { return policyOf(s, pod) })
+}
+
+// verdict is Of, with the policies of pods by of.
+func verdict(s *snapshot.Snapshot, q *Request, of func(*corev1.Pod) (inForce, error)) (Verdict, error) {
 	v := Verdict{
 		Namespace: q.Pod.Namespace, Pod: q.Pod.Name, Verb: q.Verb, Resource: q.Resource.String(),
 		ObjectNamespace: q.Namespace, Name: q.Name, Cluster: q.Cluster, Effect: Unchanged, Summary: "passes unchanged",
@@ -85,7 +90,7 @@ func Of(s *snapshot.Snapshot, q *Request) (Verdict, error) {
 		v.PodState = outside
 		return v, nil
 	}
-	in, err := policyOf(s, pod)
+	in, err := of(pod)
 	if err != nil {
 		return v, err
 	}

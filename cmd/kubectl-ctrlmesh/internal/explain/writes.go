@@ -34,6 +34,10 @@ func Writes(s *snapshot.Snapshot, c *v1alpha1.ShardingConfig, namespace string) 
 	if err != nil {
 		return nil
 	}
+	all, err := policiesOf(s)
+	if err != nil {
+		return nil
+	}
 	var pods []*corev1.Pod
 	for i := range shards {
 		pods = append(pods, shards[i].Pods...)
@@ -44,7 +48,7 @@ func Writes(s *snapshot.Snapshot, c *v1alpha1.ShardingConfig, namespace string) 
 		q.Pod.Namespace, q.Pod.Name = pod.Namespace, pod.Name
 		about := *s
 		about.Subjects.Pod = pod
-		if v, err := Of(&about, q); err == nil {
+		if v, err := verdict(&about, q, all.of); err == nil {
 			out = append(out, Write{pod.Name, v.Resource, v.Effect, v.Code})
 		}
 	}
@@ -70,18 +74,18 @@ func dividedOf(c *v1alpha1.ShardingConfig) *Resource {
 func DescribeWrites(writes []Write) string {
 	var texts []string
 	for _, w := range writes {
+		what := "passes"
 		switch w.Effect {
 		case Refused:
-			texts = append(texts, fmt.Sprintf("by %s: %d", w.Pod, w.Code))
+			what = fmt.Sprint(w.Code)
 		case Disconnected:
-			texts = append(texts, fmt.Sprintf("by %s: no connection", w.Pod))
+			what = "no connection"
 		case DryRun:
-			texts = append(texts, fmt.Sprintf("by %s: a dry run", w.Pod))
+			what = "a dry run"
 		case Faulted:
-			texts = append(texts, fmt.Sprintf("by %s: a fault", w.Pod))
-		default:
-			texts = append(texts, fmt.Sprintf("by %s: passes", w.Pod))
+			what = "a fault"
 		}
+		texts = append(texts, fmt.Sprintf("by %s: %s", w.Pod, what))
 	}
 	if len(texts) == 0 {
 		return ""

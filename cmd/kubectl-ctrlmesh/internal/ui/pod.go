@@ -31,23 +31,27 @@ type podView struct {
 }
 
 func (s *Server) pod(ctx context.Context, in parameters) (string, any, error) {
-	pod := types.NamespacedName{Namespace: in.path["namespace"], Name: in.path["name"]}
-	policy, err := answer.Policy(ctx, s.Reader, pod)
+	name := types.NamespacedName{Namespace: in.path["namespace"], Name: in.path["name"]}
+	pod, err := answer.AboutPod(ctx, s.Reader, name)
 	if err != nil {
 		return "", nil, err
 	}
-	out := podView{Policy: policy, Verbs: explain.Verbs, Asked: asked(pod, in)}
+	policy, err := pod.Policy()
+	if err != nil {
+		return "", nil, err
+	}
+	out := podView{Policy: policy, Verbs: explain.Verbs, Asked: asked(name, in)}
 	if out.Asked.Target != "" {
-		if verdict, err := answer.Explain(ctx, s.Reader, out.Asked); err != nil {
+		if verdict, err := pod.Explain(ctx, out.Asked); err != nil {
 			out.Problem = err.Error()
 		} else {
 			out.Verdict = &verdict
 		}
 	}
-	if out.Requests, err = answer.Requests(ctx, s.Reader, pod, maxRequests); err != nil {
+	if out.Requests, err = pod.Requests(ctx, maxRequests); err != nil {
 		out.Unseen = err.Error()
 	}
-	return pod.Name, out, nil
+	return name.Name, out, nil
 }
 
 // asked returns the request that a user asks about.
