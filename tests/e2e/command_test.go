@@ -27,17 +27,10 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
-// pluginCommand returns a command line of the kubectl plugin.
-func pluginCommand(ctx context.Context, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, filepath.Join(cluster.Root, "bin", "kubectl-ctrlmesh"), args...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+cluster.Kubeconfig)
-	return cmd
-}
-
 // plugin runs the kubectl plugin, and returns what it printed and its exit code.
 func plugin(ctx context.Context, t *testing.T, args ...string) (out string, code int) {
 	t.Helper()
-	printed, err := pluginCommand(ctx, args...).CombinedOutput()
+	printed, err := cluster.Plugin(ctx, args...).CombinedOutput()
 	if exited, ok := errors.AsType[*exec.ExitError](err); ok && ctx.Err() == nil {
 		return string(printed), exited.ExitCode()
 	}
@@ -111,7 +104,7 @@ func testSysdump(t *testing.T) {
 // pages opens the overview, and the page of a pod that it leads to, and ends the server.
 func (p *pair) pages(t *testing.T) {
 	t.Helper()
-	ui := pluginCommand(t.Context(), "ui")
+	ui := cluster.Plugin(t.Context(), "ui")
 	printed, err := ui.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, ui.Start())
@@ -287,7 +280,7 @@ func testTap(t *testing.T) {
 	caller := hastyClient(t, pod)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	cmd := pluginCommand(ctx, "tap", pod.Name, "-n", pod.Namespace, "--resource=limitranges", "--code=200")
+	cmd := cluster.Plugin(ctx, "tap", pod.Name, "-n", pod.Namespace, "--resource=limitranges", "--code=200")
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())

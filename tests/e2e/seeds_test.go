@@ -159,7 +159,7 @@ func (s seedShard) acts(t *testing.T, config *unstructured.Unstructured, label s
 // migrated returns the native object for the one of a dialect, as the plugin prints it.
 func (s seedShard) migrated(t *testing.T) *unstructured.Unstructured {
 	t.Helper()
-	text, err := pluginCommand(t.Context(), "migrate", "-n", s.home).Output()
+	text, err := cluster.Plugin(t.Context(), "migrate", "-n", s.home).Output()
 	require.NoError(t, err)
 	o := &unstructured.Unstructured{}
 	require.NoError(t, yaml.Unmarshal(text, &o.Object))

@@ -119,6 +119,13 @@ func (c *Cluster) Kubectl(ctx context.Context, args ...string) (string, error) {
 	return output(cmd, "kubectl "+strings.Join(args, " "))
 }
 
+// Plugin returns a command line of the kubectl plugin.
+func (c *Cluster) Plugin(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, filepath.Join(c.Root, "bin", "kubectl-ctrlmesh"), args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig)
+	return cmd
+}
+
 func decode(documents []byte) ([]*unstructured.Unstructured, error) {
 	var out []*unstructured.Unstructured
 	in := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(documents), 4096)

@@ -5,14 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/failure"
+	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
@@ -55,10 +54,8 @@ func (t *trial) observed(ctx context.Context, c *churn, result *Result) error {
 
 // advise runs the plugin. It returns an error while too little is known.
 func (t *trial) advise(ctx context.Context) (*Advice, error) {
-	workload := strings.ToLower(t.Kind) + "/" + t.target.GetName()
-	cmd := exec.CommandContext(ctx, filepath.Join(t.Root, "bin", "kubectl-ctrlmesh"), "advise", workload, "-n", t.Home, "-o", "json")
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+t.Kubeconfig)
-	out, err := cmd.Output()
+	workload := layout.Workload{Kind: t.Kind, Name: t.target.GetName()}
+	out, err := t.Plugin(ctx, "advise", workload.Argument(), "-n", t.Home, "-o", "json").Output()
 	exited, _ := errors.AsType[*exec.ExitError](err)
 	switch {
 	case exited != nil && exited.ExitCode() == 1: // it should not be divided by namespace
