@@ -63,7 +63,7 @@ func testClusters(t *testing.T) {
 	})
 
 	// Both clusters are the first shard's, and one is handed back.
-	r.change(t, 2, shards(1))
+	r.change(t, 1, shards(1))
 	require.Equal(t, owner(a), owner(b))
 	r.change(t, 2, shards(2))
 	require.NotEqual(t, owner(a), owner(b))
@@ -124,7 +124,7 @@ func testNamespacesOfClusters(t *testing.T, r root, site *fleet.Site) {
 		return owners
 	}
 	require.Len(t, requireOwners(), 2)
-	r.change(t, 2, shards(1))
+	r.change(t, 1, shards(1))
 	require.Len(t, requireOwners(), 1)
 	r.change(t, 2, shards(2))
 	requireOwners() // one shard may have both, because other tests have added namespaces
