@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"path/filepath"
 	"strings"
 
 	"golang.org/x/sync/errgroup"
@@ -43,18 +42,13 @@ func runFilter(ctx context.Context, o options, token, dir string) error {
 	if err := seedFiltered(ctx, newClients(o.api, ca, token)); err != nil {
 		return fmt.Errorf("making the objects: %w", err)
 	}
-	o.cert = filepath.Join(dir, "serving.pem")
-	cert, err := writeCertificate(o.cert)
+	var of []variant
+	for _, f := range filters {
+		of = append(of, variant{f.name, []string{"-owns", strings.Join(f.owns.Strings(), ";")}})
+	}
+	all, err := variants(ctx, o, token, dir, of)
 	if err != nil {
 		return err
-	}
-	var all []*subject
-	for _, f := range filters {
-		pid, addr, err := start(ctx, append(o.forProxy("mesh"), "-owns", strings.Join(f.owns.Strings(), ";")))
-		if err != nil {
-			return fmt.Errorf("starting a proxy: %w", err)
-		}
-		all = append(all, &subject{name: f.name, pid: pid, clients: newClients(addr, cert, token)})
 	}
 	var wanted []row
 	for _, of := range []struct{ name, accept string }{{"JSON", jsonType}, {"protobuf", protobufType}} {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"crypto/tls"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -35,7 +36,11 @@ func serveMesh(ctx context.Context, o options) error {
 		return err
 	}
 	pod := server.Pod(proxy.PodInfo{UID: "bench", Namespace: o.namespace, Name: "bench-0"}, (&net.Dialer{}).DialContext)
-	policy := policy(o.namespace)
+	policyOf, ok := policies[o.policy]
+	if !ok {
+		return fmt.Errorf("no policy %q: there are member, passing and observed", o.policy)
+	}
+	policy := policyOf(o.namespace)
 	if o.owns != "" {
 		if policy, err = filtering(o.namespace, o.owns); err != nil {
 			return err

@@ -13,8 +13,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"regexp"
-	"slices"
 	"strings"
 	"time"
 
@@ -39,10 +37,6 @@ const here, there = "here", "there"
 // runReviews compares reviews that are sent to the first pod: those that it answers, and those
 // that are forwarded to the second.
 func runReviews(ctx context.Context, o options, dir string) error {
-	wanted, err := regexp.Compile(o.rows)
-	if err != nil {
-		return err
-	}
 	o.cert = filepath.Join(dir, "serving.pem")
 	cert, err := writeCertificate(o.cert)
 	if err != nil {
@@ -78,9 +72,8 @@ func runReviews(ctx context.Context, o options, dir string) error {
 			row{"review, " + of.name + ", one at a time", "review", false, loop{request: r, workers: 1, lasts: getTurn}.run},
 			row{"review, " + of.name + ", 32 at a time on 4 connections", "review", false, loop{request: r, workers: 32, lasts: getTurn}.run})
 	}
-	rows = slices.DeleteFunc(rows, func(r row) bool { return !wanted.MatchString(r.name) })
-	if len(rows) == 0 {
-		return nil
+	if rows, err = o.wanted(rows); err != nil || len(rows) == 0 {
+		return err
 	}
 	results, err := measure(ctx, o.rounds, rows, all)
 	if err != nil {

@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
+	"regexp"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,7 +30,6 @@ type row struct {
 type turn func(ctx context.Context, s *subject, begin func() error) (sample, error)
 
 func rows(namespace string, api *subject) []row {
-	get := request{path: collection(namespace) + "/" + objectName(objects-1), accept: jsonType}
 	list := func(accept string, gzip bool) turn {
 		r := request{path: collection(namespace), accept: accept, gzip: gzip}
 		least := int64(objects * 800)
@@ -40,15 +41,27 @@ func rows(namespace string, api *subject) []row {
 	watch := func(n int) turn {
 		return watches{namespace: namespace, count: n, writer: api.clients[0]}.run
 	}
-	return []row{
-		{"GET 1 KB, one at a time", "request", false, loop{request: get, workers: 1, lasts: getTurn, least: 800}.run},
-		{"GET 1 KB, 32 at a time on 4 connections", "request", false, loop{request: get, workers: 32, lasts: getTurn, least: 800}.run},
+	return append(gets(namespace), []row{
 		{"LIST 5,000, JSON", "request", true, list(jsonType, false)},
 		{"LIST 5,000, protobuf", "request", true, list(protobufType, false)},
 		{"LIST 5,000, JSON, gzip", "request", true, list(jsonType, true)},
 		{"WATCH, 500 updates/s, 1 watch", "event", false, watch(1)},
 		{"WATCH, 500 updates/s, 10 watches", "event", false, watch(10)},
+	}...)
+}
+
+func gets(namespace string) []row {
+	get := request{path: collection(namespace) + "/" + objectName(objects-1), accept: jsonType}
+	return []row{
+		{"GET 1 KB, one at a time", "request", false, loop{request: get, workers: 1, lasts: getTurn, least: 800}.run},
+		{"GET 1 KB, 32 at a time on 4 connections", "request", false, loop{request: get, workers: 32, lasts: getTurn, least: 800}.run},
 	}
+}
+
+// wanted returns the rows that are to be measured.
+func (o options) wanted(rows []row) ([]row, error) {
+	names, err := regexp.Compile(o.rows)
+	return slices.DeleteFunc(rows, func(r row) bool { return err != nil || !names.MatchString(r.name) }), err
 }
 
 // loop sends one request repeatedly: each worker sends the next after an answer.

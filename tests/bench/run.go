@@ -51,10 +51,6 @@ func inDirectory(command func(ctx context.Context, o options, dir string) error)
 
 // run measures all proxies.
 func run(ctx context.Context, o options, token, dir string) error {
-	wantedRow, err := regexp.Compile(o.rows)
-	if err != nil {
-		return err
-	}
 	wantedSubject, err := regexp.Compile(o.subjects)
 	if err != nil {
 		return err
@@ -67,7 +63,10 @@ func run(ctx context.Context, o options, token, dir string) error {
 	if err := seed(ctx, api, o.namespace); err != nil {
 		return fmt.Errorf("making the objects: %w", err)
 	}
-	wanted := slices.DeleteFunc(rows(o.namespace, api), func(r row) bool { return !wantedRow.MatchString(r.name) })
+	wanted, err := o.wanted(rows(o.namespace, api))
+	if err != nil {
+		return err
+	}
 	all = slices.DeleteFunc(all, func(s *subject) bool { return !wantedSubject.MatchString(s.name) })
 	for _, s := range all {
 		if err := warm(ctx, s, o.namespace); err != nil {

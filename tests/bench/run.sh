@@ -18,5 +18,7 @@ api=$(kubectl get endpointslice kubernetes -o 'jsonpath={.endpoints[0].addresses
 
 kubectl -n "$namespace" create token bench --duration=1h |
   tests/cluster/node.sh exec netns .run/bench run -api "$api" -ca "$dir/ca.crt" -namespace "$namespace" "$@"
+kubectl -n "$namespace" create token bench --duration=1h |
+  tests/cluster/node.sh exec netns .run/bench observe -api "$api" -ca "$dir/ca.crt" -namespace "$namespace" "$@"
 .run/bench reviews "$@"
 tests/bench/agent.sh "$namespace"
