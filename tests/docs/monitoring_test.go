@@ -9,6 +9,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/prometheus"
 )
 
 var (
@@ -60,7 +62,9 @@ func TestAlerts(t *testing.T) {
 	known := metrics(t)
 	anchors := Anchors(t, "../../docs/operations.md")
 	seen := map[string]bool{}
-	for _, g := range RuleGroups(t, "../../deploy/monitoring/alerts.yaml") {
+	groups, err := prometheus.ReadRules("../..")
+	require.NoError(t, err)
+	for _, g := range groups {
 		for _, r := range g.Rules {
 			assert.False(t, seen[r.Alert], "%s is there twice", r.Alert)
 			seen[r.Alert] = true

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"sigs.k8s.io/yaml"
 
-	"github.com/ctrlmesh/ctrlmesh/tests/docs"
+	"github.com/ctrlmesh/ctrlmesh/tests/prometheus"
 )
 
 // scenario is what happens, minute by minute, and the one alert that it leads to.
@@ -196,7 +196,8 @@ type (
 // Each alert fires, and ends, and has the labels by which its summary says what it is about.
 func TestAlertsFireAndEnd(t *testing.T) {
 	t.Parallel()
-	groups := docs.RuleGroups(t, "../../deploy/monitoring/alerts.yaml")
+	groups, err := prometheus.ReadRules("../..")
+	require.NoError(t, err)
 	dir := t.TempDir()
 	write := func(name string, content any) string {
 		data, err := yaml.Marshal(content)
@@ -220,7 +221,7 @@ func TestAlertsFireAndEnd(t *testing.T) {
 	require.NoError(t, err, "%s", out)
 }
 
-func (s scenario) test(name string, r docs.Rule) unitTest {
+func (s scenario) test(name string, r prometheus.Rule) unitTest {
 	out := unitTest{Name: name, Every: "1m"}
 	for _, series := range slices.Sorted(maps.Keys(s.series)) {
 		out.Series = append(out.Series, unitSeries{series, s.series[series]})

@@ -1,21 +1,11 @@
 package monitoring
 
 import (
-	"bufio"
-	"context"
-	"errors"
-	"fmt"
 	"io"
 	"math"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"regexp"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -24,7 +14,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/manager/query"
 	"github.com/ctrlmesh/ctrlmesh/tests/docs"
-	"github.com/ctrlmesh/ctrlmesh/tests/tools"
+	"github.com/ctrlmesh/ctrlmesh/tests/prometheus"
 )
 
 const soon = 30 * time.Second
@@ -32,64 +22,30 @@ const soon = 30 * time.Second
 // program returns the path of a program of Prometheus.
 func program(t *testing.T, name string) string {
 	t.Helper()
-	path, err := tools.Program(t.Context(), "../..", "prometheus", name)
+	path, err := prometheus.Program(t.Context(), "../..", name)
 	require.NoError(t, err)
 	return path
 }
 
-var listening = regexp.MustCompile(`msg="Listening on" .*\baddress=(\S+)`)
-
-// start starts a Prometheus that scrapes a target with some metrics, and returns its URL.
-func start(t *testing.T, metrics string) string {
+// start starts a Prometheus that scrapes a target with some metrics.
+func start(t *testing.T, metrics string) *prometheus.Server {
 	t.Helper()
 	target := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; version=0.0.4")
 		_, _ = io.WriteString(w, metrics)
 	}))
 	t.Cleanup(target.Close)
-	dir := t.TempDir()
-	config := filepath.Join(dir, "prometheus.yaml")
-	require.NoError(t, os.WriteFile(config, []byte(fmt.Sprintf(`
-global: {scrape_interval: 1s}
-scrape_configs:
-- job_name: tenant
-  honor_labels: true
-  static_configs: [{targets: ["%s"]}]
-`, strings.TrimPrefix(target.URL, "http://"))), 0o600))
-
-	cmd := exec.Command(program(t, "prometheus"), "--config.file="+config, "--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address=127.0.0.1:0")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	log, err := cmd.StderrPipe()
+	type object = map[string]any
+	server, err := prometheus.Start(t.Context(), prometheus.Options{Root: "../..", Directory: t.TempDir(), Config: object{
+		"global": object{"scrape_interval": "1s"},
+		"scrape_configs": []object{{
+			"job_name": "tenant", "honor_labels": true,
+			"static_configs": []object{{"targets": []string{strings.TrimPrefix(target.URL, "http://")}}},
+		}},
+	}})
 	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	ready, ended := make(chan string, 1), make(chan struct{})
-	var lines strings.Builder
-	go func() {
-		defer close(ended)
-		address := ""
-		for in := bufio.NewScanner(log); in.Scan(); {
-			lines.WriteString(in.Text() + "\n")
-			if found := listening.FindStringSubmatch(in.Text()); found != nil {
-				address = found[1]
-			}
-			if strings.Contains(in.Text(), "Server is ready") {
-				ready <- address
-			}
-		}
-	}()
-	t.Cleanup(func() {
-		assert.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
-		<-ended
-		assert.NoError(t, cmd.Wait(), "%s", &lines)
-	})
-	select {
-	case at := <-ready:
-		return "http://" + at
-	case <-ended:
-	case <-time.After(soon):
-	}
-	t.Fatal("Prometheus is not ready: " + lines.String())
-	return ""
+	t.Cleanup(func() { assert.NoError(t, server.Stop()) })
+	return server
 }
 
 func TestQueriesOfRolloutsByPrometheus(t *testing.T) {
@@ -103,7 +59,7 @@ app_seconds_bucket{le="1"} 4
 app_seconds_bucket{le="+Inf"} 4
 app_seconds_sum 2
 app_seconds_count 4
-`)}
+`).URL}
 	ask := func(expression string) (query.Answer, error) {
 		return p.Evaluate(t.Context(), query.Query{Namespace: "tenant", Expression: expression})
 	}
@@ -134,30 +90,14 @@ app_seconds_count 4
 // Prometheus understands all queries of the dashboard.
 func TestDashboardByPrometheus(t *testing.T) {
 	t.Parallel()
-	at := start(t, "")
+	server := start(t, "")
 	panels := docs.Panels(t, "../../deploy/monitoring/dashboard.json")
 	require.NotEmpty(t, panels)
 	variables := strings.NewReplacer("$__rate_interval", "5m", "$__range", "1h", "$namespace", ".*", "$workload", ".*")
 	for _, panel := range panels {
 		for _, target := range panel.Targets {
-			assert.NoError(t, understands(t.Context(), at, variables.Replace(target.Expr)), "%s: %s", panel.Title, target.Expr)
+			_, _, err := server.Query(t.Context(), variables.Replace(target.Expr), time.Now())
+			assert.NoError(t, err, "%s: %s", panel.Title, target.Expr)
 		}
 	}
-}
-
-// understands returns the error of a query, if Prometheus refuses it.
-func understands(ctx context.Context, at, expression string) error {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, at+"/api/v1/query?query="+url.QueryEscape(expression), nil)
-	if err != nil {
-		return err
-	}
-	resp, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	if body, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusOK {
-		return errors.Join(err, fmt.Errorf("status %d: %s", resp.StatusCode, body))
-	}
-	return nil
 }
