@@ -148,7 +148,9 @@ func (x *exchange) account() {
 func (x *exchange) countOutcome() {
 	x.pod.env.Outcomes.Count(x.code)
 	if x.Plan != nil && x.Plan.Route == pipeline.RouteShort && !x.received.IsZero() && !x.received.Before(x.sending.Sent) {
-		x.pod.env.Outcomes.Answered(x.received.Sub(x.sending.Sent))
+		took := x.received.Sub(x.sending.Sent)
+		x.pod.env.Outcomes.Answered(took)
+		x.Plan.Meters.Apiserver.Add(took.Seconds())
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 )
 
@@ -28,4 +29,9 @@ func TestLatencyOfAnsweredRequestsIsReported(t *testing.T) {
 	out := m.pod.Outcomes()
 	require.EqualValues(t, 2, out.GetAnswered())
 	require.GreaterOrEqual(t, out.GetLatencyMicros(), uint64(2*delay/time.Microsecond))
+	var counted float64
+	for _, verb := range []string{"get", "update", "watch"} {
+		counted += testutil.ToFloat64(m.server.metrics.Meters(m.pod.env.Policy.Load().Metrics, verb, "pods").Apiserver)
+	}
+	require.InDelta(t, float64(out.GetLatencyMicros()), counted*1e6, 1, "of the same requests")
 }

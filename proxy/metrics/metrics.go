@@ -40,9 +40,9 @@ type Node struct {
 
 // metered are the series that [Meters] looks up.
 type metered struct {
-	requests, bytes *prometheus.CounterVec
-	added           *prometheus.HistogramVec
-	Watches         *prometheus.GaugeVec
+	requests, bytes, apiserver *prometheus.CounterVec
+	added                      *prometheus.HistogramVec
+	Watches                    *prometheus.GaugeVec
 }
 
 // workloadLabels come first in all series of a workload.
@@ -71,6 +71,7 @@ func NewNode(r prometheus.Registerer) (*Node, error) {
 	}{
 		{&m.requests, "requests", "Requests of captured pods to the apiserver, including those that the proxy refused, by the code of the response. Code 499: the client went away first; other: the connection was closed without a response.", []string{"verb", "resource", "code"}},
 		{&m.bytes, "response_bytes", "Bytes of the response bodies sent to captured pods.", []string{"verb", "resource"}},
+		{&m.apiserver, "apiserver_seconds", "Time until the apiserver answered, added up. The time per second is the mean number of requests that it works on at a time. Watches and connections into pods are left out.", []string{"verb", "resource"}},
 		{&m.Refusals, "refusals", "Requests that the proxy answered itself, by reason.", []string{"reason"}},
 		{&m.UpstreamErrors, "upstream_errors", "Requests that the apiserver did not answer.", nil},
 		{&m.Bounds, "bounds_reached", "Connections and requests of captured pods that were refused because the pod reached a bound of the proxy.", []string{"bound"}},
@@ -113,6 +114,7 @@ func counter(name, help string, labels ...string) *prometheus.CounterVec {
 // Meters are the series of one verb and resource of a workload, looked up once.
 type Meters struct {
 	Bytes          prometheus.Counter
+	Apiserver      prometheus.Counter // in seconds
 	Added          prometheus.Observer
 	Watches        prometheus.Gauge // nil unless the verb is watch
 	UpstreamErrors prometheus.Counter
@@ -130,6 +132,7 @@ func (m *Node) Meters(w *Workload, verb, resource string) *Meters {
 	verb, resource = strings.Clone(verb), strings.Clone(resource) // they may be parts of a long path
 	out := &Meters{
 		Bytes:          w.Counter(m.bytes, verb, resource),
+		Apiserver:      w.Counter(m.apiserver, verb, resource),
 		Added:          series(w, m.added, uncounted.added, verb),
 		UpstreamErrors: w.Counter(m.UpstreamErrors),
 		request:        func(code string) prometheus.Counter { return w.Counter(m.requests, verb, resource, code) },

@@ -12,6 +12,7 @@ func counting(m *Node, w *Workload) {
 	meters := m.Meters(w, "watch", w.Resource("pods"))
 	meters.Count(200)
 	meters.Bytes.Add(1)
+	meters.Apiserver.Add(1)
 	meters.Added.Observe(1)
 	meters.Watches.Inc()
 	meters.UpstreamErrors.Inc()

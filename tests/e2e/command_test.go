@@ -274,7 +274,7 @@ httpFault:
 	says(t, 0, []string{"faults", "-n", ns}, "Disabled")
 }
 
-// The plugin shows the requests of one pod, and ends when it is interrupted.
+// The plugin shows the requests of one pod, and what they cost, and ends when it is interrupted.
 func testTap(t *testing.T) {
 	pod := clientPod(t)
 	caller := hastyClient(t, pod)
@@ -294,6 +294,10 @@ func testTap(t *testing.T) {
 	lines := bufio.NewScanner(out)
 	require.True(t, lines.Scan(), "%v", lines.Err())
 	require.Contains(t, lines.Text(), " 200 list limitranges "+pod.Namespace+" ")
+	until(t, "the costs of the requests", func(ctx context.Context) error { // an agent may be replaced meanwhile
+		out, code := plugin(ctx, t, "cost", "-n", pod.Namespace, "--for", "2s")
+		return orElse(code == 0 && strings.Contains(out, " limitranges "), out)
+	})
 	require.NoError(t, cmd.Process.Signal(os.Interrupt))
 	for lines.Scan() {
 		require.Contains(t, lines.Text(), " 200 list limitranges "+pod.Namespace+" ")

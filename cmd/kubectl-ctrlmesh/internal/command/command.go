@@ -90,7 +90,7 @@ func (e *environment) root() *cobra.Command {
 	c.PersistentFlags().StringVarP(&e.output, "output", "o", "table", "table, json or yaml")
 	c.PersistentFlags().StringVar(&e.meshNamespace, "mesh-namespace", snapshot.DefaultNamespace, "namespace of the mesh")
 	c.AddCommand(e.statusCommand(), e.shardsCommand(), e.ownerCommand(), e.explainCommand(), e.checkCommand(), e.lintCommand(), e.planCommand(), e.adviseCommand(), e.migrateCommand(), e.sysdumpCommand(), e.upgradeCommand(), e.uiCommand(), e.versionCommand())
-	c.AddCommand(e.adoptCommand(), e.removeCommand(), e.tapCommand(), e.breakerCommand(), e.faultsCommand())
+	c.AddCommand(e.adoptCommand(), e.removeCommand(), e.tapCommand(), e.costCommand(), e.breakerCommand(), e.faultsCommand())
 	return c
 }
 

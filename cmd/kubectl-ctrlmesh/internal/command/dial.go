@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -52,7 +53,7 @@ func (e *environment) dial() (snapshot.Reader, string, error) {
 		_, lists, err := d.ServerGroupsAndResources()
 		return lists, err
 	}
-	return snapshot.Reader{Client: c, Version: d.ServerVersion, Resources: served, Logs: e.follow, Now: at.now, Namespace: e.meshNamespace}, namespace, nil
+	return snapshot.Reader{Client: c, Version: d.ServerVersion, Resources: served, Logs: e.follow, Metrics: e.metrics, Now: at.now, Namespace: e.meshNamespace}, namespace, nil
 }
 
 // config returns how to connect to the apiserver of the kubeconfig.
@@ -70,16 +71,40 @@ func (e *environment) config() (*rest.Config, error) {
 
 // follow follows the log of a pod.
 func (e *environment) follow(ctx context.Context, namespace, pod string, options *corev1.PodLogOptions) (io.ReadCloser, error) {
+	c, err := e.streaming()
+	if err != nil {
+		return nil, err
+	}
+	return c.Pods(namespace).GetLogs(pod, options).Stream(ctx)
+}
+
+// metrics reads the metrics of a pod of the mesh through the apiserver.
+func (e *environment) metrics(ctx context.Context, pod *corev1.Pod) (io.ReadCloser, error) {
+	c, err := e.streaming()
+	if err != nil {
+		return nil, err
+	}
+	port := ""
+	for _, p := range pod.Spec.Containers[0].Ports {
+		if p.Name == "metrics" {
+			port = strconv.Itoa(int(p.ContainerPort))
+		}
+	}
+	return c.Pods(pod.Namespace).ProxyGet("http", pod.Name, port, "/metrics", nil).Stream(ctx)
+}
+
+// streaming returns a client for answers that may take long.
+func (e *environment) streaming() (*typedcorev1.CoreV1Client, error) {
 	config, err := e.config()
 	if err != nil {
 		return nil, err
 	}
-	config.Timeout = 0 // it would end the log, too
+	config.Timeout = 0 // it would end the answer, too
 	c, err := typedcorev1.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("connecting to the apiserver: %w: check the kubeconfig", err)
 	}
-	return c.Pods(namespace).GetLogs(pod, options).Stream(ctx)
+	return c, nil
 }
 
 // clock is the clock of the apiserver, by which leases end. The clock of this machine may be wrong.

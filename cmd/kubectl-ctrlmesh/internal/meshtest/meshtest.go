@@ -72,6 +72,10 @@ type Cluster struct {
 	Refuse func(verb string, o client.Object) error
 	// Logs returns logs of pods, in place of the apiserver; nil: no pod has any.
 	Logs func(ctx context.Context, namespace, pod string, options *corev1.PodLogOptions) (io.ReadCloser, error)
+	// Metrics returns metrics of pods, in place of the apiserver; nil: no pod has any.
+	Metrics func(ctx context.Context, pod *corev1.Pod) (io.ReadCloser, error)
+	// Clock returns the time at the apiserver; nil: it is always Now.
+	Clock func() time.Time
 	// Written are the writes of the reader, without dry runs: verb, kind and name.
 	Written []string
 	// Advance changes the cluster before each snapshot is read. It may be nil.
@@ -157,7 +161,7 @@ func (c *Cluster) Reader(t testing.TB) snapshot.Reader {
 		},
 	})
 	return snapshot.Reader{
-		Client: user, Namespace: snapshot.DefaultNamespace, Logs: c.Logs, Now: func() time.Time { return Now },
+		Client: user, Namespace: snapshot.DefaultNamespace, Logs: c.Logs, Metrics: c.Metrics, Now: c.now,
 		Resources: func() ([]*metav1.APIResourceList, error) { return served, c.Unreachable },
 		Version: func() (*version.Info, error) {
 			if c.Advance != nil {
@@ -166,6 +170,13 @@ func (c *Cluster) Reader(t testing.TB) snapshot.Reader {
 			return &version.Info{GitVersion: c.Kubernetes}, c.Unreachable
 		},
 	}
+}
+
+func (c *Cluster) now() time.Time {
+	if c.Clock == nil {
+		return Now
+	}
+	return c.Clock()
 }
 
 // served are resources that the apiserver serves.

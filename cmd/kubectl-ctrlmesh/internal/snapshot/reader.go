@@ -46,6 +46,8 @@ type Reader struct {
 	Resources func() ([]*metav1.APIResourceList, error)
 	// Logs returns the log of a pod. It ends with the context.
 	Logs func(ctx context.Context, namespace, pod string, options *corev1.PodLogOptions) (io.ReadCloser, error)
+	// Metrics returns the metrics of a pod of the mesh, in the text format of Prometheus.
+	Metrics func(ctx context.Context, pod *corev1.Pod) (io.ReadCloser, error)
 	// Now returns the time at the apiserver.
 	Now func() time.Time
 	// Namespace of the mesh.

@@ -25,6 +25,7 @@ type view struct {
 var views = []view{
 	{path: "/", template: "overview", show: (*Server).overview},
 	{path: "/findings", template: "findings", show: (*Server).findings},
+	{path: "/costs", template: "costs", show: (*Server).costs},
 	{path: "/limits", template: "limits", show: (*Server).limits},
 	{path: "/operators/{namespace}/{name}", template: "operator", show: (*Server).operator},
 	{path: "/pods/{namespace}/{name}", template: "pod", show: (*Server).pod},

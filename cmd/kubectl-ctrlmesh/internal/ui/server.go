@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/cost"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
 )
 
@@ -35,6 +36,7 @@ type Server struct {
 
 	templates *template.Template
 	live      chan struct{} // a slot for each such page
+	meter     meter
 }
 
 // Root is the path of the overview, below which all other paths are.
@@ -43,7 +45,7 @@ func (s *Server) Root() string { return "/" + s.Token + "/" }
 // Handler returns the handler of all requests.
 func (s *Server) Handler() http.Handler {
 	s.live = make(chan struct{}, maxLive)
-	s.templates = template.Must(template.New("").Funcs(template.FuncMap{"root": s.Root}).ParseFS(files, "templates/*.html"))
+	s.templates = template.Must(template.New("").Funcs(template.FuncMap{"root": s.Root, "rate": cost.Rate, "size": cost.Size}).ParseFS(files, "templates/*.html"))
 	pages := http.NewServeMux()
 	pages.Handle("GET /static/", http.FileServerFS(files))
 	pages.HandleFunc("GET /events", s.events)

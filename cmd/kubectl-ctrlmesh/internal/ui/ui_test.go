@@ -100,6 +100,7 @@ func TestPages(t *testing.T) {
 	c.Add(&v1alpha1.CircuitBreaker{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "deletes"}, Status: v1alpha1.CircuitBreakerStatus{Opened: 2}})
 	observed(c)
 	logs(t, c)
+	c.Counts()
 	b, _ := open(t, c)
 	for path, want := range map[string][]string{
 		"/": {
@@ -122,6 +123,7 @@ func TestPages(t *testing.T) {
 			"It can be divided by namespace.", "<li>example.com/foos", "<code>kubectl ctrlmesh adopt statefulset/tally -n operator-demo", `data-page=""`,
 		},
 		"/findings":         {`<td class="bad">error<td>ca-missing<td>ConfigMap operator-demo/`},
+		"/costs":            {"Measuring: rates follow"},
 		"/limits":           {`<td class="bad">2`, "<h2>FaultInjections</h2>\n<p>There are none.</p>"},
 		"/static/live.js":   {"new EventSource"},
 		"/static/style.css": {"prefers-color-scheme: dark"},
@@ -132,6 +134,34 @@ func TestPages(t *testing.T) {
 			require.Contains(t, body, text, path)
 		}
 	}
+}
+
+func TestCostsAreMeasuredAgainAndAgain(t *testing.T) {
+	c := meshtest.Healthy(t)
+	c.Counts()
+	counts, read := c.Metrics, 0
+	passed := time.Duration(0)
+	clock := c.Clock
+	c.Clock = func() time.Time { return clock().Add(passed) }
+	c.Metrics = func(ctx context.Context, pod *corev1.Pod) (io.ReadCloser, error) {
+		if pod.Name == snapshot.Agent+"-1" {
+			read++
+		}
+		return counts(ctx, pod)
+	}
+	b, _ := open(t, c)
+	_, body := b.get("/costs")
+	require.Contains(t, body, "Measuring")
+	_, _ = b.get("/costs")
+	require.Equal(t, 1, read, "the metrics of all agents are not read with each poll")
+	for range 10 {
+		passed += costsEvery
+		_, body = b.get("/costs")
+	}
+	require.Equal(t, 11, read)
+	require.Contains(t, body, "over the last 60 seconds")
+	require.Contains(t, body, "<td>statefulset/od<td>operator-demo-1-normal<td>5.0<td>1.5")
+	require.Contains(t, body, "<td>foos<td>8.0")
 }
 
 func TestPagesSayWhatIsWrong(t *testing.T) {
