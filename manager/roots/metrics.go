@@ -20,10 +20,13 @@ type rootMetrics struct {
 
 // set sets the metrics of a decision that was written.
 func (r *rootMetrics) set(config *v1alpha1.ShardingConfig, d decide.Decision, now time.Time) {
-	countMoves(config, d.Effects, now)
+	// An increase needs the zero before the first.
+	settled := metrics.Handovers.WithLabelValues(config.Namespace, config.Name, "settled")
+	blocked := metrics.Handovers.WithLabelValues(config.Namespace, config.Name, "blocked")
+	settled.Add(float64(countMoves(d.Effects, now)))
 	for _, e := range d.Events {
 		if e.Reason == decide.HandoverBlocked {
-			metrics.Handovers.WithLabelValues(config.Namespace, config.Name, "blocked").Inc()
+			blocked.Inc()
 		}
 	}
 	metrics.HandoversPending.WithLabelValues(config.Namespace, config.Name).Set(float64(len(d.State.Moves)))
@@ -37,8 +40,8 @@ func (r *rootMetrics) set(config *v1alpha1.ShardingConfig, d decide.Decision, no
 	r.leaders.Set(leaders)
 }
 
-// countMoves counts the moves that have made progress.
-func countMoves(config *v1alpha1.ShardingConfig, effects []handover.Effect, now time.Time) {
+// countMoves counts how long moves took that have made progress. It returns how many have settled.
+func countMoves(effects []handover.Effect, now time.Time) (settled int) {
 	took := func(phase string, since time.Time) {
 		metrics.HandoverDuration.WithLabelValues(phase).Observe(now.Sub(since).Seconds())
 	}
@@ -54,9 +57,10 @@ func countMoves(config *v1alpha1.ShardingConfig, effects []handover.Effect, now 
 				took("grant", e.Move.Since)
 			}
 			took("total", e.Move.Began)
-			metrics.Handovers.WithLabelValues(config.Namespace, config.Name, "settled").Inc()
+			settled++
 		}
 	}
+	return settled
 }
 
 // count sets the metrics of a root's shards.
