@@ -116,7 +116,7 @@ func TestAdviceIsPrinted(t *testing.T) {
 	advice := Judge(Input{Profile: seen(t, usual...), Namespace: "team", Workload: "sts/op", Served: served})
 	require.NoError(t, render.Write(&out, "table", advice))
 	require.Equal(t, `VERDICT  can be divided by namespace
-SEEN     60 requests of 1 pods in 59s
+SEEN     60 requests of 1 pod in 59s
 DIVIDE   example.com/foos, secrets
 LOCK     team/op-lock
 NEXT     kubectl ctrlmesh adopt sts/op -n team --shards 2 --resources example.com/foos,secrets --dry-run

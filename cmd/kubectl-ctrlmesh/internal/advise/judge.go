@@ -97,7 +97,7 @@ type judge struct {
 func Judge(in Input) Advice {
 	j := &judge{Input: in, Advice: Advice{Divide: []string{}, Locks: in.locks(), Risks: []string{}}, tenants: map[string]int{}}
 	j.sort()
-	j.Seen = fmt.Sprintf("%d requests of %d pods in %s", in.Requests, len(in.Pods), in.Last.Sub(in.First).Round(time.Second))
+	j.Seen = fmt.Sprintf("%s of %s in %s", render.Count(in.Requests, "request"), render.Count(len(in.Pods), "pod"), j.watched())
 	j.judge()
 	if j.Verdict == Divisible || j.Verdict == ByObject {
 		j.risks()
@@ -110,6 +110,9 @@ func Judge(in Input) Advice {
 	j.Next = j.next()
 	return j.Advice
 }
+
+// watched returns for how long requests were seen.
+func (j *judge) watched() time.Duration { return j.Last.Sub(j.First).Round(time.Second) }
 
 // next returns the next command; empty if there is none.
 func (j *judge) next() string {
@@ -169,7 +172,7 @@ func (j *judge) risks() {
 	}
 	for _, r := range j.divided {
 		if conflicts := j.uses[r].conflicts; conflicts*100 > j.uses[r].writes {
-			j.risk("%d writes of %s conflicted with others: somebody else writes these objects, too", conflicts, r)
+			j.risk("%d writes of %s conflicted: somebody else, or another of its controllers, writes these objects, too", conflicts, r)
 		}
 	}
 	j.singletons()
@@ -177,7 +180,7 @@ func (j *judge) risks() {
 		j.risk("%d %% of the writes are in namespace %s: one shard will have them all", j.tenants[heaviest]*100/total, heaviest)
 	}
 	if len(j.Locks) == 0 {
-		j.risk("it renewed no Lease: if it elects no leader, a shard may have one pod alone; if it elects one by other objects, see spec.controller.locks")
+		j.risk("it renewed no Lease in %s: if it elects no leader, a shard may have one pod alone; if it elects one by other objects, see spec.controller.locks", j.watched())
 	}
 	if j.Refused > 0 {
 		j.risk("the apiserver refused %d requests (403): it may lack permissions, and do more with them", j.Refused)

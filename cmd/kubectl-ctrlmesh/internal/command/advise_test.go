@@ -107,7 +107,7 @@ func TestAdviseReadsTheRecord(t *testing.T) {
 	r := advised(t, c, "", "sts/tally", "-n", team)
 	require.Equal(t, Healthy, r.code, "%s", r)
 	require.Equal(t, `VERDICT  can be divided by namespace
-SEEN     100 requests of 1 pods in 1m0s
+SEEN     100 requests of 1 pod in 1m0s
 DIVIDE   example.com/foos
 LOCK     team/leader
 NEXT     kubectl ctrlmesh adopt statefulset/tally -n team --shards 2 --resources example.com/foos --dry-run

@@ -95,3 +95,11 @@ func (t *Text) Table(head []string, rows [][]string) {
 		t.Line("%s", strings.TrimRight(line, " \n"))
 	}
 }
+
+// Count returns a number of things as text: the noun is in the singular, and gets an s.
+func Count(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}

@@ -9,9 +9,13 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
+	"github.com/ctrlmesh/ctrlmesh/manager/usage"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
@@ -36,7 +40,13 @@ func (t *trial) observed(ctx context.Context, c *churn, result *Result) error {
 		return err
 	}
 	_ = kube.Sleep(ctx, t.plan.Churn)
-	err := t.until(ctx, "advice", func(ctx context.Context) (err error) {
+	err := t.until(ctx, "the record of its requests", func(ctx context.Context) error {
+		return t.Get(ctx, client.ObjectKey{Namespace: t.Home, Name: usage.ConfigMap}, &corev1.ConfigMap{})
+	})
+	if err != nil {
+		return err
+	}
+	err = t.until(ctx, "advice", func(ctx context.Context) (err error) {
 		result.Advice, err = t.advise(ctx)
 		return err
 	})
