@@ -59,7 +59,7 @@ docs: ## Build the site of the documentation into .run/site, and check its links
 	@REPOSITORY=$(REPOSITORY) hack/site.sh
 
 ##@ Test
-.PHONY: check deps modules lint unit monitoring pages fuzz e2e e2e-installed e2e-ipv6 e2e-kubernetes chart-e2e chaos operators bench bench-density bench-sharding
+.PHONY: check deps modules lint unit monitoring pages fuzz e2e e2e-installed e2e-ipv6 e2e-kubernetes chart-e2e chaos alerts operators bench bench-density bench-sharding
 check: ## In two minutes: format, vet, lint and quick unit tests of what changed, without root or cluster
 	@hack/check.sh $(BASE)
 deps: ## Install the Debian packages that tests need
@@ -105,9 +105,13 @@ chart-e2e: cluster-ensure images test-images ## Install, upgrade under load, rol
 	@tests/cluster/load.sh bin/images/*.tar .run/images/*.tar
 	@hack/uninstall.sh
 	CTRLMESH_CHART_E2E=1 go test -count=1 -timeout=20m ./tests/chart/lifecycle $(if $(RUN),-run '$(RUN)')
-chaos: cluster-ensure images test-images install ## Break the mesh and count what came of it (SUITE=capture, sharding or traffic, PARTS=kills,upgrades for some of it); capture ends by uninstalling
+chaos: cluster-ensure images test-images install ## Break the mesh and count what came of it (SUITE=alerts, capture, sharding or traffic, PARTS=kills,upgrades for some of it); capture ends by uninstalling
 	@$(PROGRESS) "building the suite" go build -o .run/chaos ./tests/chaos
 	@.run/chaos -suite $(SUITE) $(if $(PARTS),-only $(PARTS))
+alerts: cluster-ensure images test-images install ## Let a real Prometheus evaluate the alerts, hurried, on the cluster: beside the end-to-end tests, and while what they are about is caused
+	@go build -o .run/alerts ./tests/alerts
+	@.run/alerts $(MAKE) e2e-installed
+	@$(MAKE) chaos SUITE=alerts
 operators: cluster-ensure images test-images install ## Try published operators: adopted, divided, rescaled, removed (ONLY=descheduler,cluster-api for some; PAGE=docs/operators.md writes the results)
 	@tests/setup.sh operators
 	@go run ./tests/operators/real $(if $(ONLY),-only $(ONLY)) $(if $(PAGE),-page $(PAGE))

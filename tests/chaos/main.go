@@ -18,6 +18,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/ctrlmesh/ctrlmesh/tests/chaos/alerts"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/capture"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/capture/onnode"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
@@ -27,6 +28,7 @@ import (
 )
 
 var suites = map[string]func(*harness.World, *harness.Result) harness.Suite{
+	"alerts":   alerts.New,
 	"capture":  capture.New,
 	"sharding": sharding.New,
 	"traffic":  traffic.New,
@@ -85,7 +87,7 @@ func run(ctx context.Context, name, only string) (bool, error) {
 func choose(w *harness.World, r *harness.Result, name, only string) (harness.Suite, []harness.Part, error) {
 	create, ok := suites[name]
 	if !ok {
-		return harness.Suite{}, nil, fmt.Errorf("no suite %q: there are capture, sharding and traffic", name)
+		return harness.Suite{}, nil, fmt.Errorf("no suite %q: there are alerts, capture, sharding and traffic", name)
 	}
 	suite := create(w, r)
 	parts, err := suite.Select(only)

@@ -63,6 +63,27 @@ func startTime(text string, now time.Time) (time.Time, error) {
 	return now.Add(-time.Duration((up - start/100) * float64(time.Second))), nil
 }
 
+// managerPort is the port of managers that agents connect to.
+const managerPort = "8443"
+
+// CutOffAgent drops all packets between a node's agent and the managers, and returns a function that ends it. The
+// caller must call it unless it is nil, even with an error.
+func (w *World) CutOffAgent(ctx context.Context, node string) (restore func() error, err error) {
+	agent, err := w.AgentPod(ctx, node)
+	if err != nil {
+		return nil, err
+	}
+	rules := func(ctx context.Context, do string) error {
+		for _, rule := range [][]string{{"OUTPUT", "-p", "tcp", "--dport"}, {"INPUT", "-p", "tcp", "--sport"}} {
+			if _, err := w.NetnsExec(ctx, agent, append(append([]string{"iptables", do}, rule...), managerPort, "-j", "DROP")...); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return func() error { return rules(context.WithoutCancel(ctx), "-D") }, rules(ctx, "-I")
+}
+
 // RestartAgents replaces all agents by a rolling update, and waits until the old ones have
 // exited.
 func (w *World) RestartAgents(ctx context.Context) error {

@@ -157,20 +157,11 @@ func killManager(ctx context.Context, o *shardedOperator, _ *rand.Rand) error {
 
 // partitionAgent drops all packets between a node's agent and the manager for a while.
 func partitionAgent(ctx context.Context, o *shardedOperator, random *rand.Rand) (err error) {
-	agent, err := o.AgentPod(ctx, o.Nodes[random.IntN(len(o.Nodes))])
+	restore, err := o.CutOffAgent(ctx, o.Nodes[random.IntN(len(o.Nodes))])
+	if restore != nil {
+		defer func() { err = errors.Join(err, restore()) }()
+	}
 	if err != nil {
-		return err
-	}
-	rules := func(ctx context.Context, do string) error {
-		for _, rule := range [][]string{{"OUTPUT", "-p", "tcp", "--dport"}, {"INPUT", "-p", "tcp", "--sport"}} {
-			if _, err := o.NetnsExec(ctx, agent, append(append([]string{"iptables", do}, rule...), managerPort, "-j", "DROP")...); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	defer func() { err = errors.Join(err, rules(context.WithoutCancel(ctx), "-D")) }()
-	if err := rules(ctx, "-I"); err != nil {
 		return err
 	}
 	o.counts.partitions++

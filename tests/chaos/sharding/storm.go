@@ -14,7 +14,6 @@ import (
 
 const (
 	partitionFor = 8 * time.Second // longer than any retry interval
-	managerPort  = "8443"          // that agents connect to
 	stormSeed    = 4               // makes runs repeatable
 )
 
