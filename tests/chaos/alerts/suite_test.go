@@ -22,7 +22,7 @@ var uncaused = map[string]string{
 	"CtrlmeshCAExpires":        "the CA is valid for ten years",
 	"CtrlmeshCARotationWaits":  "a rotation waits from ten minutes on",
 	"CtrlmeshHandoversBlocked": "three handovers would have to be blocked, for half a minute each, within the hurried hour",
-	"CtrlmeshShardIdle":        "a shard is idle from minutes on",
+	"CtrlmeshShardIdle":        "a shard is idle after ten minutes",
 	"CtrlmeshPanics":           "no bug of the proxy is known",
 }
 
