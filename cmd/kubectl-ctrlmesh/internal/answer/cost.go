@@ -54,7 +54,7 @@ func readMetrics(ctx context.Context, r snapshot.Reader, s *snapshot.Snapshot, n
 	pod := &s.Mesh.Pods[i] // of a report about them
 	text, err := r.Metrics(ctx, pod)
 	if err != nil {
-		return nil, fmt.Errorf("reading the metrics of %s: %w: you need permission to get pods/proxy in namespace %s", name, err, pod.Namespace)
+		return nil, fmt.Errorf("reading the metrics of %s: %w: you need permission to create pods/portforward in namespace %s", name, err, pod.Namespace)
 	}
 	defer text.Close()
 	limited := &io.LimitedReader{R: text, N: metricsBytes}

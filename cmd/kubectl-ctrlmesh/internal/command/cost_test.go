@@ -18,7 +18,7 @@ func counting(_ *testing.T, c *meshtest.Cluster) { c.Counts() }
 // refusing lets the user read no metrics.
 func refusing(_ *testing.T, c *meshtest.Cluster) {
 	c.Metrics = func(context.Context, *corev1.Pod) (io.ReadCloser, error) {
-		return nil, errors.New("pods/proxy is forbidden")
+		return nil, errors.New("pods/portforward is forbidden")
 	}
 }
 

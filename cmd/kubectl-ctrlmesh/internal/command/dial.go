@@ -2,10 +2,10 @@ package command
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
-	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -71,40 +71,40 @@ func (e *environment) config() (*rest.Config, error) {
 
 // follow follows the log of a pod.
 func (e *environment) follow(ctx context.Context, namespace, pod string, options *corev1.PodLogOptions) (io.ReadCloser, error) {
-	c, err := e.streaming()
+	c, _, err := e.streaming()
 	if err != nil {
 		return nil, err
 	}
 	return c.Pods(namespace).GetLogs(pod, options).Stream(ctx)
 }
 
-// metrics reads the metrics of a pod of the mesh through the apiserver.
+// metrics reads the metrics of a pod of the mesh.
 func (e *environment) metrics(ctx context.Context, pod *corev1.Pod) (io.ReadCloser, error) {
-	c, err := e.streaming()
+	c, config, err := e.streaming()
 	if err != nil {
 		return nil, err
 	}
-	port := ""
 	for _, p := range pod.Spec.Containers[0].Ports {
 		if p.Name == "metrics" {
-			port = strconv.Itoa(int(p.ContainerPort))
+			at := c.RESTClient().Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("portforward").URL()
+			return forward(ctx, config, at, p.ContainerPort, "/metrics")
 		}
 	}
-	return c.Pods(pod.Namespace).ProxyGet("http", pod.Name, port, "/metrics", nil).Stream(ctx)
+	return nil, errors.New("it has no port for metrics")
 }
 
-// streaming returns a client for answers that may take long.
-func (e *environment) streaming() (*typedcorev1.CoreV1Client, error) {
+// streaming returns a client for answers that may take long, and how it connects.
+func (e *environment) streaming() (*typedcorev1.CoreV1Client, *rest.Config, error) {
 	config, err := e.config()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	config.Timeout = 0 // it would end the answer, too
 	c, err := typedcorev1.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("connecting to the apiserver: %w: check the kubeconfig", err)
+		return nil, nil, fmt.Errorf("connecting to the apiserver: %w: check the kubeconfig", err)
 	}
-	return c, nil
+	return c, config, nil
 }
 
 // clock is the clock of the apiserver, by which leases end. The clock of this machine may be wrong.
