@@ -53,7 +53,7 @@ export default defineConfig({
       section('Start', ['What it is', '/'], ['Index', '/docs/'], ['Try it on one machine', '/docs/try']),
       section('Concepts', ['Concepts', '/docs/concepts'], ['Glossary', '/docs/glossary']),
       section('How to',
-        ['Shard an operator', '/docs/shard'], ['Roll out a new version', '/docs/rollout'], ['Limit traffic, inject faults', '/docs/traffic'],
+        ['Shard an operator', '/docs/shard'], ['Two operators, step by step', '/docs/worked'], ['Roll out a new version', '/docs/rollout'], ['Limit traffic, inject faults', '/docs/traffic'],
         ['Several clusters', '/docs/clusters'], ['Dialects', '/docs/dialects']),
       section('Operate', ['Operations', '/docs/operations'], ['Symptoms by error message', '/docs/symptoms'], ['Security model', '/docs/security']),
       section('Reference', ['Commands', '/docs/commands'], ['Fields', '/docs/fields'], ['Values of the chart', '/docs/values'], ['Metrics', '/docs/metrics']),
