@@ -11,10 +11,10 @@ import (
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/httpstream"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/transport/spdy"
+	"k8s.io/streaming/pkg/httpstream"
 )
 
 // forwarded is the answer of a port of a pod to a GET request. It ends with its connection.
@@ -52,12 +52,12 @@ func dialerOf(config *rest.Config, at *url.URL) (httpstream.Dialer, error) {
 	if err != nil {
 		return nil, err
 	}
-	websockets, err := portforward.NewSPDYOverWebsocketDialer(at, config)
+	websockets, err := portforward.NewSPDYOverWebsocketDialerForStreaming(at, config)
 	if err != nil {
 		return nil, err
 	}
-	older := spdy.NewDialer(upgrader, &http.Client{Transport: transport}, http.MethodPost, at)
-	return portforward.NewFallbackDialer(websockets, older, func(err error) bool {
+	older := spdy.NewDialerForStreaming(upgrader, &http.Client{Transport: transport}, http.MethodPost, at)
+	return portforward.NewFallbackDialerForStreaming(websockets, older, func(err error) bool {
 		return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
 	}), nil
 }
