@@ -27,7 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
-	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
+	"github.com/ctrlmesh/ctrlmesh/internal/parallel"
 )
 
 const (
@@ -36,8 +36,8 @@ const (
 	// perLock bounds what is done about one lock in a round, so that others have
 	// their turn.
 	perLock = 3 * time.Second
-	// parallel bounds the locks that are worked on together.
-	parallel = 16
+	// atOnce bounds the locks that are worked on together.
+	atOnce = 16
 	// searchEvery is how often the keeper looks for locks that no configuration names
 	// any more, and for other objects of a lock than its Lease.
 	searchEvery = 30 * time.Second
@@ -153,7 +153,7 @@ func (k *Keeper) follow(demands []Demand) {
 
 // each works on all locks, a few at a time.
 func (k *Keeper) each(f func(*lock)) {
-	collect.Parallel(slices.Collect(maps.Values(k.locks)), parallel, func(l *lock) error {
+	parallel.Each(slices.Collect(maps.Values(k.locks)), atOnce, func(l *lock) error {
 		f(l)
 		return nil
 	})

@@ -14,13 +14,13 @@ import (
 	"slices"
 	"sync"
 
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/program"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/redirect"
 	"github.com/ctrlmesh/ctrlmesh/internal/descriptor"
+	"github.com/ctrlmesh/ctrlmesh/internal/parallel"
 )
 
 const (
@@ -115,20 +115,11 @@ func (b *Backend) SetDestinations(destinations []netip.AddrPort, pods []redirect
 // forEach calls f for several pods at once.
 func forEach(pods []redirect.Pod, f func(redirect.Pod) error) redirect.Failed {
 	failed := redirect.Failed{}
-	var mu sync.Mutex
-	var group errgroup.Group
-	group.SetLimit(concurrency)
-	for _, p := range pods {
-		group.Go(func() error {
-			if err := f(p); err != nil {
-				mu.Lock()
-				defer mu.Unlock()
-				failed[p.UID] = err
-			}
-			return nil
-		})
+	for i, err := range parallel.Each(pods, concurrency, f) {
+		if err != nil {
+			failed[pods[i].UID] = err
+		}
 	}
-	_ = group.Wait()
 	return failed
 }
 

@@ -17,19 +17,19 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/parallel"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
-	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 const (
 	// patience is how long the rotation of a CA waits for namespaces whose bundle cannot be written,
 	// from when it was first written anywhere: tenants may fail in turns.
 	patience = 10 * time.Minute
-	// parallel bounds the bundles that are written at the same time, perBundle the time of each. A
+	// atOnce bounds the bundles that are written at the same time, perBundle the time of each. A
 	// webhook may take 10 s by default.
-	parallel  = 16
+	atOnce    = 16
 	perBundle = 12 * time.Second
 )
 
@@ -122,7 +122,7 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 // ensure writes bundles, and returns an error, or nil, for each. Namespaces whose webhooks are slow
 // delay no others for long.
 func (r *Controller) ensure(ctx context.Context, needs []need) []error {
-	return collect.Parallel(needs, parallel, func(n need) error {
+	return parallel.Each(needs, atOnce, func(n need) error {
 		ctx, cancel := context.WithTimeout(ctx, perBundle)
 		defer cancel()
 		err := r.Bundles.Ensure(ctx, n.namespace, n.name)

@@ -18,8 +18,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/parallel"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
-	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 	"github.com/ctrlmesh/ctrlmesh/manager/usage"
@@ -28,9 +28,9 @@ import (
 const (
 	// interval is the time between two writes of a ConfigMap.
 	interval = time.Minute
-	// parallel bounds the namespaces that are updated at the same time, perNamespace the time of each: a
+	// atOnce bounds the namespaces that are updated at the same time, perNamespace the time of each: a
 	// webhook may take 10 s by default.
-	parallel     = 8
+	atOnce       = 8
 	perNamespace = 12 * time.Second
 	// sweepInterval is the time between two searches for records that are too old.
 	sweepInterval = time.Hour
@@ -74,7 +74,7 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 
 // updateAll updates the records of namespaces. One that is slow delays no others for long.
 func (r *Controller) updateAll(ctx context.Context, reported map[string]usage.Record) error {
-	return errors.Join(collect.Parallel(slices.Sorted(maps.Keys(reported)), parallel, func(namespace string) error {
+	return errors.Join(parallel.Each(slices.Sorted(maps.Keys(reported)), atOnce, func(namespace string) error {
 		ctx, cancel := context.WithTimeout(ctx, perNamespace)
 		defer cancel()
 		return r.update(ctx, namespace, reported[namespace])

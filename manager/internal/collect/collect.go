@@ -1,11 +1,7 @@
 // Package collect has the loops over slices and maps that the standard library lacks.
 package collect
 
-import (
-	"time"
-
-	"golang.org/x/sync/errgroup"
-)
+import "time"
 
 // Map returns the results of f, in order; nil if there are none.
 func Map[T, U any](in []T, f func(T) U) (out []U) {
@@ -49,19 +45,4 @@ func Pointers[T any](in []T) (out []*T) {
 		out = append(out, &in[i])
 	}
 	return out
-}
-
-// Parallel calls f for each element, for at most limit at the same time. It returns their errors, in order.
-func Parallel[T any](in []T, limit int, f func(T) error) []error {
-	errs := make([]error, len(in))
-	var g errgroup.Group
-	g.SetLimit(limit)
-	for i, one := range in {
-		g.Go(func() error {
-			errs[i] = f(one)
-			return nil
-		})
-	}
-	_ = g.Wait() // no function fails
-	return errs
 }

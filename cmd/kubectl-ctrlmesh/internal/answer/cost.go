@@ -5,13 +5,14 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"sync"
 
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/cost"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/report"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
+	"github.com/ctrlmesh/ctrlmesh/internal/parallel"
 )
 
 const (
@@ -28,21 +29,16 @@ func ReadCosts(ctx context.Context, r snapshot.Reader, namespace string) (cost.R
 		return out, err
 	}
 	agents := slices.DeleteFunc(report.AgentsByNode(s), func(a report.Agent) bool { return a.Members == 0 || a.Pod == "" })
-	counts, errs := make([]cost.Counts, len(agents)), make([]error, len(agents))
-	var reads errgroup.Group
-	reads.SetLimit(metricsAtOnce)
-	for i, a := range agents {
-		reads.Go(func() error {
-			counts[i], errs[i] = readMetrics(ctx, r, s, a.Pod)
-			return nil
-		})
-	}
-	_ = reads.Wait() // no function fails
-	for i, a := range agents {
-		if errs[i] != nil {
-			return out, errs[i]
-		}
-		out.Agents[a.Pod] = counts[i]
+	var lock sync.Mutex
+	errs := parallel.Each(agents, metricsAtOnce, func(a report.Agent) error {
+		counts, err := readMetrics(ctx, r, s, a.Pod)
+		lock.Lock()
+		defer lock.Unlock()
+		out.Agents[a.Pod] = counts
+		return err
+	})
+	if i := slices.IndexFunc(errs, func(err error) bool { return err != nil }); i >= 0 {
+		return out, errs[i] // the others are much the same
 	}
 	out.At = r.Now()
 	return out, nil

@@ -22,7 +22,7 @@ const (
 // lines of the log of its agent.
 func (p Pod) Requests(ctx context.Context, n int) ([]tap.Line, error) {
 	if err := p.s.Requires(snapshot.Programs); err != nil {
-		return nil, fmt.Errorf("%w: check the connection to the apiserver, and your permissions", err)
+		return nil, snapshot.Unreadable(err)
 	}
 	agent, err := tap.Agent(p.s, p.name.Namespace, p.name.Name)
 	if err != nil {

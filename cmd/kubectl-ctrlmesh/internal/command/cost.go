@@ -1,7 +1,6 @@
 package command
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -35,8 +34,8 @@ func (e *environment) costCommand() *cobra.Command {
 		}
 		if len(before.Agents) > 0 {
 			fmt.Fprintf(e.ErrOut, "measuring for %s\n", *during)
-			if err := sleep(c.Context(), *during); err != nil {
-				return err
+			if !sleep(c.Context(), *during) {
+				return c.Context().Err()
 			}
 		}
 		after, err := answer.ReadCosts(c.Context(), r, namespace)
@@ -46,14 +45,4 @@ func (e *environment) costCommand() *cobra.Command {
 		return e.print(cost.Between(before, after, namespace), false)
 	}
 	return c
-}
-
-// sleep waits for d, or until ctx ends.
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

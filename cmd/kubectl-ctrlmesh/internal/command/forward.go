@@ -17,14 +17,15 @@ import (
 	"k8s.io/streaming/pkg/httpstream"
 )
 
-// forwarded is the answer of a port of a pod to a GET request. It ends with its connection.
+// forwarded is the answer of a port of a pod to a GET request. It ends with its connection: what is left of it is not
+// read.
 type forwarded struct {
-	io.ReadCloser
+	io.Reader
 	close func() error
 }
 
 // Close implements io.Closer.
-func (f forwarded) Close() error { return errors.Join(f.ReadCloser.Close(), f.close()) }
+func (f forwarded) Close() error { return f.close() }
 
 // forward sends a GET request to a port of a pod by the port forwarding at a URL. The kubelet connects to the port,
 // which no NetworkPolicy prevents. The answer ends with the context.

@@ -29,11 +29,14 @@ func (p *progress) say(what, text string) {
 }
 
 // pause waits for the next poll. It returns false if the context ends first.
-func (e *environment) pause(ctx context.Context) bool {
+func (e *environment) pause(ctx context.Context) bool { return sleep(ctx, e.poll) }
+
+// sleep waits for d. It returns false if the context ends first.
+func sleep(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():
 		return false
-	case <-time.After(e.poll):
+	case <-time.After(d):
 		return true
 	}
 }

@@ -92,9 +92,14 @@ func (r Reader) ReadAll(ctx context.Context, parts ...Part) (*Snapshot, error) {
 		err = s.Err()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: check the connection to the apiserver, and your permissions", err)
+		return nil, Unreadable(err)
 	}
 	return s, nil
+}
+
+// Unreadable adds to the error of a necessary part what a user can do.
+func Unreadable(err error) error {
+	return fmt.Errorf("%w: check the connection to the apiserver, and your permissions", err)
 }
 
 // UIDOf returns the uid of an object; empty if it does not exist.
