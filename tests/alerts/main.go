@@ -41,9 +41,6 @@ func run(ctx context.Context, command []string) (ok bool, err error) {
 		return false, err
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
-	if err := kube.UntilWithin(ctx, time.Minute, "the agents and managers to be scraped", r.Scrapes); err != nil {
-		return false, err
-	}
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }

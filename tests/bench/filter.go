@@ -108,9 +108,8 @@ func reportFilter(w io.Writer, rows []row, subjects []*subject, results map[stri
 			of := results[r.name][s.name]
 			ratio, limit := percentile(50).ratio(of, results[r.name][subjects[0].name]), ""
 			if i > 0 {
-				limit = fmt.Sprintf("<= %.1f ok", mostFilter)
-				if ratio > mostFilter {
-					limit = fmt.Sprintf("<= %.1f MISSED", mostFilter)
+				var over bool
+				if limit, over = limited(ratio, mostFilter); over {
 					missed = errors.Join(missed, fmt.Errorf("%s, %s: %.2f times as long, not within %.1f", r.name, s.name, ratio, mostFilter))
 				}
 			}

@@ -45,10 +45,9 @@ func reportObserve(w io.Writer, rows []row, subjects []*subject, results map[str
 			of := results[r.name][s.name]
 			ratio, limit := metric(cpuEach).ratio(of, results[r.name][subjects[0].name]), ""
 			if i > 0 {
-				limit = fmt.Sprintf("<= %.2f ok", mostObserve)
-				if ratio > mostObserve {
-					limit = fmt.Sprintf("<= %.2f MISSED", mostObserve)
-					missed = errors.Join(missed, fmt.Errorf("%s: %.3f times the CPU, not within %.2f", r.name, ratio, mostObserve))
+				var over bool
+				if limit, over = limited(ratio, mostObserve); over {
+					missed = errors.Join(missed, fmt.Errorf("%s: %.3f times the CPU, not within %g", r.name, ratio, mostObserve))
 				}
 			}
 			_, _ = fmt.Fprintf(w, "| %s | %s | %.1f | %.3f | %s |\n", r.name, s.name, metric(cpuEach).of(of), ratio, limit)

@@ -32,7 +32,10 @@ type Recorder struct {
 // every is how often the recorder scrapes and evaluates.
 const every = "1s"
 
-// Record starts a recorder. It must be closed.
+// scrapesWithin limits how long the first metrics of agents and managers may take.
+const scrapesWithin = 90 * time.Second
+
+// Record starts a recorder, and waits until it has metrics of agents and managers. It must be closed.
 func Record(ctx context.Context, c *kube.Cluster) (r *Recorder, err error) {
 	r = &Recorder{}
 	if r.directory, err = os.MkdirTemp("", "ctrlmesh-alerts-"); err != nil {
@@ -61,8 +64,10 @@ func Record(ctx context.Context, c *kube.Cluster) (r *Recorder, err error) {
 	if err != nil {
 		return r, err
 	}
-	r.Server, err = Start(ctx, Options{Root: c.Root, Directory: r.directory, Config: config, Network: r.network})
-	return r, err
+	if r.Server, err = Start(ctx, Options{Root: c.Root, Directory: r.directory, Config: config, Network: r.network}); err != nil {
+		return r, err
+	}
+	return r, kube.UntilWithin(ctx, scrapesWithin, "the agents and managers to be scraped", r.scrapes)
 }
 
 // Close ends the recorder and removes its data.
@@ -163,8 +168,8 @@ func (r *Recorder) named(ctx context.Context, query string) (map[string]bool, er
 	return out, nil
 }
 
-// Scrapes returns an error until the metrics of agents and managers are there.
-func (r *Recorder) Scrapes(ctx context.Context) error {
+// scrapes returns an error until the metrics of agents and managers are there.
+func (r *Recorder) scrapes(ctx context.Context) error {
 	value, _, err := r.Query(ctx, `sum(ctrlmesh_captured_pods) and max(ctrlmesh_manager_agents_connected) > 0`, time.Time{})
 	if err != nil {
 		return fmt.Errorf("asking Prometheus: %w", err)

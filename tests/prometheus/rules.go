@@ -15,9 +15,8 @@ import (
 
 // RuleGroup is a group of alerts, in the format of Prometheus.
 type RuleGroup struct {
-	Name     string `json:"name"`
-	Interval string `json:"interval,omitempty"`
-	Rules    []Rule `json:"rules"`
+	Name  string `json:"name"`
+	Rules []Rule `json:"rules"`
 }
 
 // Rule is an alert.
@@ -29,13 +28,10 @@ type Rule struct {
 	Annotations map[string]string `json:"annotations"`
 }
 
-// AlertsFile has the alerts of the mesh, below the root of the repository.
-const AlertsFile = "deploy/monitoring/alerts.yaml"
-
 // ReadRules returns the alerts of the mesh. root is the root directory of the repository.
 func ReadRules(root string) ([]RuleGroup, error) {
 	var rule struct{ Spec struct{ Groups []RuleGroup } }
-	source, err := os.ReadFile(filepath.Join(root, AlertsFile))
+	source, err := os.ReadFile(filepath.Join(root, "deploy", "monitoring", "alerts.yaml"))
 	if err == nil {
 		err = yaml.Unmarshal(source, &rule)
 	}

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -78,14 +77,12 @@ func (s *suite) foreign(ctx context.Context, p *provocation) error {
 	if err := s.CreateReady(ctx, other); err != nil {
 		return err
 	}
-	token, err := s.Clientset.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, harness.ProbeAccount, &authenticationv1.TokenRequest{
-		Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: other.Name, UID: other.UID}},
-	}, metav1.CreateOptions{})
+	token, err := s.TokenOf(ctx, other)
 	if err != nil {
-		return fmt.Errorf("getting a token of another pod: %w", err)
+		return err
 	}
 	const configmaps = "https://kubernetes.default/api/v1/namespaces/default/configmaps"
-	return s.during(ctx, p, []corev1.Pod{*pod}, requests+" & "+`while :; do gonet get -k -H "Authorization: Bearer $0" `+configmaps+`; sleep 1; done`, token.Status.Token, "-X", "DELETE", configmaps+"/kube-root-ca.crt")
+	return s.during(ctx, p, []corev1.Pod{*pod}, requests+" & "+`while :; do gonet get -k -H "Authorization: Bearer $0" `+configmaps+`; sleep 1; done`, token, "-X", "DELETE", configmaps+"/kube-root-ca.crt")
 }
 
 // strangers has a pod outside the mesh connect to the address of an agent for its captured pods.

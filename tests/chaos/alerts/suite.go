@@ -78,9 +78,6 @@ func (s *suite) run(ctx context.Context, alerts []string, part func(context.Cont
 		return err
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
-	if err := s.Until(ctx, "the agents and managers to be scraped", r.Scrapes); err != nil {
-		return err
-	}
 	p := &provocation{s, alerts, r}
 	if err := part(ctx, p); err != nil {
 		return err

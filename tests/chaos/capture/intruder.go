@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,13 +27,9 @@ func newIntruder(namespace, config, mode, node string) *corev1.Pod {
 // startIntruder starts a member of the victim's shard that is root, has network capabilities,
 // and has a token of the victim.
 func (s *suite) startIntruder(ctx context.Context, victim *fleet.Member) error {
-	token, err := s.Clientset.CoreV1().ServiceAccounts(victim.Namespace).CreateToken(ctx, harness.ProbeAccount, &authenticationv1.TokenRequest{
-		Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: &authenticationv1.BoundObjectReference{
-			Kind: "Pod", APIVersion: "v1", Name: victim.Name, UID: victim.UID,
-		}},
-	}, metav1.CreateOptions{})
+	token, err := s.TokenOf(ctx, victim.Pod)
 	if err != nil {
-		return fmt.Errorf("making a token of %s: %w", victim.Name, err)
+		return err
 	}
 	// The intruder has an account of its own, without permissions: the apiserver's fairness is
 	// between accounts, and the apiserver is not the target.
@@ -50,7 +45,7 @@ func (s *suite) startIntruder(ctx context.Context, victim *fleet.Member) error {
 	p.Spec.Volumes = []corev1.Volume{{Name: "token", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "borrowed"}}}}
 	err = s.CreateAll(ctx, account, &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: victim.Namespace, Name: "borrowed"},
-		StringData: map[string]string{"token": token.Status.Token},
+		StringData: map[string]string{"token": token},
 	})
 	if err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -89,4 +90,17 @@ func (w *World) CreateReady(ctx context.Context, p *corev1.Pod) error {
 		}
 		return nil
 	})
+}
+
+// TokenOf returns a token that is bound to a pod, of its service account.
+func (w *World) TokenOf(ctx context.Context, pod *corev1.Pod) (string, error) {
+	token, err := w.Clientset.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, pod.Spec.ServiceAccountName, &authenticationv1.TokenRequest{
+		Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: &authenticationv1.BoundObjectReference{
+			Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID,
+		}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		return "", fmt.Errorf("making a token of %s: %w", pod.Name, err)
+	}
+	return token.Status.Token, nil
 }
