@@ -142,10 +142,14 @@ func (x *exchange) copyStream(r io.Reader) (whole bool) {
 
 // writeStream writes p and flushes it; false when the client is gone.
 func (x *exchange) writeStream(p []byte) bool {
+	began := time.Now()
 	if !x.write(p) {
 		return false
 	}
 	x.client.flush()
+	if d := x.Plan.Meters.Delivery; d != nil {
+		d.Add(time.Since(began).Seconds())
+	}
 	if x.Initial != nil && x.Initial.Passed(p) {
 		x.Initial = nil
 		x.NoteMethod()

@@ -184,6 +184,27 @@ func TestWatchesThatAreReadAreNotCompressed(t *testing.T) {
 	}
 }
 
+// The time until a pod takes what its watches bring is counted: informers that lag are seen.
+func TestWatchesThatAreReadLateAreCounted(t *testing.T) {
+	t.Parallel()
+	const lag = 300 * time.Millisecond
+	api := &recorder{then: func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", jsonType)
+		_, _ = io.WriteString(w, strings.Repeat("x", 32<<20)) // more than all buffers together
+	}}
+	m := newMesh(t, api)
+	m.policy(limitTo("shard=a"))
+	resp, err := m.client(true).Do(asking(t, t.Context(), "GET", "/api/v1/secrets?watch=true"))
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	began := time.Now()
+	require.Eventually(t, func() bool { return time.Since(began) > lag }, soon, lag/10)
+	_, err = io.Copy(io.Discard, resp.Body)
+	require.NoError(t, err)
+	waited, _ := m.tally("ctrlmesh_watch_delivery_seconds_total", "resource", "secrets")
+	require.Greater(t, waited, lag.Seconds()/2)
+}
+
 // dropping is traffic in which all events are dropped but those of namespace free.
 func dropping() *meshv1.Traffic {
 	r := ofWatches(&meshv1.WatchFault{Drop: &meshv1.WatchFault_Drop{Percent: 100, MadeUpAfterNs: never}})

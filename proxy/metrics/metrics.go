@@ -40,9 +40,9 @@ type Node struct {
 
 // metered are the series that [Meters] looks up.
 type metered struct {
-	requests, bytes, apiserver *prometheus.CounterVec
-	added                      *prometheus.HistogramVec
-	Watches                    *prometheus.GaugeVec
+	requests, bytes, apiserver, delivery *prometheus.CounterVec
+	added                                *prometheus.HistogramVec
+	Watches                              *prometheus.GaugeVec
 }
 
 // workloadLabels come first in all series of a workload.
@@ -72,6 +72,7 @@ func NewNode(r prometheus.Registerer) (*Node, error) {
 		{&m.requests, "requests", "Requests of captured pods to the apiserver, including those that the proxy refused, by the code of the response. Code 499: the client went away first; other: the connection was closed without a response.", []string{"verb", "resource", "code"}},
 		{&m.bytes, "response_bytes", "Bytes of the response bodies sent to captured pods.", []string{"verb", "resource"}},
 		{&m.apiserver, "apiserver_seconds", "Time until the apiserver answered, added up. The time per second is the mean number of requests that it works on at a time. Watches and connections into pods are left out.", []string{"verb", "resource"}},
+		{&m.delivery, "watch_delivery_seconds", "Time that bytes of watches waited until the pod took them, added up: near one second per second and watch, its informers lag behind.", []string{"resource"}},
 		{&m.Refusals, "refusals", "Requests that the proxy answered itself, by reason.", []string{"reason"}},
 		{&m.UpstreamErrors, "upstream_errors", "Requests that the apiserver did not answer.", nil},
 		{&m.Bounds, "bounds_reached", "Connections and requests of captured pods that were refused because the pod reached a bound of the proxy.", []string{"bound"}},
@@ -116,7 +117,8 @@ type Meters struct {
 	Bytes          prometheus.Counter
 	Apiserver      prometheus.Counter // in seconds
 	Added          prometheus.Observer
-	Watches        prometheus.Gauge // nil unless the verb is watch
+	Watches        prometheus.Gauge   // nil unless the verb is watch
+	Delivery       prometheus.Counter // of watches, in seconds; nil as Watches
 	UpstreamErrors prometheus.Counter
 	codes          Counters[int]
 	request        func(code string) prometheus.Counter
@@ -138,7 +140,7 @@ func (m *Node) Meters(w *Workload, verb, resource string) *Meters {
 		request:        func(code string) prometheus.Counter { return w.Counter(m.requests, verb, resource, code) },
 	}
 	if verb == "watch" {
-		out.Watches = series(w, m.Watches, uncounted.watches, resource)
+		out.Watches, out.Delivery = series(w, m.Watches, uncounted.watches, resource), w.Counter(m.delivery, resource)
 	}
 	known, _ := w.meters.LoadOrStore([2]string{verb, resource}, out)
 	return known.(*Meters)
