@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
 	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
@@ -162,8 +163,19 @@ func (x *exchange) countUsage() {
 	}
 	x.pod.env.Usage.Add(&usage.Request{
 		GroupResource: schema.GroupResource{Group: i.APIGroup, Resource: i.Resource},
-		Verb:          i.Verb, Namespace: i.Namespace, Name: i.Name, Code: x.code, Own: i.Namespace == x.pod.env.Info.Namespace,
+		Verb:          i.Verb, Subresource: i.Subresource, Namespace: i.Namespace, Name: i.Name,
+		Code: x.code, Bytes: int(x.bytes), Sent: x.sending.Sent,
+		Own: i.Namespace == x.pod.env.Info.Namespace, Indivisible: x.indivisible(),
 	}, x.received)
+}
+
+// indivisible reports whether the request lists or watches in encodings of which none can be divided.
+func (x *exchange) indivisible() bool {
+	if v := x.Req.Info.Verb; v != "list" && v != "watch" {
+		return false
+	}
+	_, ok := filter.Accept(x.Req.Header["Accept"])
+	return !ok
 }
 
 // accessAttrs returns the attributes of the request in an access line: no header except

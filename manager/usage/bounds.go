@@ -24,7 +24,7 @@ func Bounded(reported *meshv1.Usage) *meshv1.Usage {
 		SinceMs: reported.GetSinceMs(), LastMs: reported.GetLastMs(),
 		Requests: min(reported.GetRequests(), maxCount), Forbidden: min(reported.GetForbidden(), maxCount),
 	}
-	namespaces, objects := meshv1.MaxUsageNamespaces, meshv1.MaxUsageObjects
+	namespaces, objects, cross := meshv1.MaxUsageNamespaces, meshv1.MaxUsageObjects, meshv1.MaxUsageCross
 	for _, r := range reported.GetResources()[:min(len(reported.GetResources()), meshv1.MaxUsageResources)] {
 		if !text.NamesResource(r.GetGroup(), r.GetResource()) {
 			continue
@@ -32,6 +32,7 @@ func Bounded(reported *meshv1.Usage) *meshv1.Usage {
 		one := &meshv1.ResourceUsage{
 			Group: r.GetGroup(), Resource: r.GetResource(), All: r.GetAll(), Reads: min(r.GetReads(), maxCount),
 			Writes: min(r.GetWrites(), maxCount), Conflicts: min(r.GetConflicts(), maxCount), OtherWrites: min(r.GetOtherWrites(), maxCount),
+			Bytes: min(r.GetBytes(), maxCount), Events: min(r.GetEvents(), maxCount), Indivisible: r.GetIndivisible(),
 		}
 		for _, n := range r.GetNamespaces()[:min(len(r.GetNamespaces()), namespaces)] {
 			if namesNamespace(n.GetNamespace()) {
@@ -43,6 +44,14 @@ func Bounded(reported *meshv1.Usage) *meshv1.Usage {
 				one.Objects = append(one.Objects, &meshv1.ObjectWrites{Namespace: o.GetNamespace(), Name: o.GetName(), Writes: min(o.GetWrites(), maxCount)})
 			}
 		}
+		for _, c := range r.GetCross()[:min(len(r.GetCross()), cross)] {
+			if namesNamespace(c.GetNamespace()) && text.NamesResource(c.GetCauseGroup(), c.GetCauseResource()) {
+				one.Cross = append(one.Cross, &meshv1.CrossWrites{
+					Namespace: c.GetNamespace(), CauseGroup: c.GetCauseGroup(), CauseResource: c.GetCauseResource(), Writes: min(c.GetWrites(), maxCount),
+				})
+			}
+		}
+		cross -= len(one.GetCross())
 		namespaces -= len(one.GetNamespaces())
 		objects -= len(one.GetObjects())
 		out.Resources = append(out.Resources, one)

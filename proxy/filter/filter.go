@@ -51,6 +51,8 @@ type Options struct {
 	// first 4 KiB of a watch or 64 KiB of a list. An error of Hold ends the answer, and
 	// Read returns it.
 	Hold func(n int) error
+	// Lenient means that what cannot be read, and all after it, passes unchanged.
+	Lenient bool
 	// Give, if set, is called when a watch waits for an event, and so needs n bytes of Hold
 	// no longer. The reader keeps all others as long as it exists.
 	Give func(n int)
@@ -66,6 +68,7 @@ type Reader struct {
 
 	out     []byte // unread rest of what form.next returned last
 	plain   bool   // the rest of the input passes unchanged
+	lenient bool
 	echoed  bool
 	dropped atomic.Int64
 	err     error
@@ -87,7 +90,7 @@ func New(src io.Reader, keep Keep, o Options) (*Reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Reader{keep: keep, in: in}
+	r := &Reader{keep: keep, in: in, lenient: o.Lenient}
 	switch {
 	case media == typeJSON && o.Watch:
 		r.form = &jsonWatch{}
@@ -124,7 +127,9 @@ func (r *Reader) Read(p []byte) (n int, err error) {
 			if r.out, err = r.form.next(r); err == errWait { //nolint:errorlint // never wrapped
 				return n, nil
 			}
-			r.err = err
+			if r.plain = r.plain || err != nil && r.lenient; !r.plain {
+				r.err = err
+			}
 		case len(r.in.b) > 0:
 			r.out = r.in.take(len(r.in.b))
 		case r.in.err != nil:

@@ -22,17 +22,17 @@ func TestRequestsAreCountedByResource(t *testing.T) {
 	var l Log
 	require.Nil(t, l.Report())
 	for i, r := range []Request{
-		{foos, "list", "", "", 200, false},
-		{foos, "watch", "", "", 200, false},
-		{foos, "get", "a", "x", 404, false},
-		{foos, "update", "a", "x", 200, false},
-		{foos, "update", "a", "y", 200, false},
-		{foos, "patch", "b", "x", 409, false},
-		{foos, "create", "own", "", 201, true},
-		{foos, "update", "own", "state", 200, true},
-		{leases, "update", "locks", "leader", 200, false},
-		{schema.GroupResource{Resource: "secrets"}, "list", "", "", 403, false},
-		{schema.GroupResource{Resource: "pods"}, "list", "a", "", 200, false},
+		{GroupResource: foos, Verb: "list", Namespace: "", Name: "", Code: 200},
+		{GroupResource: foos, Verb: "watch", Namespace: "", Name: "", Code: 200},
+		{GroupResource: foos, Verb: "get", Namespace: "a", Name: "x", Code: 404},
+		{GroupResource: foos, Verb: "update", Namespace: "a", Name: "x", Code: 200},
+		{GroupResource: foos, Verb: "update", Namespace: "a", Name: "y", Code: 200},
+		{GroupResource: foos, Verb: "patch", Namespace: "b", Name: "x", Code: 409},
+		{GroupResource: foos, Verb: "create", Namespace: "own", Name: "", Code: 201, Own: true},
+		{GroupResource: foos, Verb: "update", Namespace: "own", Name: "state", Code: 200, Own: true},
+		{GroupResource: leases, Verb: "update", Namespace: "locks", Name: "leader", Code: 200},
+		{GroupResource: schema.GroupResource{Resource: "secrets"}, Verb: "list", Namespace: "", Name: "", Code: 403},
+		{GroupResource: schema.GroupResource{Resource: "pods"}, Verb: "list", Namespace: "a", Name: "", Code: 200},
 	} {
 		l.Add(&r, at(int64(i+1)))
 	}
@@ -89,7 +89,7 @@ func TestUsageIsSafeForConcurrentUse(t *testing.T) {
 
 func BenchmarkAdd(b *testing.B) {
 	var l Log
-	r := Request{foos, "update", "a", "x", 200, true}
+	r := Request{GroupResource: foos, Verb: "update", Namespace: "a", Name: "x", Code: 200, Own: true}
 	b.ReportAllocs()
 	for b.Loop() {
 		l.Add(&r, at(1))

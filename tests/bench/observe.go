@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
@@ -19,9 +20,18 @@ const mostObserve = 1.02
 // not, because its pod is in a shard that divides nothing.
 var observes = []variant{{"uncounted", []string{"-policy", "passing"}}, {"counted", []string{"-policy", "observed"}}}
 
+// observed returns what agents count: requests, and the events of watches.
+func observed(namespace string, api *subject) []row {
+	return slices.DeleteFunc(rows(namespace, api), func(r row) bool { return r.list })
+}
+
 // runObserve measures what it costs to observe a pod. Run has made the objects.
 func runObserve(ctx context.Context, o options, token, dir string) error {
-	wanted, err := o.wanted(gets(o.namespace))
+	ca, err := os.ReadFile(o.ca)
+	if err != nil {
+		return err
+	}
+	wanted, err := o.wanted(observed(o.namespace, &subject{clients: newClients(o.api, ca, token)}))
 	if err != nil || len(wanted) == 0 {
 		return err
 	}

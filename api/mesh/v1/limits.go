@@ -57,6 +57,7 @@ const (
 	MaxUsageResources  = 64
 	MaxUsageNamespaces = 128
 	MaxUsageObjects    = 64
+	MaxUsageCross      = 32
 )
 
 // Bounds of a ShadowReport.

@@ -1008,7 +1008,16 @@ type ResourceUsage struct {
 	OtherWrites uint64 `protobuf:"varint,8,opt,name=other_writes,json=otherWrites,proto3" json:"other_writes,omitempty"`
 	// Successful writes of objects in the pod's own namespace, and of Leases in any. At most 64 of all
 	// resources together, sorted.
-	Objects       []*ObjectWrites `protobuf:"bytes,9,rep,name=objects,proto3" json:"objects,omitempty"`
+	Objects []*ObjectWrites `protobuf:"bytes,9,rep,name=objects,proto3" json:"objects,omitempty"`
+	// Bytes of the responses, without those of watches.
+	Bytes uint64 `protobuf:"varint,10,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// Events of watches about objects.
+	Events uint64 `protobuf:"varint,11,opt,name=events,proto3" json:"events,omitempty"`
+	// The pod listed or watched it in encodings of which the mesh can divide none.
+	Indivisible bool `protobuf:"varint,12,opt,name=indivisible,proto3" json:"indivisible,omitempty"`
+	// Successful writes in namespaces where nothing had changed for a minute, soon after something had changed in
+	// another: an estimate. At most 32 of all resources together, sorted.
+	Cross         []*CrossWrites `protobuf:"bytes,13,rep,name=cross,proto3" json:"cross,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1106,6 +1115,104 @@ func (x *ResourceUsage) GetObjects() []*ObjectWrites {
 	return nil
 }
 
+func (x *ResourceUsage) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *ResourceUsage) GetEvents() uint64 {
+	if x != nil {
+		return x.Events
+	}
+	return 0
+}
+
+func (x *ResourceUsage) GetIndivisible() bool {
+	if x != nil {
+		return x.Indivisible
+	}
+	return false
+}
+
+func (x *ResourceUsage) GetCross() []*CrossWrites {
+	if x != nil {
+		return x.Cross
+	}
+	return nil
+}
+
+// CrossWrites counts the writes in a namespace that changes in others seem to have caused.
+type CrossWrites struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The resource of what changed.
+	CauseGroup    string `protobuf:"bytes,2,opt,name=cause_group,json=causeGroup,proto3" json:"cause_group,omitempty"`
+	CauseResource string `protobuf:"bytes,3,opt,name=cause_resource,json=causeResource,proto3" json:"cause_resource,omitempty"`
+	Writes        uint64 `protobuf:"varint,4,opt,name=writes,proto3" json:"writes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CrossWrites) Reset() {
+	*x = CrossWrites{}
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CrossWrites) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CrossWrites) ProtoMessage() {}
+
+func (x *CrossWrites) ProtoReflect() protoreflect.Message {
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CrossWrites.ProtoReflect.Descriptor instead.
+func (*CrossWrites) Descriptor() ([]byte, []int) {
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *CrossWrites) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *CrossWrites) GetCauseGroup() string {
+	if x != nil {
+		return x.CauseGroup
+	}
+	return ""
+}
+
+func (x *CrossWrites) GetCauseResource() string {
+	if x != nil {
+		return x.CauseResource
+	}
+	return ""
+}
+
+func (x *CrossWrites) GetWrites() uint64 {
+	if x != nil {
+		return x.Writes
+	}
+	return 0
+}
+
 type NamespaceWrites struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -1116,7 +1223,7 @@ type NamespaceWrites struct {
 
 func (x *NamespaceWrites) Reset() {
 	*x = NamespaceWrites{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[10]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1128,7 +1235,7 @@ func (x *NamespaceWrites) String() string {
 func (*NamespaceWrites) ProtoMessage() {}
 
 func (x *NamespaceWrites) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[10]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1141,7 +1248,7 @@ func (x *NamespaceWrites) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceWrites.ProtoReflect.Descriptor instead.
 func (*NamespaceWrites) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{10}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *NamespaceWrites) GetNamespace() string {
@@ -1169,7 +1276,7 @@ type ObjectWrites struct {
 
 func (x *ObjectWrites) Reset() {
 	*x = ObjectWrites{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[11]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1181,7 +1288,7 @@ func (x *ObjectWrites) String() string {
 func (*ObjectWrites) ProtoMessage() {}
 
 func (x *ObjectWrites) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[11]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1194,7 +1301,7 @@ func (x *ObjectWrites) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectWrites.ProtoReflect.Descriptor instead.
 func (*ObjectWrites) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{11}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ObjectWrites) GetNamespace() string {
@@ -1229,7 +1336,7 @@ type WorkloadUsage struct {
 
 func (x *WorkloadUsage) Reset() {
 	*x = WorkloadUsage{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[12]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1241,7 +1348,7 @@ func (x *WorkloadUsage) String() string {
 func (*WorkloadUsage) ProtoMessage() {}
 
 func (x *WorkloadUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[12]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1254,7 +1361,7 @@ func (x *WorkloadUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadUsage.ProtoReflect.Descriptor instead.
 func (*WorkloadUsage) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{12}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *WorkloadUsage) GetPods() []*PodUsage {
@@ -1275,7 +1382,7 @@ type PodUsage struct {
 
 func (x *PodUsage) Reset() {
 	*x = PodUsage{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[13]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1287,7 +1394,7 @@ func (x *PodUsage) String() string {
 func (*PodUsage) ProtoMessage() {}
 
 func (x *PodUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[13]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1300,7 +1407,7 @@ func (x *PodUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodUsage.ProtoReflect.Descriptor instead.
 func (*PodUsage) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{13}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *PodUsage) GetUid() string {
@@ -1343,7 +1450,7 @@ type ShadowReport struct {
 
 func (x *ShadowReport) Reset() {
 	*x = ShadowReport{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1355,7 +1462,7 @@ func (x *ShadowReport) String() string {
 func (*ShadowReport) ProtoMessage() {}
 
 func (x *ShadowReport) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[14]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1368,7 +1475,7 @@ func (x *ShadowReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShadowReport.ProtoReflect.Descriptor instead.
 func (*ShadowReport) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{14}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ShadowReport) GetAgreed() uint64 {
@@ -1422,7 +1529,7 @@ type ShadowDifference struct {
 
 func (x *ShadowDifference) Reset() {
 	*x = ShadowDifference{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1434,7 +1541,7 @@ func (x *ShadowDifference) String() string {
 func (*ShadowDifference) ProtoMessage() {}
 
 func (x *ShadowDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[15]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1447,7 +1554,7 @@ func (x *ShadowDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShadowDifference.ProtoReflect.Descriptor instead.
 func (*ShadowDifference) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{15}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ShadowDifference) GetGroup() string {
@@ -1508,7 +1615,7 @@ type Outcomes struct {
 
 func (x *Outcomes) Reset() {
 	*x = Outcomes{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[16]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1520,7 +1627,7 @@ func (x *Outcomes) String() string {
 func (*Outcomes) ProtoMessage() {}
 
 func (x *Outcomes) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[16]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1533,7 +1640,7 @@ func (x *Outcomes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcomes.ProtoReflect.Descriptor instead.
 func (*Outcomes) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{16}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Outcomes) GetRequests() uint64 {
@@ -1599,7 +1706,7 @@ type LockRefusal struct {
 
 func (x *LockRefusal) Reset() {
 	*x = LockRefusal{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[17]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1611,7 +1718,7 @@ func (x *LockRefusal) String() string {
 func (*LockRefusal) ProtoMessage() {}
 
 func (x *LockRefusal) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[17]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1624,7 +1731,7 @@ func (x *LockRefusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockRefusal.ProtoReflect.Descriptor instead.
 func (*LockRefusal) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{17}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *LockRefusal) GetNamespace() string {
@@ -1692,7 +1799,7 @@ type ResourceActivity struct {
 
 func (x *ResourceActivity) Reset() {
 	*x = ResourceActivity{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[18]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1704,7 +1811,7 @@ func (x *ResourceActivity) String() string {
 func (*ResourceActivity) ProtoMessage() {}
 
 func (x *ResourceActivity) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[18]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1717,7 +1824,7 @@ func (x *ResourceActivity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceActivity.ProtoReflect.Descriptor instead.
 func (*ResourceActivity) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{18}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ResourceActivity) GetGroup() string {
@@ -1786,7 +1893,7 @@ type ObservedLock struct {
 
 func (x *ObservedLock) Reset() {
 	*x = ObservedLock{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[19]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1798,7 +1905,7 @@ func (x *ObservedLock) String() string {
 func (*ObservedLock) ProtoMessage() {}
 
 func (x *ObservedLock) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[19]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1811,7 +1918,7 @@ func (x *ObservedLock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedLock.ProtoReflect.Descriptor instead.
 func (*ObservedLock) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{19}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ObservedLock) GetNamespace() string {
@@ -1867,7 +1974,7 @@ type DeadHolder struct {
 
 func (x *DeadHolder) Reset() {
 	*x = DeadHolder{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[20]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1879,7 +1986,7 @@ func (x *DeadHolder) String() string {
 func (*DeadHolder) ProtoMessage() {}
 
 func (x *DeadHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[20]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1892,7 +1999,7 @@ func (x *DeadHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadHolder.ProtoReflect.Descriptor instead.
 func (*DeadHolder) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{20}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DeadHolder) GetIdentity() string {
@@ -1946,7 +2053,7 @@ type ManagerMessage struct {
 
 func (x *ManagerMessage) Reset() {
 	*x = ManagerMessage{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[21]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1958,7 +2065,7 @@ func (x *ManagerMessage) String() string {
 func (*ManagerMessage) ProtoMessage() {}
 
 func (x *ManagerMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[21]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1971,7 +2078,7 @@ func (x *ManagerMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagerMessage.ProtoReflect.Descriptor instead.
 func (*ManagerMessage) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{21}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ManagerMessage) GetKind() isManagerMessage_Kind {
@@ -2077,7 +2184,7 @@ type Webhooks struct {
 
 func (x *Webhooks) Reset() {
 	*x = Webhooks{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[22]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2089,7 +2196,7 @@ func (x *Webhooks) String() string {
 func (*Webhooks) ProtoMessage() {}
 
 func (x *Webhooks) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[22]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2102,7 +2209,7 @@ func (x *Webhooks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Webhooks.ProtoReflect.Descriptor instead.
 func (*Webhooks) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{22}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Webhooks) GetVersion() string {
@@ -2150,7 +2257,7 @@ type Webhook struct {
 
 func (x *Webhook) Reset() {
 	*x = Webhook{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[23]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2162,7 +2269,7 @@ func (x *Webhook) String() string {
 func (*Webhook) ProtoMessage() {}
 
 func (x *Webhook) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[23]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2175,7 +2282,7 @@ func (x *Webhook) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Webhook.ProtoReflect.Descriptor instead.
 func (*Webhook) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{23}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Webhook) GetPods() map[string]string {
@@ -2267,7 +2374,7 @@ type ReadyPods struct {
 
 func (x *ReadyPods) Reset() {
 	*x = ReadyPods{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[24]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2279,7 +2386,7 @@ func (x *ReadyPods) String() string {
 func (*ReadyPods) ProtoMessage() {}
 
 func (x *ReadyPods) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[24]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2292,7 +2399,7 @@ func (x *ReadyPods) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadyPods.ProtoReflect.Descriptor instead.
 func (*ReadyPods) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{24}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ReadyPods) GetShard() string {
@@ -2322,7 +2429,7 @@ type ServerAuthority struct {
 
 func (x *ServerAuthority) Reset() {
 	*x = ServerAuthority{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[25]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2334,7 +2441,7 @@ func (x *ServerAuthority) String() string {
 func (*ServerAuthority) ProtoMessage() {}
 
 func (x *ServerAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[25]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2347,7 +2454,7 @@ func (x *ServerAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerAuthority.ProtoReflect.Descriptor instead.
 func (*ServerAuthority) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{25}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ServerAuthority) GetServerName() string {
@@ -2392,7 +2499,7 @@ type Cluster struct {
 
 func (x *Cluster) Reset() {
 	*x = Cluster{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[26]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2404,7 +2511,7 @@ func (x *Cluster) String() string {
 func (*Cluster) ProtoMessage() {}
 
 func (x *Cluster) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[26]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2417,7 +2524,7 @@ func (x *Cluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cluster.ProtoReflect.Descriptor instead.
 func (*Cluster) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{26}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Cluster) GetVersion() string {
@@ -2485,7 +2592,7 @@ type Remove struct {
 
 func (x *Remove) Reset() {
 	*x = Remove{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[27]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2497,7 +2604,7 @@ func (x *Remove) String() string {
 func (*Remove) ProtoMessage() {}
 
 func (x *Remove) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[27]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2510,7 +2617,7 @@ func (x *Remove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Remove.ProtoReflect.Descriptor instead.
 func (*Remove) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{27}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Remove) GetUid() string {
@@ -2528,7 +2635,7 @@ type Synced struct {
 
 func (x *Synced) Reset() {
 	*x = Synced{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[28]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2540,7 +2647,7 @@ func (x *Synced) String() string {
 func (*Synced) ProtoMessage() {}
 
 func (x *Synced) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[28]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2553,7 +2660,7 @@ func (x *Synced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Synced.ProtoReflect.Descriptor instead.
 func (*Synced) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{28}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{29}
 }
 
 // PodPolicy is everything that applies to one pod.
@@ -2607,7 +2714,7 @@ type PodPolicy struct {
 
 func (x *PodPolicy) Reset() {
 	*x = PodPolicy{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[29]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2619,7 +2726,7 @@ func (x *PodPolicy) String() string {
 func (*PodPolicy) ProtoMessage() {}
 
 func (x *PodPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[29]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2632,7 +2739,7 @@ func (x *PodPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodPolicy.ProtoReflect.Descriptor instead.
 func (*PodPolicy) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{29}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *PodPolicy) GetUid() string {
@@ -2804,7 +2911,7 @@ type Sharding struct {
 
 func (x *Sharding) Reset() {
 	*x = Sharding{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[30]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2816,7 +2923,7 @@ func (x *Sharding) String() string {
 func (*Sharding) ProtoMessage() {}
 
 func (x *Sharding) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[30]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2829,7 +2936,7 @@ func (x *Sharding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sharding.ProtoReflect.Descriptor instead.
 func (*Sharding) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{30}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Sharding) GetShard() string {
@@ -2992,7 +3099,7 @@ type Shadow struct {
 
 func (x *Shadow) Reset() {
 	*x = Shadow{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[31]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3004,7 +3111,7 @@ func (x *Shadow) String() string {
 func (*Shadow) ProtoMessage() {}
 
 func (x *Shadow) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[31]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3017,7 +3124,7 @@ func (x *Shadow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Shadow.ProtoReflect.Descriptor instead.
 func (*Shadow) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{31}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Shadow) GetWindowNs() int64 {
@@ -3046,7 +3153,7 @@ type ExcludedLock struct {
 
 func (x *ExcludedLock) Reset() {
 	*x = ExcludedLock{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[32]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3058,7 +3165,7 @@ func (x *ExcludedLock) String() string {
 func (*ExcludedLock) ProtoMessage() {}
 
 func (x *ExcludedLock) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[32]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3071,7 +3178,7 @@ func (x *ExcludedLock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExcludedLock.ProtoReflect.Descriptor instead.
 func (*ExcludedLock) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{32}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ExcludedLock) GetNamespace() string {
@@ -3099,7 +3206,7 @@ type Owner struct {
 
 func (x *Owner) Reset() {
 	*x = Owner{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[33]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3111,7 +3218,7 @@ func (x *Owner) String() string {
 func (*Owner) ProtoMessage() {}
 
 func (x *Owner) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[33]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3124,7 +3231,7 @@ func (x *Owner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Owner.ProtoReflect.Descriptor instead.
 func (*Owner) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{33}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Owner) GetShard() string {
@@ -3156,7 +3263,7 @@ type SharedObjects struct {
 
 func (x *SharedObjects) Reset() {
 	*x = SharedObjects{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[34]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3168,7 +3275,7 @@ func (x *SharedObjects) String() string {
 func (*SharedObjects) ProtoMessage() {}
 
 func (x *SharedObjects) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[34]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3181,7 +3288,7 @@ func (x *SharedObjects) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SharedObjects.ProtoReflect.Descriptor instead.
 func (*SharedObjects) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{34}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SharedObjects) GetResources() []*ResourceGroup {
@@ -3229,7 +3336,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[35]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3241,7 +3348,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[35]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3254,7 +3361,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{35}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Limit) GetResources() []*ResourceGroup {
@@ -3295,7 +3402,7 @@ type Scope struct {
 
 func (x *Scope) Reset() {
 	*x = Scope{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[36]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3307,7 +3414,7 @@ func (x *Scope) String() string {
 func (*Scope) ProtoMessage() {}
 
 func (x *Scope) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[36]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3320,7 +3427,7 @@ func (x *Scope) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scope.ProtoReflect.Descriptor instead.
 func (*Scope) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{36}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Scope) GetParts() []*ScopePart {
@@ -3341,7 +3448,7 @@ type ScopePart struct {
 
 func (x *ScopePart) Reset() {
 	*x = ScopePart{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[37]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3353,7 +3460,7 @@ func (x *ScopePart) String() string {
 func (*ScopePart) ProtoMessage() {}
 
 func (x *ScopePart) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[37]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3366,7 +3473,7 @@ func (x *ScopePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScopePart.ProtoReflect.Descriptor instead.
 func (*ScopePart) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{37}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ScopePart) GetBuckets() uint32 {
@@ -3394,7 +3501,7 @@ type KeyRange struct {
 
 func (x *KeyRange) Reset() {
 	*x = KeyRange{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[38]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3406,7 +3513,7 @@ func (x *KeyRange) String() string {
 func (*KeyRange) ProtoMessage() {}
 
 func (x *KeyRange) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[38]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3419,7 +3526,7 @@ func (x *KeyRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyRange.ProtoReflect.Descriptor instead.
 func (*KeyRange) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{38}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *KeyRange) GetFirst() uint64 {
@@ -3447,7 +3554,7 @@ type ResourceGroup struct {
 
 func (x *ResourceGroup) Reset() {
 	*x = ResourceGroup{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[39]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3459,7 +3566,7 @@ func (x *ResourceGroup) String() string {
 func (*ResourceGroup) ProtoMessage() {}
 
 func (x *ResourceGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[39]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3472,7 +3579,7 @@ func (x *ResourceGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceGroup.ProtoReflect.Descriptor instead.
 func (*ResourceGroup) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{39}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ResourceGroup) GetApiGroups() []string {
@@ -3503,7 +3610,7 @@ type Lock struct {
 
 func (x *Lock) Reset() {
 	*x = Lock{}
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[40]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3515,7 +3622,7 @@ func (x *Lock) String() string {
 func (*Lock) ProtoMessage() {}
 
 func (x *Lock) ProtoReflect() protoreflect.Message {
-	mi := &file_api_mesh_v1_mesh_proto_msgTypes[40]
+	mi := &file_api_mesh_v1_mesh_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3528,7 +3635,7 @@ func (x *Lock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lock.ProtoReflect.Descriptor instead.
 func (*Lock) Descriptor() ([]byte, []int) {
-	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{40}
+	return file_api_mesh_v1_mesh_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Lock) GetNamespace() string {
@@ -3629,7 +3736,7 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"\alast_ms\x18\x02 \x01(\x03R\x06lastMs\x12\x1a\n" +
 	"\brequests\x18\x03 \x01(\x04R\brequests\x12\x1c\n" +
 	"\tforbidden\x18\x04 \x01(\x04R\tforbidden\x12=\n" +
-	"\tresources\x18\x05 \x03(\v2\x1f.ctrlmesh.mesh.v1.ResourceUsageR\tresources\"\xbf\x02\n" +
+	"\tresources\x18\x05 \x03(\v2\x1f.ctrlmesh.mesh.v1.ResourceUsageR\tresources\"\xc4\x03\n" +
 	"\rResourceUsage\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1a\n" +
 	"\bresource\x18\x02 \x01(\tR\bresource\x12\x10\n" +
@@ -3641,7 +3748,18 @@ const file_api_mesh_v1_mesh_proto_rawDesc = "" +
 	"namespaces\x18\a \x03(\v2!.ctrlmesh.mesh.v1.NamespaceWritesR\n" +
 	"namespaces\x12!\n" +
 	"\fother_writes\x18\b \x01(\x04R\votherWrites\x128\n" +
-	"\aobjects\x18\t \x03(\v2\x1e.ctrlmesh.mesh.v1.ObjectWritesR\aobjects\"G\n" +
+	"\aobjects\x18\t \x03(\v2\x1e.ctrlmesh.mesh.v1.ObjectWritesR\aobjects\x12\x14\n" +
+	"\x05bytes\x18\n" +
+	" \x01(\x04R\x05bytes\x12\x16\n" +
+	"\x06events\x18\v \x01(\x04R\x06events\x12 \n" +
+	"\vindivisible\x18\f \x01(\bR\vindivisible\x123\n" +
+	"\x05cross\x18\r \x03(\v2\x1d.ctrlmesh.mesh.v1.CrossWritesR\x05cross\"\x8b\x01\n" +
+	"\vCrossWrites\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1f\n" +
+	"\vcause_group\x18\x02 \x01(\tR\n" +
+	"causeGroup\x12%\n" +
+	"\x0ecause_resource\x18\x03 \x01(\tR\rcauseResource\x12\x16\n" +
+	"\x06writes\x18\x04 \x01(\x04R\x06writes\"G\n" +
 	"\x0fNamespaceWrites\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06writes\x18\x02 \x01(\x04R\x06writes\"X\n" +
@@ -3859,7 +3977,7 @@ func file_api_mesh_v1_mesh_proto_rawDescGZIP() []byte {
 }
 
 var file_api_mesh_v1_mesh_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_mesh_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
+var file_api_mesh_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
 var file_api_mesh_v1_mesh_proto_goTypes = []any{
 	(Key)(0),                      // 0: ctrlmesh.mesh.v1.Key
 	(Method)(0),                   // 1: ctrlmesh.mesh.v1.Method
@@ -3874,110 +3992,112 @@ var file_api_mesh_v1_mesh_proto_goTypes = []any{
 	(*PodReport)(nil),             // 10: ctrlmesh.mesh.v1.PodReport
 	(*Usage)(nil),                 // 11: ctrlmesh.mesh.v1.Usage
 	(*ResourceUsage)(nil),         // 12: ctrlmesh.mesh.v1.ResourceUsage
-	(*NamespaceWrites)(nil),       // 13: ctrlmesh.mesh.v1.NamespaceWrites
-	(*ObjectWrites)(nil),          // 14: ctrlmesh.mesh.v1.ObjectWrites
-	(*WorkloadUsage)(nil),         // 15: ctrlmesh.mesh.v1.WorkloadUsage
-	(*PodUsage)(nil),              // 16: ctrlmesh.mesh.v1.PodUsage
-	(*ShadowReport)(nil),          // 17: ctrlmesh.mesh.v1.ShadowReport
-	(*ShadowDifference)(nil),      // 18: ctrlmesh.mesh.v1.ShadowDifference
-	(*Outcomes)(nil),              // 19: ctrlmesh.mesh.v1.Outcomes
-	(*LockRefusal)(nil),           // 20: ctrlmesh.mesh.v1.LockRefusal
-	(*ResourceActivity)(nil),      // 21: ctrlmesh.mesh.v1.ResourceActivity
-	(*ObservedLock)(nil),          // 22: ctrlmesh.mesh.v1.ObservedLock
-	(*DeadHolder)(nil),            // 23: ctrlmesh.mesh.v1.DeadHolder
-	(*ManagerMessage)(nil),        // 24: ctrlmesh.mesh.v1.ManagerMessage
-	(*Webhooks)(nil),              // 25: ctrlmesh.mesh.v1.Webhooks
-	(*Webhook)(nil),               // 26: ctrlmesh.mesh.v1.Webhook
-	(*ReadyPods)(nil),             // 27: ctrlmesh.mesh.v1.ReadyPods
-	(*ServerAuthority)(nil),       // 28: ctrlmesh.mesh.v1.ServerAuthority
-	(*Cluster)(nil),               // 29: ctrlmesh.mesh.v1.Cluster
-	(*Remove)(nil),                // 30: ctrlmesh.mesh.v1.Remove
-	(*Synced)(nil),                // 31: ctrlmesh.mesh.v1.Synced
-	(*PodPolicy)(nil),             // 32: ctrlmesh.mesh.v1.PodPolicy
-	(*Sharding)(nil),              // 33: ctrlmesh.mesh.v1.Sharding
-	(*Shadow)(nil),                // 34: ctrlmesh.mesh.v1.Shadow
-	(*ExcludedLock)(nil),          // 35: ctrlmesh.mesh.v1.ExcludedLock
-	(*Owner)(nil),                 // 36: ctrlmesh.mesh.v1.Owner
-	(*SharedObjects)(nil),         // 37: ctrlmesh.mesh.v1.SharedObjects
-	(*Limit)(nil),                 // 38: ctrlmesh.mesh.v1.Limit
-	(*Scope)(nil),                 // 39: ctrlmesh.mesh.v1.Scope
-	(*ScopePart)(nil),             // 40: ctrlmesh.mesh.v1.ScopePart
-	(*KeyRange)(nil),              // 41: ctrlmesh.mesh.v1.KeyRange
-	(*ResourceGroup)(nil),         // 42: ctrlmesh.mesh.v1.ResourceGroup
-	(*Lock)(nil),                  // 43: ctrlmesh.mesh.v1.Lock
-	nil,                           // 44: ctrlmesh.mesh.v1.Hello.VersionsEntry
-	nil,                           // 45: ctrlmesh.mesh.v1.Hello.NamespacesEntry
-	nil,                           // 46: ctrlmesh.mesh.v1.PodReport.MethodsEntry
-	nil,                           // 47: ctrlmesh.mesh.v1.Webhook.PodsEntry
-	(*RuleState)(nil),             // 48: ctrlmesh.mesh.v1.RuleState
-	(*FaultState)(nil),            // 49: ctrlmesh.mesh.v1.FaultState
-	(*Traffic)(nil),               // 50: ctrlmesh.mesh.v1.Traffic
+	(*CrossWrites)(nil),           // 13: ctrlmesh.mesh.v1.CrossWrites
+	(*NamespaceWrites)(nil),       // 14: ctrlmesh.mesh.v1.NamespaceWrites
+	(*ObjectWrites)(nil),          // 15: ctrlmesh.mesh.v1.ObjectWrites
+	(*WorkloadUsage)(nil),         // 16: ctrlmesh.mesh.v1.WorkloadUsage
+	(*PodUsage)(nil),              // 17: ctrlmesh.mesh.v1.PodUsage
+	(*ShadowReport)(nil),          // 18: ctrlmesh.mesh.v1.ShadowReport
+	(*ShadowDifference)(nil),      // 19: ctrlmesh.mesh.v1.ShadowDifference
+	(*Outcomes)(nil),              // 20: ctrlmesh.mesh.v1.Outcomes
+	(*LockRefusal)(nil),           // 21: ctrlmesh.mesh.v1.LockRefusal
+	(*ResourceActivity)(nil),      // 22: ctrlmesh.mesh.v1.ResourceActivity
+	(*ObservedLock)(nil),          // 23: ctrlmesh.mesh.v1.ObservedLock
+	(*DeadHolder)(nil),            // 24: ctrlmesh.mesh.v1.DeadHolder
+	(*ManagerMessage)(nil),        // 25: ctrlmesh.mesh.v1.ManagerMessage
+	(*Webhooks)(nil),              // 26: ctrlmesh.mesh.v1.Webhooks
+	(*Webhook)(nil),               // 27: ctrlmesh.mesh.v1.Webhook
+	(*ReadyPods)(nil),             // 28: ctrlmesh.mesh.v1.ReadyPods
+	(*ServerAuthority)(nil),       // 29: ctrlmesh.mesh.v1.ServerAuthority
+	(*Cluster)(nil),               // 30: ctrlmesh.mesh.v1.Cluster
+	(*Remove)(nil),                // 31: ctrlmesh.mesh.v1.Remove
+	(*Synced)(nil),                // 32: ctrlmesh.mesh.v1.Synced
+	(*PodPolicy)(nil),             // 33: ctrlmesh.mesh.v1.PodPolicy
+	(*Sharding)(nil),              // 34: ctrlmesh.mesh.v1.Sharding
+	(*Shadow)(nil),                // 35: ctrlmesh.mesh.v1.Shadow
+	(*ExcludedLock)(nil),          // 36: ctrlmesh.mesh.v1.ExcludedLock
+	(*Owner)(nil),                 // 37: ctrlmesh.mesh.v1.Owner
+	(*SharedObjects)(nil),         // 38: ctrlmesh.mesh.v1.SharedObjects
+	(*Limit)(nil),                 // 39: ctrlmesh.mesh.v1.Limit
+	(*Scope)(nil),                 // 40: ctrlmesh.mesh.v1.Scope
+	(*ScopePart)(nil),             // 41: ctrlmesh.mesh.v1.ScopePart
+	(*KeyRange)(nil),              // 42: ctrlmesh.mesh.v1.KeyRange
+	(*ResourceGroup)(nil),         // 43: ctrlmesh.mesh.v1.ResourceGroup
+	(*Lock)(nil),                  // 44: ctrlmesh.mesh.v1.Lock
+	nil,                           // 45: ctrlmesh.mesh.v1.Hello.VersionsEntry
+	nil,                           // 46: ctrlmesh.mesh.v1.Hello.NamespacesEntry
+	nil,                           // 47: ctrlmesh.mesh.v1.PodReport.MethodsEntry
+	nil,                           // 48: ctrlmesh.mesh.v1.Webhook.PodsEntry
+	(*RuleState)(nil),             // 49: ctrlmesh.mesh.v1.RuleState
+	(*FaultState)(nil),            // 50: ctrlmesh.mesh.v1.FaultState
+	(*Traffic)(nil),               // 51: ctrlmesh.mesh.v1.Traffic
 }
 var file_api_mesh_v1_mesh_proto_depIdxs = []int32{
 	7,  // 0: ctrlmesh.mesh.v1.AgentMessage.hello:type_name -> ctrlmesh.mesh.v1.Hello
 	8,  // 1: ctrlmesh.mesh.v1.AgentMessage.ack:type_name -> ctrlmesh.mesh.v1.Ack
 	9,  // 2: ctrlmesh.mesh.v1.AgentMessage.report:type_name -> ctrlmesh.mesh.v1.Report
-	44, // 3: ctrlmesh.mesh.v1.Hello.versions:type_name -> ctrlmesh.mesh.v1.Hello.VersionsEntry
-	45, // 4: ctrlmesh.mesh.v1.Hello.namespaces:type_name -> ctrlmesh.mesh.v1.Hello.NamespacesEntry
+	45, // 3: ctrlmesh.mesh.v1.Hello.versions:type_name -> ctrlmesh.mesh.v1.Hello.VersionsEntry
+	46, // 4: ctrlmesh.mesh.v1.Hello.namespaces:type_name -> ctrlmesh.mesh.v1.Hello.NamespacesEntry
 	10, // 5: ctrlmesh.mesh.v1.Report.pods:type_name -> ctrlmesh.mesh.v1.PodReport
-	46, // 6: ctrlmesh.mesh.v1.PodReport.methods:type_name -> ctrlmesh.mesh.v1.PodReport.MethodsEntry
-	48, // 7: ctrlmesh.mesh.v1.PodReport.rules:type_name -> ctrlmesh.mesh.v1.RuleState
-	49, // 8: ctrlmesh.mesh.v1.PodReport.faults:type_name -> ctrlmesh.mesh.v1.FaultState
-	22, // 9: ctrlmesh.mesh.v1.PodReport.observed_locks:type_name -> ctrlmesh.mesh.v1.ObservedLock
-	23, // 10: ctrlmesh.mesh.v1.PodReport.dead_holders:type_name -> ctrlmesh.mesh.v1.DeadHolder
-	20, // 11: ctrlmesh.mesh.v1.PodReport.lock_refusals:type_name -> ctrlmesh.mesh.v1.LockRefusal
-	21, // 12: ctrlmesh.mesh.v1.PodReport.activity:type_name -> ctrlmesh.mesh.v1.ResourceActivity
-	19, // 13: ctrlmesh.mesh.v1.PodReport.outcomes:type_name -> ctrlmesh.mesh.v1.Outcomes
-	17, // 14: ctrlmesh.mesh.v1.PodReport.shadow:type_name -> ctrlmesh.mesh.v1.ShadowReport
+	47, // 6: ctrlmesh.mesh.v1.PodReport.methods:type_name -> ctrlmesh.mesh.v1.PodReport.MethodsEntry
+	49, // 7: ctrlmesh.mesh.v1.PodReport.rules:type_name -> ctrlmesh.mesh.v1.RuleState
+	50, // 8: ctrlmesh.mesh.v1.PodReport.faults:type_name -> ctrlmesh.mesh.v1.FaultState
+	23, // 9: ctrlmesh.mesh.v1.PodReport.observed_locks:type_name -> ctrlmesh.mesh.v1.ObservedLock
+	24, // 10: ctrlmesh.mesh.v1.PodReport.dead_holders:type_name -> ctrlmesh.mesh.v1.DeadHolder
+	21, // 11: ctrlmesh.mesh.v1.PodReport.lock_refusals:type_name -> ctrlmesh.mesh.v1.LockRefusal
+	22, // 12: ctrlmesh.mesh.v1.PodReport.activity:type_name -> ctrlmesh.mesh.v1.ResourceActivity
+	20, // 13: ctrlmesh.mesh.v1.PodReport.outcomes:type_name -> ctrlmesh.mesh.v1.Outcomes
+	18, // 14: ctrlmesh.mesh.v1.PodReport.shadow:type_name -> ctrlmesh.mesh.v1.ShadowReport
 	11, // 15: ctrlmesh.mesh.v1.PodReport.usage:type_name -> ctrlmesh.mesh.v1.Usage
 	12, // 16: ctrlmesh.mesh.v1.Usage.resources:type_name -> ctrlmesh.mesh.v1.ResourceUsage
-	13, // 17: ctrlmesh.mesh.v1.ResourceUsage.namespaces:type_name -> ctrlmesh.mesh.v1.NamespaceWrites
-	14, // 18: ctrlmesh.mesh.v1.ResourceUsage.objects:type_name -> ctrlmesh.mesh.v1.ObjectWrites
-	16, // 19: ctrlmesh.mesh.v1.WorkloadUsage.pods:type_name -> ctrlmesh.mesh.v1.PodUsage
-	11, // 20: ctrlmesh.mesh.v1.PodUsage.usage:type_name -> ctrlmesh.mesh.v1.Usage
-	18, // 21: ctrlmesh.mesh.v1.ShadowReport.differences:type_name -> ctrlmesh.mesh.v1.ShadowDifference
-	29, // 22: ctrlmesh.mesh.v1.ManagerMessage.cluster:type_name -> ctrlmesh.mesh.v1.Cluster
-	32, // 23: ctrlmesh.mesh.v1.ManagerMessage.upsert:type_name -> ctrlmesh.mesh.v1.PodPolicy
-	30, // 24: ctrlmesh.mesh.v1.ManagerMessage.remove:type_name -> ctrlmesh.mesh.v1.Remove
-	31, // 25: ctrlmesh.mesh.v1.ManagerMessage.synced:type_name -> ctrlmesh.mesh.v1.Synced
-	25, // 26: ctrlmesh.mesh.v1.ManagerMessage.webhooks:type_name -> ctrlmesh.mesh.v1.Webhooks
-	26, // 27: ctrlmesh.mesh.v1.Webhooks.webhooks:type_name -> ctrlmesh.mesh.v1.Webhook
-	47, // 28: ctrlmesh.mesh.v1.Webhook.pods:type_name -> ctrlmesh.mesh.v1.Webhook.PodsEntry
-	0,  // 29: ctrlmesh.mesh.v1.Webhook.key:type_name -> ctrlmesh.mesh.v1.Key
-	36, // 30: ctrlmesh.mesh.v1.Webhook.owners:type_name -> ctrlmesh.mesh.v1.Owner
-	37, // 31: ctrlmesh.mesh.v1.Webhook.shared:type_name -> ctrlmesh.mesh.v1.SharedObjects
-	38, // 32: ctrlmesh.mesh.v1.Webhook.limits:type_name -> ctrlmesh.mesh.v1.Limit
-	27, // 33: ctrlmesh.mesh.v1.Webhook.ready:type_name -> ctrlmesh.mesh.v1.ReadyPods
-	28, // 34: ctrlmesh.mesh.v1.Webhook.authorities:type_name -> ctrlmesh.mesh.v1.ServerAuthority
-	33, // 35: ctrlmesh.mesh.v1.PodPolicy.sharding:type_name -> ctrlmesh.mesh.v1.Sharding
-	50, // 36: ctrlmesh.mesh.v1.PodPolicy.traffic:type_name -> ctrlmesh.mesh.v1.Traffic
-	38, // 37: ctrlmesh.mesh.v1.Sharding.limits:type_name -> ctrlmesh.mesh.v1.Limit
-	0,  // 38: ctrlmesh.mesh.v1.Sharding.key:type_name -> ctrlmesh.mesh.v1.Key
-	1,  // 39: ctrlmesh.mesh.v1.Sharding.method:type_name -> ctrlmesh.mesh.v1.Method
-	2,  // 40: ctrlmesh.mesh.v1.Sharding.isolation:type_name -> ctrlmesh.mesh.v1.Isolation
-	43, // 41: ctrlmesh.mesh.v1.Sharding.locks:type_name -> ctrlmesh.mesh.v1.Lock
-	37, // 42: ctrlmesh.mesh.v1.Sharding.shared:type_name -> ctrlmesh.mesh.v1.SharedObjects
-	36, // 43: ctrlmesh.mesh.v1.Sharding.owners:type_name -> ctrlmesh.mesh.v1.Owner
-	35, // 44: ctrlmesh.mesh.v1.Sharding.excluded_locks:type_name -> ctrlmesh.mesh.v1.ExcludedLock
-	34, // 45: ctrlmesh.mesh.v1.Sharding.shadow:type_name -> ctrlmesh.mesh.v1.Shadow
-	39, // 46: ctrlmesh.mesh.v1.Owner.scope:type_name -> ctrlmesh.mesh.v1.Scope
-	42, // 47: ctrlmesh.mesh.v1.SharedObjects.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
-	42, // 48: ctrlmesh.mesh.v1.Limit.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
-	39, // 49: ctrlmesh.mesh.v1.Limit.scope:type_name -> ctrlmesh.mesh.v1.Scope
-	39, // 50: ctrlmesh.mesh.v1.Limit.within:type_name -> ctrlmesh.mesh.v1.Scope
-	40, // 51: ctrlmesh.mesh.v1.Scope.parts:type_name -> ctrlmesh.mesh.v1.ScopePart
-	41, // 52: ctrlmesh.mesh.v1.ScopePart.ranges:type_name -> ctrlmesh.mesh.v1.KeyRange
-	6,  // 53: ctrlmesh.mesh.v1.Mesh.Connect:input_type -> ctrlmesh.mesh.v1.AgentMessage
-	4,  // 54: ctrlmesh.mesh.v1.Mesh.SignLeaf:input_type -> ctrlmesh.mesh.v1.SignLeafRequest
-	3,  // 55: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:input_type -> ctrlmesh.mesh.v1.SignEgressLeafRequest
-	24, // 56: ctrlmesh.mesh.v1.Mesh.Connect:output_type -> ctrlmesh.mesh.v1.ManagerMessage
-	5,  // 57: ctrlmesh.mesh.v1.Mesh.SignLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
-	5,  // 58: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
-	56, // [56:59] is the sub-list for method output_type
-	53, // [53:56] is the sub-list for method input_type
-	53, // [53:53] is the sub-list for extension type_name
-	53, // [53:53] is the sub-list for extension extendee
-	0,  // [0:53] is the sub-list for field type_name
+	14, // 17: ctrlmesh.mesh.v1.ResourceUsage.namespaces:type_name -> ctrlmesh.mesh.v1.NamespaceWrites
+	15, // 18: ctrlmesh.mesh.v1.ResourceUsage.objects:type_name -> ctrlmesh.mesh.v1.ObjectWrites
+	13, // 19: ctrlmesh.mesh.v1.ResourceUsage.cross:type_name -> ctrlmesh.mesh.v1.CrossWrites
+	17, // 20: ctrlmesh.mesh.v1.WorkloadUsage.pods:type_name -> ctrlmesh.mesh.v1.PodUsage
+	11, // 21: ctrlmesh.mesh.v1.PodUsage.usage:type_name -> ctrlmesh.mesh.v1.Usage
+	19, // 22: ctrlmesh.mesh.v1.ShadowReport.differences:type_name -> ctrlmesh.mesh.v1.ShadowDifference
+	30, // 23: ctrlmesh.mesh.v1.ManagerMessage.cluster:type_name -> ctrlmesh.mesh.v1.Cluster
+	33, // 24: ctrlmesh.mesh.v1.ManagerMessage.upsert:type_name -> ctrlmesh.mesh.v1.PodPolicy
+	31, // 25: ctrlmesh.mesh.v1.ManagerMessage.remove:type_name -> ctrlmesh.mesh.v1.Remove
+	32, // 26: ctrlmesh.mesh.v1.ManagerMessage.synced:type_name -> ctrlmesh.mesh.v1.Synced
+	26, // 27: ctrlmesh.mesh.v1.ManagerMessage.webhooks:type_name -> ctrlmesh.mesh.v1.Webhooks
+	27, // 28: ctrlmesh.mesh.v1.Webhooks.webhooks:type_name -> ctrlmesh.mesh.v1.Webhook
+	48, // 29: ctrlmesh.mesh.v1.Webhook.pods:type_name -> ctrlmesh.mesh.v1.Webhook.PodsEntry
+	0,  // 30: ctrlmesh.mesh.v1.Webhook.key:type_name -> ctrlmesh.mesh.v1.Key
+	37, // 31: ctrlmesh.mesh.v1.Webhook.owners:type_name -> ctrlmesh.mesh.v1.Owner
+	38, // 32: ctrlmesh.mesh.v1.Webhook.shared:type_name -> ctrlmesh.mesh.v1.SharedObjects
+	39, // 33: ctrlmesh.mesh.v1.Webhook.limits:type_name -> ctrlmesh.mesh.v1.Limit
+	28, // 34: ctrlmesh.mesh.v1.Webhook.ready:type_name -> ctrlmesh.mesh.v1.ReadyPods
+	29, // 35: ctrlmesh.mesh.v1.Webhook.authorities:type_name -> ctrlmesh.mesh.v1.ServerAuthority
+	34, // 36: ctrlmesh.mesh.v1.PodPolicy.sharding:type_name -> ctrlmesh.mesh.v1.Sharding
+	51, // 37: ctrlmesh.mesh.v1.PodPolicy.traffic:type_name -> ctrlmesh.mesh.v1.Traffic
+	39, // 38: ctrlmesh.mesh.v1.Sharding.limits:type_name -> ctrlmesh.mesh.v1.Limit
+	0,  // 39: ctrlmesh.mesh.v1.Sharding.key:type_name -> ctrlmesh.mesh.v1.Key
+	1,  // 40: ctrlmesh.mesh.v1.Sharding.method:type_name -> ctrlmesh.mesh.v1.Method
+	2,  // 41: ctrlmesh.mesh.v1.Sharding.isolation:type_name -> ctrlmesh.mesh.v1.Isolation
+	44, // 42: ctrlmesh.mesh.v1.Sharding.locks:type_name -> ctrlmesh.mesh.v1.Lock
+	38, // 43: ctrlmesh.mesh.v1.Sharding.shared:type_name -> ctrlmesh.mesh.v1.SharedObjects
+	37, // 44: ctrlmesh.mesh.v1.Sharding.owners:type_name -> ctrlmesh.mesh.v1.Owner
+	36, // 45: ctrlmesh.mesh.v1.Sharding.excluded_locks:type_name -> ctrlmesh.mesh.v1.ExcludedLock
+	35, // 46: ctrlmesh.mesh.v1.Sharding.shadow:type_name -> ctrlmesh.mesh.v1.Shadow
+	40, // 47: ctrlmesh.mesh.v1.Owner.scope:type_name -> ctrlmesh.mesh.v1.Scope
+	43, // 48: ctrlmesh.mesh.v1.SharedObjects.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
+	43, // 49: ctrlmesh.mesh.v1.Limit.resources:type_name -> ctrlmesh.mesh.v1.ResourceGroup
+	40, // 50: ctrlmesh.mesh.v1.Limit.scope:type_name -> ctrlmesh.mesh.v1.Scope
+	40, // 51: ctrlmesh.mesh.v1.Limit.within:type_name -> ctrlmesh.mesh.v1.Scope
+	41, // 52: ctrlmesh.mesh.v1.Scope.parts:type_name -> ctrlmesh.mesh.v1.ScopePart
+	42, // 53: ctrlmesh.mesh.v1.ScopePart.ranges:type_name -> ctrlmesh.mesh.v1.KeyRange
+	6,  // 54: ctrlmesh.mesh.v1.Mesh.Connect:input_type -> ctrlmesh.mesh.v1.AgentMessage
+	4,  // 55: ctrlmesh.mesh.v1.Mesh.SignLeaf:input_type -> ctrlmesh.mesh.v1.SignLeafRequest
+	3,  // 56: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:input_type -> ctrlmesh.mesh.v1.SignEgressLeafRequest
+	25, // 57: ctrlmesh.mesh.v1.Mesh.Connect:output_type -> ctrlmesh.mesh.v1.ManagerMessage
+	5,  // 58: ctrlmesh.mesh.v1.Mesh.SignLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
+	5,  // 59: ctrlmesh.mesh.v1.Mesh.SignEgressLeaf:output_type -> ctrlmesh.mesh.v1.SignLeafResponse
+	57, // [57:60] is the sub-list for method output_type
+	54, // [54:57] is the sub-list for method input_type
+	54, // [54:54] is the sub-list for extension type_name
+	54, // [54:54] is the sub-list for extension extendee
+	0,  // [0:54] is the sub-list for field type_name
 }
 
 func init() { file_api_mesh_v1_mesh_proto_init() }
@@ -3991,7 +4111,7 @@ func file_api_mesh_v1_mesh_proto_init() {
 		(*AgentMessage_Ack)(nil),
 		(*AgentMessage_Report)(nil),
 	}
-	file_api_mesh_v1_mesh_proto_msgTypes[21].OneofWrappers = []any{
+	file_api_mesh_v1_mesh_proto_msgTypes[22].OneofWrappers = []any{
 		(*ManagerMessage_Cluster)(nil),
 		(*ManagerMessage_Upsert)(nil),
 		(*ManagerMessage_Remove)(nil),
@@ -4004,7 +4124,7 @@ func file_api_mesh_v1_mesh_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_mesh_v1_mesh_proto_rawDesc), len(file_api_mesh_v1_mesh_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   45,
+			NumMessages:   46,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -70,6 +70,9 @@ func (p *Policy) make(key match.Kind, isResource bool) *pipeline.Plan {
 	case isResource:
 		out.Stages.Add(p.shardingStages(key, locks)...)
 	}
+	if isResource {
+		out.Stages.Add(newObserveStage(p, key))
+	}
 	out.Stages.Add(newShadowStage(p, key, isResource))
 	out.Stages.Add(auditStage{})
 	if locks != nil {

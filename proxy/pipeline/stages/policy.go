@@ -20,6 +20,7 @@
 //	relisting.go  watches whose clients must list first, and their writes meanwhile; lists
 //	              that a fault makes stale
 //	supplement.go what a watch begins with that resumes
+//	observing.go  events of watches that pass unchanged
 //	useragent.go  the User-Agent that the apiserver receives
 //	traffic.go    rules in force, and limits
 //	faulting.go   faults

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/render"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/tap"
 	"github.com/ctrlmesh/ctrlmesh/manager/resources"
@@ -109,6 +110,29 @@ func TestVerdicts(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What the manager recorded says more than access lines do.
+func TestRecordedRisks(t *testing.T) {
+	foos := &meshv1.ResourceUsage{Group: "example.com", Resource: "foos", All: true, Events: 70, Indivisible: true}
+	secrets := &meshv1.ResourceUsage{
+		Resource: "secrets", Writes: 34, Bytes: 2048,
+		Namespaces: []*meshv1.NamespaceWrites{{Namespace: "a", Writes: 20}, {Namespace: "infra", Writes: 12}, {Namespace: "rare", Writes: 2}},
+		Cross: []*meshv1.CrossWrites{
+			{Namespace: "a", CauseGroup: "example.com", CauseResource: "foos", Writes: 3}, // by chance
+			{Namespace: "infra", CauseGroup: "example.com", CauseResource: "foos", Writes: 9},
+			{Namespace: "infra", CauseResource: "configmaps", Writes: 2},
+			{Namespace: "rare", CauseGroup: "example.com", CauseResource: "foos", Writes: 2},
+		},
+	}
+	p := &Profile{}
+	p.Record(&meshv1.WorkloadUsage{Pods: []*meshv1.PodUsage{{Name: "op-0", Usage: &meshv1.Usage{Requests: 40, LastMs: 1000, Resources: []*meshv1.ResourceUsage{foos, secrets}}}}})
+	got := Judge(Input{Profile: p, Namespace: "team", Workload: "sts/op", Served: served})
+	require.Equal(t, Divisible, got.Verdict)
+	require.Equal(t, "40 requests of 1 pod in 1s, 70 events of watches, 2 KiB of other responses", got.Seen)
+	require.Len(t, got.Risks, 4, "%s", got.Risks)
+	require.Contains(t, got.Risks[0], "foos.example.com in encodings that the mesh cannot divide")
+	require.Contains(t, got.Risks[1], "writes secrets in infra after changes of configmaps, foos.example.com in other namespaces (11 of 12 writes)")
 }
 
 func TestAdviceIsPrinted(t *testing.T) {

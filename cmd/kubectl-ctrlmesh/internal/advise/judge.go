@@ -98,6 +98,9 @@ func Judge(in Input) Advice {
 	j := &judge{Input: in, Advice: Advice{Divide: []string{}, Locks: in.locks(), Risks: []string{}}, tenants: map[string]int{}}
 	j.sort()
 	j.Seen = fmt.Sprintf("%s of %s in %s", render.Count(in.Requests, "request"), render.Count(len(in.Pods), "pod"), j.watched())
+	if in.Events > 0 {
+		j.Seen += fmt.Sprintf(", %s of watches, %s of other responses", render.Count(in.Events, "event"), render.Size(float64(in.Bytes)))
+	}
 	j.judge()
 	if j.Verdict == Divisible || j.Verdict == ByObject {
 		j.risks()
@@ -171,10 +174,14 @@ func (j *judge) risks() {
 		j.risk("writes %s, which are in no namespace (%d writes): every shard will write them, unless spec.root.clusterScoped says otherwise", r, j.uses[r].writes)
 	}
 	for _, r := range j.divided {
+		if j.uses[r].indivisible {
+			j.risk("lists or watches %s in encodings that the mesh cannot divide, and would be refused (406): have it accept JSON or Kubernetes protobuf, or set spec.root.method to Labels", r)
+		}
 		if conflicts := j.uses[r].conflicts; conflicts*100 > j.uses[r].writes {
 			j.risk("%d writes of %s conflicted: somebody else, or another of its controllers, writes these objects, too", conflicts, r)
 		}
 	}
+	j.crossings()
 	j.singletons()
 	if total, heaviest := j.heaviest(); j.Verdict == Divisible && j.tenants[heaviest]*2 > total {
 		j.risk("%d %% of the writes are in namespace %s: one shard will have them all", j.tenants[heaviest]*100/total, heaviest)
@@ -184,6 +191,29 @@ func (j *judge) risks() {
 	}
 	if j.Refused > 0 {
 		j.risk("the apiserver refused %d requests (403): it may lack permissions, and do more with them", j.Refused)
+	}
+}
+
+// crossings finds namespaces where most writes of a resource seem to have causes in others.
+func (j *judge) crossings() {
+	for _, r := range j.divided {
+		u := j.uses[r]
+		var namespaces, causes []string
+		crossing, all := 0, 0
+		for _, namespace := range slices.Sorted(maps.Keys(u.namespaces)) {
+			n, by := u.crossing(namespace)
+			if n < again || n*2 <= u.namespaces[namespace] {
+				continue
+			}
+			namespaces, causes = append(namespaces, namespace), append(causes, by...)
+			crossing, all = crossing+n, all+u.namespaces[namespace]
+		}
+		if len(namespaces) == 0 {
+			continue
+		}
+		slices.Sort(causes)
+		j.risk("writes %s in %s after changes of %s in other namespaces (%d of %d writes): only the shard of a namespace may write there; if each shard must, list these objects in spec.root.shared with writes: Everyone",
+			r, clip.Join(namespaces, maxNamed, ", "), clip.Join(slices.Compact(causes), maxNamed, ", "), crossing, all)
 	}
 }
 

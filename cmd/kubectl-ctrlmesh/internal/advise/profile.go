@@ -25,6 +25,8 @@ type Profile struct {
 	// First and Last are the times of the first and the last request.
 	First, Last time.Time
 	Requests    int
+	// Events are those of watches about objects, and Bytes those of the responses to other requests.
+	Events, Bytes int
 	// Refused are the requests that the apiserver answered with 403.
 	Refused int
 	// Pods are those that sent requests.
@@ -44,6 +46,16 @@ type use struct {
 	namespaces map[string]int
 	others     int
 	objects    map[object]int
+	// indivisible: they listed or watched it in encodings that the mesh cannot divide.
+	indivisible bool
+	// cross are the writes that changes in other namespaces seem to have caused.
+	cross map[cross]int
+}
+
+// cross is a namespace, and the resource whose changes in others seem to cause writes there.
+type cross struct {
+	namespace string
+	cause     schema.GroupResource
 }
 
 // object is an object of a resource.
@@ -78,6 +90,8 @@ func (p *Profile) Record(of *meshv1.WorkloadUsage) {
 		p.Requests += int(is.GetRequests())
 		p.Refused += int(is.GetForbidden())
 		for _, r := range is.GetResources() {
+			p.Events += int(r.GetEvents())
+			p.Bytes += int(r.GetBytes())
 			if u := p.of(schema.GroupResource{Group: r.GetGroup(), Resource: r.GetResource()}); u != nil {
 				u.record(r)
 			}
@@ -102,7 +116,7 @@ func (p *Profile) seen(pod string, first, last time.Time) {
 // of returns what the pods did with a resource; nil if there is no room.
 func (p *Profile) of(r schema.GroupResource) *use {
 	if p.uses[r] == nil && len(p.uses) < maxResources {
-		p.uses[r] = &use{namespaces: map[string]int{}, objects: map[object]int{}}
+		p.uses[r] = &use{namespaces: map[string]int{}, objects: map[object]int{}, cross: map[cross]int{}}
 	}
 	return p.uses[r]
 }
@@ -112,6 +126,7 @@ func (u *use) record(r *meshv1.ResourceUsage) {
 	u.writes += int(r.GetWrites())
 	u.conflicts += int(r.GetConflicts())
 	u.others += int(r.GetOtherWrites())
+	u.indivisible = u.indivisible || r.GetIndivisible()
 	for _, n := range r.GetNamespaces() {
 		if !count(u.namespaces, n.GetNamespace(), int(n.GetWrites())) {
 			u.others += int(n.GetWrites())
@@ -119,6 +134,9 @@ func (u *use) record(r *meshv1.ResourceUsage) {
 	}
 	for _, o := range r.GetObjects() {
 		count(u.objects, object{o.GetNamespace(), o.GetName()}, int(o.GetWrites()))
+	}
+	for _, c := range r.GetCross() {
+		count(u.cross, cross{c.GetNamespace(), schema.GroupResource{Group: c.GetCauseGroup(), Resource: c.GetCauseResource()}}, int(c.GetWrites()))
 	}
 }
 
@@ -141,6 +159,17 @@ func (u *use) write(l tap.Line) {
 func (u *use) beyond(namespace string) bool {
 	_, in := u.namespaces[namespace]
 	return u.others > 0 || len(u.namespaces) > 1 || len(u.namespaces) == 1 && !in
+}
+
+// crossing returns how many writes in a namespace changes in others seem to have caused, and of what.
+func (u *use) crossing(namespace string) (writes int, causes []string) {
+	for c, n := range u.cross {
+		if c.namespace == namespace {
+			writes += n
+			causes = append(causes, c.cause.String())
+		}
+	}
+	return writes, causes
 }
 
 // count counts n for a key. It returns false if there is no room for it.

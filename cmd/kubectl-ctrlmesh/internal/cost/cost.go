@@ -113,7 +113,7 @@ func (c Costs) WriteText(t *render.Text) {
 }
 
 func (c Cost) rates() []string {
-	return []string{Rate(c.Requests), Rate(c.Writes), Rate(c.Conflicts), Rate(c.Throttled), Size(c.Bytes), Rate(c.InFlight), fmt.Sprintf("%.0f", c.Watches)}
+	return []string{Rate(c.Requests), Rate(c.Writes), Rate(c.Conflicts), Rate(c.Throttled), render.Size(c.Bytes), Rate(c.InFlight), fmt.Sprintf("%.0f", c.Watches)}
 }
 
 // Added returns the mean time in the proxy as text; empty if it is unknown.
@@ -133,15 +133,4 @@ func Rate(n float64) string {
 		return "<0.1"
 	}
 	return fmt.Sprintf("%.1f", n)
-}
-
-// Size returns a number of bytes as text.
-func Size(n float64) string {
-	for _, unit := range []string{"B", "KiB", "MiB"} {
-		if n < 1024 {
-			return fmt.Sprintf("%.0f %s", n, unit)
-		}
-		n /= 1024
-	}
-	return fmt.Sprintf("%.1f GiB", n)
 }

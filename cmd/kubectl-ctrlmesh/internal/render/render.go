@@ -103,3 +103,14 @@ func Count(n int, noun string) string {
 	}
 	return fmt.Sprintf("%d %ss", n, noun)
 }
+
+// Size returns a number of bytes as text.
+func Size(n float64) string {
+	for _, unit := range []string{"B", "KiB", "MiB"} {
+		if n < 1024 {
+			return fmt.Sprintf("%.0f %s", n, unit)
+		}
+		n /= 1024
+	}
+	return fmt.Sprintf("%.1f GiB", n)
+}

@@ -30,3 +30,7 @@ func TestFormats(t *testing.T) {
 	}
 	require.EqualError(t, Check("wide"), `unknown output format "wide": choose one of table, json, yaml`)
 }
+
+func TestSizes(t *testing.T) {
+	require.Equal(t, "0 B, 2 KiB, 3 MiB, 5.0 GiB", strings.Join([]string{Size(0), Size(2048), Size(3 << 20), Size(5 << 30)}, ", "))
+}

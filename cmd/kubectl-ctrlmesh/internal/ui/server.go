@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/cost"
+	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/render"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
 )
 
@@ -45,7 +46,7 @@ func (s *Server) Root() string { return "/" + s.Token + "/" }
 // Handler returns the handler of all requests.
 func (s *Server) Handler() http.Handler {
 	s.live = make(chan struct{}, maxLive)
-	s.templates = template.Must(template.New("").Funcs(template.FuncMap{"root": s.Root, "rate": cost.Rate, "size": cost.Size}).ParseFS(files, "templates/*.html"))
+	s.templates = template.Must(template.New("").Funcs(template.FuncMap{"root": s.Root, "rate": cost.Rate, "size": render.Size}).ParseFS(files, "templates/*.html"))
 	pages := http.NewServeMux()
 	pages.Handle("GET /static/", http.FileServerFS(files))
 	pages.HandleFunc("GET /events", s.events)
