@@ -9,7 +9,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"time"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -22,6 +24,9 @@ import (
 
 // owner of the fields that tests apply.
 const owner = client.FieldOwner("ctrlmesh-tests")
+
+// applies is how long the cluster may take to be ready for an object, or its kind.
+const applies = 5 * time.Minute
 
 // Apply applies, server-side, the objects of YAML or JSON documents in their order.
 // A CustomResourceDefinition is waited for, so that objects of its kind may follow.
@@ -41,7 +46,7 @@ func (c *Cluster) Apply(ctx context.Context, documents []byte) error {
 // ApplyObject applies one object server-side.
 func (c *Cluster) ApplyObject(ctx context.Context, obj *unstructured.Unstructured) error {
 	name := strings.TrimPrefix(obj.GetNamespace()+"/"+obj.GetName(), "/")
-	err := Until(ctx, obj.GetKind()+" "+name+" to be applied", func(ctx context.Context) error {
+	err := UntilWithin(ctx, applies, obj.GetKind()+" "+name+" to be applied", func(ctx context.Context) error {
 		err := c.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(obj.DeepCopy()), owner, client.ForceOwnership)
 		if err == nil || mayPass(err) {
 			return err
@@ -51,15 +56,17 @@ func (c *Cluster) ApplyObject(ctx context.Context, obj *unstructured.Unstructure
 	if err != nil || obj.GetKind() != "CustomResourceDefinition" {
 		return err
 	}
-	return Until(ctx, "CustomResourceDefinition "+name, func(ctx context.Context) error {
+	return UntilWithin(ctx, applies, "CustomResourceDefinition "+name, func(ctx context.Context) error {
 		crd := &apiextensionsv1.CustomResourceDefinition{}
 		if err := c.Get(ctx, client.ObjectKeyFromObject(obj), crd); err != nil {
 			return err
 		}
 		for _, cond := range crd.Status.Conditions {
 			if cond.Type == apiextensionsv1.Established && cond.Status == apiextensionsv1.ConditionTrue {
-				// Discovery lists it later.
-				_, err := c.RESTMapper().RESTMapping(schema.GroupKind{Group: crd.Spec.Group, Kind: crd.Spec.Names.Kind})
+				// Discovery lists it later. The mapper looks for a version that is new in a known group only if
+				// that is named.
+				served := slices.IndexFunc(crd.Spec.Versions, func(v apiextensionsv1.CustomResourceDefinitionVersion) bool { return v.Served })
+				_, err := c.RESTMapper().RESTMapping(schema.GroupKind{Group: crd.Spec.Group, Kind: crd.Spec.Names.Kind}, crd.Spec.Versions[max(0, served)].Name)
 				return err
 			}
 		}
