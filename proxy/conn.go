@@ -1,8 +1,9 @@
 package proxy
 
 import (
+	"crypto/tls"
 	"fmt"
-	"net"
+	"net/http"
 	"sync"
 	"time"
 
@@ -20,14 +21,29 @@ const (
 	maxFrame             = 64 << 10
 )
 
-// newListener returns a listener of the pod's connections. Those of a passthrough are tunnelled.
-func (p *Pod) newListener(l net.Listener) net.Listener {
-	return p.conns.Bounded(l, "connections", func() func(*downstream.Conn) {
-		pol := p.env.Policy.Load()
-		if pol == nil || !pol.Passthrough {
-			return nil
-		}
-		return func(c *downstream.Conn) { p.tunnel(c, pol) }
+// newHTTP returns the server of the pod's clients. Connections under a policy of passthrough are tunnels.
+func (p *Pod) newHTTP() *downstream.Server {
+	return downstream.NewServer(downstream.Config{
+		Conns: p.conns, Refused: func() { p.bound("connections") }, Log: p.server.log, Handler: p,
+		TLS: &tls.Config{
+			// Asked for so that a client which relies on one hears that it is in vain.
+			ClientAuth:                  tls.RequestClientCert,
+			DynamicRecordSizingDisabled: true, // loopback: there is no packet to fit a record into
+			GetCertificate:              func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return p.env.Leaf() },
+		},
+		HTTP2: http.HTTP2Config{
+			MaxConcurrentStreams:          maxStreams,
+			MaxReceiveBufferPerStream:     pipeline.ReceivePerStream,
+			MaxReceiveBufferPerConnection: receivePerConnection,
+			MaxReadFrameSize:              maxFrame,
+		},
+		Tunnel: func() func(*downstream.Conn) {
+			pol := p.env.Policy.Load()
+			if pol == nil || !pol.Passthrough {
+				return nil
+			}
+			return func(c *downstream.Conn) { p.tunnel(c, pol) }
+		},
 	})
 }
 

@@ -20,12 +20,7 @@ import (
 
 // ServeHTTP serves one request of the pod.
 func (p *Pod) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	x := newExchange(p, w, r)
-	if c := x.client.conn; c != nil {
-		c.Enter()
-		defer c.Serving(-1)
-	}
-	x.run()
+	newExchange(p, w, r).run()
 }
 
 // newExchange is a function of its own because its frame is large, and that of ServeHTTP
@@ -45,21 +40,15 @@ func newExchange(p *Pod, w http.ResponseWriter, r *http.Request) *exchange {
 
 // client is the client's side of an exchange, as net/http serves it.
 type client struct {
-	w        http.ResponseWriter // in HTTP/2 the guard
+	w        http.ResponseWriter
 	r        *http.Request
-	guard    *downstream.Guard // nil in HTTP/1
-	conn     *downstream.Conn  // nil in tests
-	last     bool              // close the connection after this response
-	draining context.Context   // when it is done, last applies to every connection
+	conn     *downstream.Conn // nil in tests
+	last     bool             // close the connection after this response
+	draining context.Context  // when it is done, last applies to every connection
 }
 
 func newClient(p *Pod, w http.ResponseWriter, r *http.Request) client {
-	c := client{w: w, r: r, conn: downstream.Of[*downstream.Conn](r), draining: p.env.Draining}
-	if r.ProtoMajor == 2 {
-		c.guard = downstream.NewGuard(w, p.stall)
-		c.w = c.guard
-	}
-	return c
+	return client{w: w, r: r, conn: downstream.Of[*downstream.Conn](r), draining: p.env.Draining}
 }
 
 // errAbort is the value of a panic that ends an exchange so that the client detects that

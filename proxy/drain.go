@@ -5,8 +5,6 @@ import (
 	"errors"
 	"sync"
 	"time"
-
-	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
 
 // client-go takes a watch that ends without an event within its first second, by its own
@@ -28,18 +26,14 @@ const (
 func (p *Pod) Drain(ctx context.Context) error {
 	defer p.server.remove(p)
 	defer p.die()
-	p.conns.Stop()
+	p.http.Stop()
 	p.egress.Stop()
 	p.reviews.Stop()
 	others := make(chan error, 2)
 	go func() { others <- p.egress.Drain(ctx) }()
 	go func() { others <- p.reviews.Drain(ctx) }()
-	// Not http.Server.Shutdown, which drops requests that arrive on HTTP/1 connections.
-	err := p.conns.Wait(ctx)
-	if err != nil {
-		p.cut()
-	}
-	return errors.Join(err, <-others, <-others)
+	defer context.AfterFunc(ctx, func() { p.end(errShutdown) })()
+	return errors.Join(p.http.Drain(ctx), <-others, <-others)
 }
 
 // Shutdown ends everything of the pod for good: as Drain, but watches, upgrades
@@ -47,18 +41,17 @@ func (p *Pod) Drain(ctx context.Context) error {
 func (p *Pod) Shutdown(ctx context.Context) error {
 	defer p.server.remove(p)
 	defer p.die()
-	p.conns.Stop()
+	p.http.Stop()
 	p.end(errShutdown)
-	p.cutTunnels()
-	p.egress.Stop()
-	p.egress.Cut()
+	p.http.CloseTunnels()
+	p.egress.Close()
 	p.reviews.Stop()
 	var reviews sync.WaitGroup
 	reviews.Go(func() { p.reviews.Shutdown(ctx) })
 	defer reviews.Wait()
 	err := p.http.Shutdown(ctx)
 	if err != nil {
-		p.cut()
+		p.http.Cut()
 	}
 	return err
 }
@@ -67,12 +60,6 @@ func (p *Pod) Shutdown(ctx context.Context) error {
 // more. Without it the proxy waits for the ends of writes in flight until the kernel
 // breaks their connections.
 func (p *Pod) Unanswerable() { p.endWriting(errUnanswerable) }
-
-func (p *Pod) cut() {
-	p.end(errShutdown)
-	p.cutTunnels()
-	downstream.Cut(p.http)
-}
 
 // retire ends a watch while the pod drains, once its client tolerates that.
 func (x *exchange) retire(ctx context.Context, end context.CancelCauseFunc) {

@@ -167,7 +167,6 @@ func (x *exchange) strip(accept int) {
 func (x *exchange) release() {
 	x.strip(0)
 	x.Release()
-	x.client.guard.Release()
 }
 
 // A request that its client abandons has cost a connection to the apiserver. Clients

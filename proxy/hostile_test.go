@@ -391,7 +391,7 @@ func TestHostileWindows(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSiege(t, quick(0))
-			s.pod.stall = 6 * time.Second // more than it takes to get there
+			s.pod.http.Stall = 6 * time.Second // more than it takes to get there
 			s.policy(nil)
 			s.under("windows "+name, 64<<20, func() (func(), string) {
 				var conns []*tls.Conn
@@ -446,7 +446,7 @@ func TestHostileStalledStreams(t *testing.T) {
 		_, _ = w.Write(event)
 	}))
 	t.Cleanup(speak) // before the apiserver is closed
-	m.pod.stall = 300 * time.Millisecond
+	m.pod.http.Stall = 300 * time.Millisecond
 	m.policy(nil)
 	s := &siege{mesh: m}
 	f := s.frames()
@@ -471,7 +471,7 @@ func TestHostileStalledStreams(t *testing.T) {
 		}
 	}
 	require.Equal(t, map[uint32]bool{stalled[0]: true, stalled[1]: true}, reset)
-	time.Sleep(2 * m.pod.stall) // the quiet one is not given up for being quiet
+	time.Sleep(2 * m.pod.http.Stall) // the quiet one is not given up for being quiet
 	require.NoError(t, f.WriteWindowUpdate(watch, 4<<10))
 	require.NoError(t, f.w.Flush())
 	speak()
@@ -545,7 +545,7 @@ func TestHostileNeighboursOfALock(t *testing.T) {
 // Refusals are bounded too: beyond so many the streams are reset.
 func TestHostileRefusals(t *testing.T) {
 	s := newSiege(t, quick(0))
-	s.pod.stall = 6 * time.Second // more than it takes to get there
+	s.pod.http.Stall = 6 * time.Second // more than it takes to get there
 	s.policy(nil)
 	held := s.pod.budgets.Held.Own
 	s.pod.budgets.Held.Own = -1 << 40 // nothing is left

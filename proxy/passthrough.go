@@ -45,14 +45,6 @@ func (t *tunnels) remain(unseen time.Duration) time.Duration {
 	return max(0, unseen-time.Since(t.last))
 }
 
-func (p *Pod) cutTunnels() {
-	for _, c := range p.conns.List() {
-		if c.Tunnel {
-			_ = c.Close()
-		}
-	}
-}
-
 // tunnel relays a connection to the apiserver unread, under a policy of passthrough.
 func (p *Pod) tunnel(down *downstream.Conn, pol *stages.Policy) {
 	defer func() { _ = down.Close() }()

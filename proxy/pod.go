@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"net"
-	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,7 +44,7 @@ type Pod struct {
 	env    stages.Env
 	server *Server
 	dial   DialFunc
-	http   *http.Server
+	http   *downstream.Server
 
 	lifetime
 	accepting
@@ -82,7 +81,6 @@ func newLifetime() (l lifetime) {
 type accepting struct {
 	conns   *downstream.Conns
 	tunnels tunnels
-	stall   time.Duration // of an HTTP/2 stream
 	dropped *rate.Limiter // of requests
 	// distrust is when a client last did not trust the mesh's CA, in Unix nanoseconds.
 	distrust atomic.Int64
@@ -125,7 +123,7 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 		},
 	}
 	p.budgets.Pod, p.budgets.Bound = p.env.ID, p.bound
-	p.conns, p.stall, p.dropped = s.conns.Conns(p.bound), downstream.Stall, rate.NewLimiter(abandonedRate, abandonedBurst)
+	p.conns, p.dropped = s.conns.Conns(p.bound), rate.NewLimiter(abandonedRate, abandonedBurst)
 	p.conns.Distrusted = p.distrusted
 	p.env.Draining = p.conns.Draining
 	p.env.Notify, p.env.Get, p.env.NoResponse, p.env.Enter = p.notify, p.get, p.noResponse, p.enter
@@ -134,31 +132,6 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 	p.egress = newEgress(p)
 	p.reviews = newReviews(p)
 	return p
-}
-
-// newHTTP returns the server of the pod's clients.
-func (p *Pod) newHTTP() *http.Server {
-	s := p.server
-	http11 := &tls.Config{
-		MinVersion: tls.VersionTLS12,
-		NextProtos: []string{"http/1.1"},
-		// Asked for so that a client which relies on one hears that it is in vain.
-		ClientAuth:                  tls.RequestClientCert,
-		DynamicRecordSizingDisabled: true, // loopback: there is no packet to fit a record into
-		GetCertificate:              func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return s.config.Leaf() },
-	}
-	both := http11.Clone()
-	both.NextProtos = []string{"h2", "http/1.1"}
-	both.GetConfigForClient = downstream.ConfigForClient(http11)
-	server := downstream.NewServer(p, s.log, http.HTTP2Config{
-		MaxConcurrentStreams:          maxStreams,
-		MaxReceiveBufferPerStream:     pipeline.ReceivePerStream,
-		MaxReceiveBufferPerConnection: receivePerConnection,
-		MaxReadFrameSize:              maxFrame,
-	})
-	server.TLSConfig = both
-	server.ErrorLog = downstream.WatchHandshakes(server.ErrorLog, p.distrusted)
-	return server
 }
 
 // Applied is what applies to a pod's requests after a policy was applied.
@@ -224,7 +197,7 @@ func (p *Pod) change(next *stages.Policy, since time.Time) {
 	old.Release()
 	p.connects.cut(next)
 	if !next.Passthrough {
-		p.cutTunnels() // a policy that restricts the pod must see all its requests
+		p.http.CloseTunnels() // a policy that restricts the pod must see all its requests
 	}
 	p.succeed(old, next)
 }
@@ -288,13 +261,7 @@ func (p *Pod) resettle() (settled <-chan struct{}, err error) {
 
 // Serve accepts connections on l, which it closes. It returns nil after Drain or
 // Shutdown began, and may be called for several listeners.
-func (p *Pod) Serve(l net.Listener) error {
-	err := p.http.ServeTLS(p.newListener(l), "", "")
-	if p.env.Draining.Err() != nil {
-		return nil
-	}
-	return err
-}
+func (p *Pod) Serve(l net.Listener) error { return p.http.Serve(l) }
 
 func (p *Pod) setCluster(c *upstream.Cluster) {
 	var next *clients

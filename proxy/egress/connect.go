@@ -65,7 +65,7 @@ func (x *exchange) connect() {
 	x.s.flows.Remove(&x.flow)
 	c.Serving(-1) // what is read from here on is accounted for again
 	defer c.Serving(1)
-	x.then = x.s.look(c)
+	c.Next = x.s.look(c)
 }
 
 // enclose makes the client's connection the tunnel of the CONNECT. up is its first connection

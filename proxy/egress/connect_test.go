@@ -61,7 +61,7 @@ func headOf(b *bufio.Reader) string {
 func TestDeclinedConnectEndsWithItsClient(t *testing.T) {
 	for name, end := range map[string]func(*world, net.Conn){
 		"the client leaves": func(_ *world, c net.Conn) { _ = c.(*net.TCPConn).SetLinger(0); c.Close() },
-		"the server is cut": func(w *world, _ net.Conn) { w.server.Stop(); w.server.Cut() },
+		"the server is cut": func(w *world, _ net.Conn) { w.server.Stop(); w.server.Close() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)

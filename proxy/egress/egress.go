@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -103,13 +102,10 @@ const (
 type Server struct {
 	Config
 
-	http     *http.Server
+	http     *downstream.Server
 	proxy    *httputil.ReverseProxy
-	seen     *handed
-	start    sync.Once
 	refusing atomic.Int32   // requests above the bounds that are being answered with 429
 	leafless rate.Sometimes // limits the warning about missing certificates
-	stall    time.Duration  // write timeout of an HTTP/2 stream
 	matching chan struct{}  // an element per request that expressions are matching
 	flows    downstream.Set[*flow]
 	changed  atomic.Pointer[chan struct{}] // closed when the policy changes
@@ -120,18 +116,20 @@ type Server struct {
 
 // NewServer returns a Server that serves nothing until Serve is called.
 func NewServer(c Config) *Server {
-	s := &Server{Config: c, seen: newHanded(), leafless: rate.Sometimes{Interval: 10 * time.Second}, stall: downstream.Stall, matching: make(chan struct{}, maxMatching)}
+	s := &Server{Config: c, leafless: rate.Sometimes{Interval: 10 * time.Second}, matching: make(chan struct{}, maxMatching)}
 	s.changed.Store(new(make(chan struct{})))
-	protocols := &http.Protocols{}
-	protocols.SetHTTP1(true)
-	protocols.SetHTTP2(true)
-	protocols.SetUnencryptedHTTP2(true)
-	s.http = downstream.NewServer(s, c.Log, http.HTTP2Config{
-		MaxConcurrentStreams:          maxStreams,
-		MaxReceiveBufferPerStream:     256 << 10,
-		MaxReceiveBufferPerConnection: 512 << 10,
+	s.http = downstream.NewServer(downstream.Config{
+		Conns: c.Conns, Log: c.Log, Handler: s, Sniff: s.sniff,
+		Refused: func() {
+			s.Count(ProtocolOther, VerdictBound)
+			s.Conns.Reached("egress connections")
+		},
+		HTTP2: http.HTTP2Config{
+			MaxConcurrentStreams:          maxStreams,
+			MaxReceiveBufferPerStream:     256 << 10,
+			MaxReceiveBufferPerConnection: 512 << 10,
+		},
 	})
-	s.http.Protocols = protocols
 	s.proxy = &httputil.ReverseProxy{
 		Rewrite:        rewrite,
 		Transport:      roundTripper{},
@@ -146,32 +144,7 @@ func NewServer(c Config) *Server {
 
 // Serve accepts connections on l, which must be Conns, and closes l at the end. It
 // returns nil after Stop.
-func (s *Server) Serve(l net.Listener) error {
-	defer func() { _ = l.Close() }()
-	s.start.Do(func() { go func() { _ = s.http.Serve(s.seen) }() })
-	s.Conns.Listen(l)
-	for {
-		raw, err := l.Accept()
-		if err != nil {
-			if s.draining() {
-				return nil
-			}
-			return fmt.Errorf("accepting egress connections of pod %s: %w", s.Pod, err)
-		}
-		redirected, ok := raw.(Conn)
-		if !ok {
-			_ = raw.Close()
-			return errors.New("egress: the listener does not report the original destination of connections")
-		}
-		c := s.Conns.Accept(raw, false)
-		if c == nil {
-			s.Count(ProtocolOther, VerdictBound)
-			s.Conns.Reached("egress connections")
-			continue
-		}
-		go s.serve(newConn(s, c, redirected.To()))
-	}
-}
+func (s *Server) Serve(l net.Listener) error { return s.http.Serve(l) }
 
 // Changed has the policy applied again to everything under way, which cuts what it refuses.
 // Call it after each change of the policy. It does not wait: a pod may have many requests and
@@ -219,35 +192,25 @@ func (s *Server) decrypts(p *Policy, asked []match.HTTP) bool {
 }
 
 // Stop closes the listeners: no further connections are accepted.
-func (s *Server) Stop() { s.Conns.Stop() }
-
-func (s *Server) draining() bool { return s.Conns.Draining.Err() != nil }
+func (s *Server) Stop() { s.http.Stop() }
 
 // Drain waits, after Stop, until all connections have ended. Connections of HTTP end
 // after their next request. When ctx is done, Drain cuts those that are left and
 // returns its error.
-func (s *Server) Drain(ctx context.Context) error {
-	// http.Server.Shutdown must wait: it drops requests that arrive on HTTP/1
-	// connections meanwhile.
-	err := s.Conns.Wait(ctx)
-	if err != nil {
-		downstream.Cut(s.http)
-	}
-	s.Cut()
-	return err
-}
+func (s *Server) Drain(ctx context.Context) error { return s.http.Drain(ctx) }
 
-// Cut closes all connections. Call it after Stop.
-func (s *Server) Cut() {
-	_ = s.http.Close()
-	_ = s.seen.Close()
-	for _, c := range s.Conns.List() {
-		_ = c.Close()
-	}
-}
+// Close closes all listeners and connections.
+func (s *Server) Close() { s.http.Close() }
 
-// serve serves an accepted connection.
-func (s *Server) serve(c *conn) {
+// sniff serves an accepted connection.
+func (s *Server) sniff(accepted *downstream.Conn) {
+	redirected, ok := accepted.Conn.(Conn)
+	if !ok {
+		s.Log.Error("the listener does not report the original destination of connections", "pod", s.Pod)
+		_ = accepted.Close()
+		return
+	}
+	c := newConn(s, accepted, redirected.To())
 	defer func() {
 		if v := recover(); v != nil {
 			s.panicked(v)
@@ -262,7 +225,9 @@ func (s *Server) serve(c *conn) {
 	case p == nil:
 		s.tunnel(c, ProtocolOther, nil) // nothing is sniffed: if rules come later, it counts as unseen
 	default:
-		s.hand(c, s.look(c))
+		if served := s.look(c); served != nil {
+			s.http.Hand(served)
+		}
 	}
 }
 
@@ -303,23 +268,11 @@ func (s *Server) look(c *conn) net.Conn {
 	return nil
 }
 
-// hand passes the connection that look returned to the HTTP server. It does nothing for
-// nil.
-func (s *Server) hand(c *conn, served net.Conn) {
-	if served == nil {
-		return
-	}
-	c.Upgraded.Store(false)
-	if !s.seen.put(served) {
-		_ = c.Close()
-	}
-}
-
 // wait waits for a fault, as long as it is in effect. Within a second after Stop it ends
 // the wait: not at once, because Cut may follow. It reports false if ctx is done.
 func (s *Server) wait(ctx context.Context, f *fault.Faults, left func() time.Duration) bool {
 	fault.Wait(ctx, nil, func() <-chan struct{} { return s.lift(f) }, func() time.Duration {
-		if s.draining() {
+		if s.http.Draining() {
 			return 0
 		}
 		return left()
@@ -365,37 +318,3 @@ func (s *Server) panicked(v any) {
 	s.Panicked()
 	s.Log.Error("panic", "pod", s.Pod, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 }
-
-// handed is a net.Listener of connections that another listener accepted.
-type handed struct {
-	conns chan net.Conn
-	done  chan struct{}
-	once  sync.Once
-}
-
-func newHanded() *handed { return &handed{conns: make(chan net.Conn), done: make(chan struct{})} }
-
-func (l *handed) put(c net.Conn) bool {
-	select {
-	case l.conns <- c:
-		return true
-	case <-l.done:
-		return false
-	}
-}
-
-func (l *handed) Accept() (net.Conn, error) {
-	select {
-	case c := <-l.conns:
-		return c, nil
-	case <-l.done:
-		return nil, net.ErrClosed
-	}
-}
-
-func (l *handed) Close() error {
-	l.once.Do(func() { close(l.done) })
-	return nil
-}
-
-func (l *handed) Addr() net.Addr { return &net.TCPAddr{} }

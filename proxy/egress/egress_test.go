@@ -132,7 +132,7 @@ func newWorld(t testing.TB) *world {
 	})
 	t.Cleanup(func() {
 		w.server.Stop()
-		w.server.Cut()
+		w.server.Close()
 		require.Eventually(t, func() bool {
 			return w.conns.Open.Taken() == 0 && w.conns.HTTP2.Taken() == 0 && w.conns.Unserved.Taken() == 0 && w.held.Taken() == 0
 		}, soon, time.Millisecond, "accounts are even again")

@@ -16,6 +16,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
 
 func matching(s string) *meshv1.TextMatch {
@@ -99,7 +100,7 @@ func TestFewRequestsAreMatchedByExpressionsAtOnce(t *testing.T) {
 			p, err := Compile(rules(&meshv1.Egress{}, deny(&meshv1.HttpMatch{Path: c.path})), nil, nil)
 			require.NoError(t, err)
 			synctest.Test(t, func(t *testing.T) {
-				s := NewServer(Config{Log: slog.New(slog.DiscardHandler)})
+				s := NewServer(Config{Conns: downstream.NewPools().Conns(func(string) {}), Log: slog.New(slog.DiscardHandler)})
 				for range maxMatching {
 					s.matching <- struct{}{}
 				}

@@ -104,7 +104,7 @@ func TestUnreadStreamsTakeLittleMemory(t *testing.T) {
 // The proxy's own answers wait for the client like those of a server.
 func TestStalledStreamsAreReset(t *testing.T) {
 	w := newWorld(t)
-	w.server.stall = 300 * time.Millisecond
+	w.server.http.Stall = 300 * time.Millisecond
 	both := &http.Protocols{}
 	both.SetUnencryptedHTTP2(true)
 	quiet := make(chan struct{})
@@ -213,7 +213,7 @@ func TestDelayedRequestEndsWithItsClient(t *testing.T) {
 	for name, end := range map[string]func(*world, net.Conn){
 		"the client leaves": func(_ *world, c net.Conn) { _ = c.(*net.TCPConn).SetLinger(0); c.Close() },
 		// Not after Stop: the delay may not have begun yet, and a draining server has none.
-		"the server is cut": func(w *world, _ net.Conn) { w.server.Cut() },
+		"the server is cut": func(w *world, _ net.Conn) { w.server.Close() },
 	} {
 		for _, length := range []int{2, 1 << 20} { // of which all is sent, or not
 			if length > 2 && name == "the client leaves" {

@@ -53,7 +53,6 @@ type exchange struct {
 	refusing bool // counted in Server.refusing
 	awaits   bool // waits for the head of the answer
 	failed   bool
-	then     net.Conn // the tunnel of a CONNECT: its requests are read after this one is finished
 }
 
 type exchangeKey struct{}
@@ -71,18 +70,13 @@ var (
 // ServeHTTP serves one request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c := downstream.Of[*conn](r)
-	c.Enter()
 	x := &exchange{line: line{s: s, c: c, protocol: c.protocol}, w: w, r: r}
-	if r.ProtoMajor == 2 {
-		x.w = downstream.NewGuard(w, s.stall)
-	}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	x.cancel = cancel
 	x.flow.cut = func() { cancel(errCut) }
 	defer context.AfterFunc(c.Life, func() { cancel(nil) })() // net/http notices a closed connection only after the body was read
 	r = r.WithContext(context.WithValue(ctx, exchangeKey{}, x))
 	x.r = r
-	x.last()
 	defer x.finish()
 	if !x.hold(requestWeight+int64(len(r.RequestURI)), r.Header) {
 		x.verdict = VerdictBound
@@ -110,18 +104,13 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // finish runs however the request ended.
 func (x *exchange) finish() {
 	v := recover()
-	if g, ok := x.w.(*downstream.Guard); ok {
-		if v == nil && g.Wrote { // else net/http flushes later, and waits for the client outside of the accounts
-			_ = g.FlushError()
-		}
-		g.Release()
+	if g, ok := x.w.(*downstream.Guard); ok && v == nil && g.Wrote {
+		_ = g.FlushError() // else net/http does later, and waits for the client outside of the accounts
 	}
 	x.headed()
 	x.s.flows.Remove(&x.flow)
 	x.release()
-	defer func() { x.s.hand(x.c, x.then) }()
 	defer x.cancel(nil)
-	defer x.c.Serving(-1)
 	if v != nil && v != http.ErrAbortHandler { //nolint:errorlint // a panic's value, compared as net/http does
 		x.s.panicked(v)
 	}
@@ -222,7 +211,7 @@ func (x *exchange) deep(p *Policy) bool {
 
 // last closes the connection after this request while the server drains.
 func (x *exchange) last() {
-	if x.s.draining() {
+	if x.s.http.Draining() {
 		x.w.Header()["Connection"] = []string{"close"}
 	}
 }

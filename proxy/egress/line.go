@@ -66,7 +66,7 @@ func (l *line) admit(p *Policy, f *flow, around connect, userAgent string) *refu
 		return &refusal{code, above.RetrySeconds(), above.Message(l.s.Namespace)}
 	}
 	l.ticket = ticket
-	if !l.s.draining() { // else the next server continues with the rules' counts
+	if !l.s.http.Draining() { // else the next server continues with the rules' counts
 		l.injecting = p.faults.DecideHTTP(time.Now(), around.met, l.asked...)
 	}
 	return nil

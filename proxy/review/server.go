@@ -77,7 +77,7 @@ const (
 // Server serves the webhook of one pod. It is safe for concurrent use.
 type Server struct {
 	Config
-	http        *http.Server
+	http        *downstream.Server
 	proxy       *httputil.ReverseProxy
 	targets     *targets
 	avoided     avoided
@@ -90,16 +90,21 @@ type Server struct {
 // leaves all reviews to the application until it has routes.
 func NewServer(c Config) *Server {
 	s := &Server{Config: c, targets: newTargets(c.Dial)}
-	s.http = downstream.NewServer(s, c.Log, http.HTTP2Config{
-		MaxConcurrentStreams:          maxStreams,
-		MaxReceiveBufferPerStream:     64 << 10,
-		MaxReceiveBufferPerConnection: 512 << 10,
+	s.http = downstream.NewServer(downstream.Config{
+		Conns: c.Conns, Refused: s.refusedConn, Log: c.Log, Handler: http.HandlerFunc(s.serve),
+		TLS: &tls.Config{GetCertificate: s.certificate.get},
+		HTTP2: http.HTTP2Config{
+			MaxConcurrentStreams:          maxStreams,
+			MaxReceiveBufferPerStream:     64 << 10,
+			MaxReceiveBufferPerConnection: 512 << 10,
+		},
+		Tunnel: func() func(*downstream.Conn) {
+			if _, usable := s.certificate.usableSince(); usable {
+				return nil
+			}
+			return s.tunnel // to the application, unread
+		},
 	})
-	http11 := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}, GetCertificate: s.certificate.get}
-	both := http11.Clone()
-	both.NextProtos = []string{"h2", "http/1.1"}
-	both.GetConfigForClient = downstream.ConfigForClient(http11)
-	s.http.TLSConfig = both
 	s.proxy = &httputil.ReverseProxy{
 		Rewrite: rewrite, Transport: router{s}, ErrorLog: s.http.ErrorLog, BufferPool: upstream.BufferPool{}, ErrorHandler: s.failed,
 	}
@@ -126,67 +131,38 @@ func (s *Server) SetCertificate(c *tls.Certificate) { s.certificate.set(c) }
 // ForgetCertificates forgets the certificates of a directory that the application does not use.
 func (s *Server) ForgetCertificates() { s.certificate.forget() }
 
+// refusedConn counts a connection above the bounds.
+func (s *Server) refusedConn() { s.Conns.Reached("webhook connections") }
+
 // Serve accepts connections on l, which it closes. Their local address is where the client
 // connected to. It returns nil after Stop, and may be called for several listeners.
 func (s *Server) Serve(l net.Listener) error {
-	const bound = "webhook connections"
-	l = listen.Limit(l, listen.Bounds{Total: maxConnections, PerPeer: maxPerPeer, Refused: func(listen.Refusal) { s.Conns.Reached(bound) }})
-	bounded := s.Conns.Bounded(l, bound, func() func(*downstream.Conn) {
-		if _, usable := s.certificate.usableSince(); usable {
-			return nil
-		}
-		return s.tunnel // to the application, unread
-	})
-	err := s.http.ServeTLS(bounded, "", "")
-	if s.Conns.Draining.Err() != nil {
-		return nil
-	}
-	return err
+	return s.http.Serve(listen.Limit(l, listen.Bounds{
+		Total: maxConnections, PerPeer: maxPerPeer, Refused: func(listen.Refusal) { s.refusedConn() },
+	}))
 }
 
 // Stop closes the listeners: no further connections are accepted.
-func (s *Server) Stop() { s.Conns.Stop() }
+func (s *Server) Stop() { s.http.Stop() }
 
 // Drain waits, after Stop, until all connections have ended, each after its next review.
 // When ctx is done, Drain cuts those that are left and returns its error.
 func (s *Server) Drain(ctx context.Context) error {
-	err := s.Conns.Wait(ctx)
-	if err != nil {
-		downstream.Cut(s.http)
-	}
-	s.Cut()
-	return err
+	defer s.targets.close()
+	return s.http.Drain(ctx)
 }
 
 // Shutdown closes all connections, after Stop. It waits for reviews in progress until ctx is
 // done.
 func (s *Server) Shutdown(ctx context.Context) {
-	_ = s.http.Shutdown(ctx) // of HTTP/2 by GOAWAY
-	s.Cut()
+	defer s.targets.close()
+	_ = s.http.Shutdown(ctx)
+	s.http.Close()
 }
 
-// Cut closes all connections. Call it after Stop.
-func (s *Server) Cut() {
-	_ = s.http.Close()
-	for _, c := range s.Conns.List() {
-		_ = c.Close()
-	}
-	s.targets.close()
-}
-
-// ServeHTTP serves one request.
-func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+// serve serves one request.
+func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	c := downstream.Of[*downstream.Conn](r)
-	c.Enter()
-	defer c.Serving(-1)
-	if r.ProtoMajor == 2 {
-		guard := downstream.NewGuard(w, downstream.Stall)
-		defer guard.Release()
-		w = guard
-	}
-	if s.Conns.Draining.Err() != nil {
-		w.Header()["Connection"] = []string{"close"}
-	}
 	held := s.Held.Open(addressOf(c.RemoteAddr()).Addr())
 	defer held.Close()
 	if !held.Take(weight + listen.HeadWeight(r.Header, 2)) {

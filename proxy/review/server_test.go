@@ -118,7 +118,9 @@ func newWorld(t *testing.T, application, other http.Handler) *world {
 	t.Cleanup(func() {
 		transport.CloseIdleConnections()
 		w.Stop()
-		w.Cut()
+		gone, cancel := context.WithCancel(context.Background())
+		cancel()
+		w.Shutdown(gone)
 		require.NoError(t, <-served)
 	})
 	return w

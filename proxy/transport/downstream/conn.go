@@ -5,9 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"io"
-	"log/slog"
 	"net"
-	"net/http"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -27,6 +25,8 @@ type Conn struct {
 	Upgraded atomic.Bool
 	// Life is done when the connection is closed.
 	Life context.Context
+	// Next is served on the connection after the current request, in HTTP/1.1: see Server.Hand.
+	Next net.Conn
 
 	conns     *Conns
 	heads     *bounds.Account // of the memory of handshakes and heads
@@ -41,6 +41,9 @@ type Conn struct {
 	unserved  atomic.Int64
 	deadline  atomic.Int64 // when the write deadline was set, in Unix nanoseconds; 0: there is none
 }
+
+// accepted returns the connection that types which embed it are made of.
+func (c *Conn) accepted() *Conn { return c }
 
 // Bare returns the connection that the kernel can relay.
 func (c *Conn) Bare() net.Conn {
@@ -72,9 +75,9 @@ func (c *Conn) computed() {
 	}
 }
 
-// ConfigForClient returns a function that is called with each ClientHello. It waits for the
+// configForClient returns a function that is called with each ClientHello. It waits for the
 // connection's turn to compute, and returns http11 if the connection may not speak HTTP/2.
-func ConfigForClient(http11 *tls.Config) func(*tls.ClientHelloInfo) (*tls.Config, error) {
+func configForClient(http11 *tls.Config) func(*tls.ClientHelloInfo) (*tls.Config, error) {
 	return func(h *tls.ClientHelloInfo) (*tls.Config, error) {
 		c, ok := h.Conn.(*Conn)
 		if !ok {
@@ -231,33 +234,4 @@ func (c *Conn) Reset() {
 	if l, ok := c.Bare().(interface{ SetLinger(sec int) error }); ok {
 		_ = l.SetLinger(0)
 	}
-}
-
-type connKey struct{}
-
-// NewServer returns a server of HTTP with the bounds of a pod's clients. Its handler
-// finds the connection of a request by Of.
-func NewServer(handler http.Handler, log *slog.Logger, http2 http.HTTP2Config) *http.Server {
-	return &http.Server{
-		Handler:                      handler,
-		ReadHeaderTimeout:            HeadTimeout,
-		IdleTimeout:                  Idle,
-		MaxHeaderBytes:               MaxHeaderBytes,
-		DisableGeneralOptionsHandler: true, // net/http must not answer OPTIONS *
-		ErrorLog:                     slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-		HTTP2:                        &http2,
-		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			if t, ok := c.(*tls.Conn); ok {
-				c = t.NetConn()
-			}
-			return context.WithValue(ctx, connKey{}, c)
-		},
-	}
-}
-
-// Of returns the connection of a request, below TLS. It returns the zero C if that is
-// not a C.
-func Of[C net.Conn](r *http.Request) C {
-	c, _ := r.Context().Value(connKey{}).(C)
-	return c
 }

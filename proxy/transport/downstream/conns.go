@@ -1,11 +1,16 @@
-// Package downstream owns the connections of a pod's clients: it accounts for them, bounds
-// what they keep in memory, gives up clients that stop reading, and ends connections.
+// Package downstream serves the clients of a pod over HTTP. It accounts for their connections, bounds what they keep
+// in memory, gives up clients that stop reading, and ends connections:
+//
+//	server.go    Server: accepts, serves, drains and closes; the pod's clients, its egress and its webhook have one each
+//	conns.go     the open connections of a server, and their bounds
+//	conn.go      one connection, below TLS
+//	guard.go     the writer of an HTTP/2 stream
+//	distrust.go  clients that do not trust the server's certificate
 package downstream
 
 import (
 	"context"
 	"net"
-	"net/http"
 	"sync"
 	"time"
 
@@ -168,12 +173,4 @@ func (s *Conns) Wait(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// Cut ends the connections that a server serves: those of HTTP/2 with GOAWAY, then all.
-func Cut(server *http.Server) {
-	ctx, cancel := context.WithTimeout(context.Background(), cutGrace)
-	defer cancel()
-	_ = server.Shutdown(ctx)
-	_ = server.Close()
 }

@@ -21,9 +21,9 @@ type handshakes struct {
 	distrusted func()
 }
 
-// WatchHandshakes returns a log for an http.Server that calls distrusted for each client that does
+// watchHandshakes returns a log for an http.Server that calls distrusted for each client that does
 // not trust its certificate, and passes everything on to next.
-func WatchHandshakes(next *log.Logger, distrusted func()) *log.Logger {
+func watchHandshakes(next *log.Logger, distrusted func()) *log.Logger {
 	return log.New(handshakes{next, distrusted}, "", 0)
 }
 

@@ -27,8 +27,8 @@ var guards = sync.Pool{New: func() any {
 	return g
 }}
 
-// NewGuard guards the stream of w for one request.
-func NewGuard(w http.ResponseWriter, stall time.Duration) *Guard {
+// newGuard guards the stream of w for one request.
+func newGuard(w http.ResponseWriter, stall time.Duration) *Guard {
 	g := guards.Get().(*Guard)
 	g.ResponseWriter, g.stall, g.Wrote, g.over = w, stall, false, false
 	return g
@@ -70,11 +70,8 @@ func (g *Guard) fire() {
 	}
 }
 
-// Release ends the guard before net/http takes the writer back. A nil Guard does nothing.
-func (g *Guard) Release() {
-	if g == nil {
-		return
-	}
+// release ends the guard before net/http takes the writer back.
+func (g *Guard) release() {
 	g.mu.Lock()
 	g.over = true
 	g.mu.Unlock()

@@ -12,18 +12,14 @@ const sendBuffer = 128 << 10
 // listener accepts connections within the bounds of a pod. It closes those above them.
 type listener struct {
 	net.Listener
-	conns  *Conns
-	bound  string // on connections
-	tunnel func() (serve func(*Conn))
+	server *Server
 	close  func() error // once: its error would make http.Server.Shutdown fail
 }
 
-// Bounded returns a listener of connections within the bounds, which Stop closes. bound
-// names the bound on connections. tunnel is called for each connection. If it returns a
-// function, that function serves the connection, which Accept does not return.
-func (s *Conns) Bounded(l net.Listener, bound string, tunnel func() (serve func(*Conn))) net.Listener {
-	own := &listener{l, s, bound, tunnel, sync.OnceValue(l.Close)}
-	s.Listen(own)
+// bounded returns a listener of the connections that serve HTTP, which Stop closes.
+func (s *Server) bounded(l net.Listener) net.Listener {
+	own := &listener{l, s, sync.OnceValue(l.Close)}
+	s.Conns.Listen(own)
 	return own
 }
 
@@ -35,14 +31,20 @@ func (l *listener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		serve := l.tunnel()
-		c := l.conns.Accept(raw, serve != nil)
+		var serve func(*Conn)
+		if l.server.Tunnel != nil {
+			serve = l.server.Tunnel()
+		}
+		c := l.server.Conns.Accept(raw, serve != nil)
 		if c == nil {
-			l.conns.Reached(l.bound)
+			l.server.Refused()
 			continue
 		}
 		if b, ok := c.Bare().(interface{ SetWriteBuffer(int) error }); ok {
 			_ = b.SetWriteBuffer(sendBuffer)
+		}
+		if serve == nil {
+			serve = l.server.Sniff
 		}
 		if serve == nil {
 			return c, nil

@@ -1,0 +1,215 @@
+package downstream
+
+import (
+	"context"
+	"crypto/tls"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// Config is what a Server serves, and how. Fields are required unless noted.
+type Config struct {
+	// Conns account for the connections. Refused is called for each that is above the bound on their number.
+	Conns   *Conns
+	Refused func()
+	Log     *slog.Logger
+	HTTP2   http.HTTP2Config
+	// TLS, if set, has connections be of TLS, in HTTP/1.1 or 2. Else they are of HTTP/1.1 or unencrypted HTTP/2.
+	TLS *tls.Config
+	// Handler serves requests. It finds the connection of a request by Of. In HTTP/2 its writer is a Guard.
+	Handler http.Handler
+	// Tunnel, if set, is called for each connection. If it returns a function, the connection is a tunnel, which
+	// that function serves.
+	Tunnel func() (serve func(*Conn))
+	// Sniff, if set, serves each connection, and may pass it to Hand. It must not have a Tunnel.
+	Sniff func(*Conn)
+}
+
+// Server serves the clients of one pod over HTTP, within the bounds of its Conns, and ends their connections. Its
+// methods are safe for concurrent use.
+type Server struct {
+	Config
+	// Stall is how long the client of an HTTP/2 stream may stop reading. It may be changed before requests are served.
+	Stall time.Duration
+
+	// ErrorLog gets the errors of connections.
+	ErrorLog *log.Logger
+
+	http   *http.Server
+	start  sync.Once
+	handed *handed // nil without Sniff
+}
+
+// NewServer returns a Server that serves nothing until Serve is called.
+func NewServer(c Config) *Server {
+	s := &Server{Config: c, Stall: Stall, ErrorLog: slog.NewLogLogger(c.Log.Handler(), slog.LevelDebug)}
+	if c.Conns.Distrusted != nil {
+		s.ErrorLog = watchHandshakes(s.ErrorLog, c.Conns.Distrusted)
+	}
+	s.http = &http.Server{
+		Handler:                      s,
+		ReadHeaderTimeout:            HeadTimeout,
+		IdleTimeout:                  Idle,
+		MaxHeaderBytes:               MaxHeaderBytes,
+		DisableGeneralOptionsHandler: true, // net/http must not answer OPTIONS *
+		ErrorLog:                     s.ErrorLog,
+		HTTP2:                        &c.HTTP2,
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			if t, ok := c.(*tls.Conn); ok {
+				c = t.NetConn()
+			}
+			return context.WithValue(ctx, connKey{}, c)
+		},
+	}
+	if c.TLS == nil {
+		s.http.Protocols = &http.Protocols{}
+		s.http.Protocols.SetHTTP1(true)
+		s.http.Protocols.SetHTTP2(true)
+		s.http.Protocols.SetUnencryptedHTTP2(true)
+	} else {
+		http11 := c.TLS.Clone()
+		http11.MinVersion, http11.NextProtos = tls.VersionTLS12, []string{"http/1.1"}
+		s.http.TLSConfig = http11.Clone()
+		s.http.TLSConfig.NextProtos = []string{"h2", "http/1.1"}
+		s.http.TLSConfig.GetConfigForClient = configForClient(http11)
+	}
+	if c.Sniff != nil {
+		s.handed = &handed{conns: make(chan net.Conn), done: make(chan struct{})}
+	}
+	return s
+}
+
+// Serve accepts connections on l, which it closes. It returns nil after Stop, and may be called for several
+// listeners.
+func (s *Server) Serve(l net.Listener) error {
+	if s.handed != nil {
+		s.start.Do(func() { go func() { _ = s.http.Serve(s.handed) }() })
+	}
+	l = s.bounded(l)
+	var err error
+	if s.TLS != nil {
+		err = s.http.ServeTLS(l, "", "")
+	} else {
+		err = s.http.Serve(l)
+	}
+	if s.Draining() {
+		return nil
+	}
+	return err
+}
+
+// Hand has requests be read from a connection that Sniff got, or one of TLS on top of it. It closes the connection if
+// the server is closed.
+func (s *Server) Hand(c net.Conn) {
+	select {
+	case s.handed.conns <- c:
+	case <-s.handed.done:
+		_ = c.Close()
+	}
+}
+
+// ServeHTTP implements http.Handler, for net/http.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	c := Of[interface{ accepted() *Conn }](r).accepted()
+	c.Enter()
+	defer func() {
+		c.Serving(-1)
+		if next := c.Next; next != nil {
+			c.Next = nil
+			s.Hand(next)
+		}
+	}()
+	if r.ProtoMajor == 2 {
+		guard := newGuard(w, s.Stall)
+		defer guard.release()
+		w = guard
+	}
+	if s.Draining() {
+		w.Header()["Connection"] = []string{"close"}
+	}
+	s.Handler.ServeHTTP(w, r)
+}
+
+// Draining reports whether Stop was called.
+func (s *Server) Draining() bool { return s.Conns.Draining.Err() != nil }
+
+// Stop closes the listeners: no further connections are accepted.
+func (s *Server) Stop() { s.Conns.Stop() }
+
+// Drain waits, after Stop, until all connections have ended. Those of HTTP end after their next request. When ctx is
+// done, Drain cuts those that are left, and returns its error.
+func (s *Server) Drain(ctx context.Context) error {
+	// Not http.Server.Shutdown, which drops requests that arrive on HTTP/1 connections.
+	err := s.Conns.Wait(ctx)
+	if err != nil {
+		s.Cut()
+	}
+	s.Close()
+	return err
+}
+
+// Shutdown closes idle connections, after Stop, and waits for requests in progress until ctx is done. Those of HTTP/2
+// end with GOAWAY.
+func (s *Server) Shutdown(ctx context.Context) error { return s.http.Shutdown(ctx) }
+
+// Cut ends all connections that serve HTTP: those of HTTP/2 with GOAWAY.
+func (s *Server) Cut() {
+	ctx, cancel := context.WithTimeout(context.Background(), cutGrace)
+	defer cancel()
+	_ = s.http.Shutdown(ctx)
+	_ = s.http.Close()
+}
+
+// Close closes all listeners and connections.
+func (s *Server) Close() {
+	s.Stop()
+	_ = s.http.Close()
+	for _, c := range s.Conns.List() {
+		_ = c.Close()
+	}
+}
+
+// CloseTunnels closes the connections that are tunnels.
+func (s *Server) CloseTunnels() {
+	for _, c := range s.Conns.List() {
+		if c.Tunnel {
+			_ = c.Close()
+		}
+	}
+}
+
+type connKey struct{}
+
+// Of returns the connection of a request, below TLS. It returns the zero C if that is
+// not a C.
+func Of[C any](r *http.Request) C {
+	c, _ := r.Context().Value(connKey{}).(C)
+	return c
+}
+
+// handed is a net.Listener of connections that another listener accepted.
+type handed struct {
+	conns chan net.Conn
+	done  chan struct{}
+	once  sync.Once
+}
+
+func (l *handed) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.done:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *handed) Close() error {
+	l.once.Do(func() { close(l.done) })
+	return nil
+}
+
+func (l *handed) Addr() net.Addr { return &net.TCPAddr{} }
