@@ -12,7 +12,6 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
 
@@ -24,17 +23,6 @@ const maxVia = 4
 // seen within the tunnel.
 func (x *exchange) connect() {
 	c := x.c
-	if len(c.via) == maxVia {
-		x.malformed(http.StatusBadRequest, "this goes through too many proxies")
-		return
-	}
-	p, _ := x.s.Policy()
-	x.flow.asked, x.flow.within = x.asked, x.s.decrypts(p, x.asked)
-	x.s.flows.Add(&x.flow)
-	c.around.met = fault.Met{}
-	if !x.admitted(c.around.met) {
-		return
-	}
 	to := c.up
 	up, resp, err := c.ask(x.r.Context(), to, x.r)
 	if err != nil {

@@ -46,7 +46,7 @@ type exchange struct {
 	cancel context.CancelCauseFunc
 	flow   flow
 
-	forward  bool // the server is a forward proxy: the target keeps its host
+	through  bool // the server is a forward proxy: the target keeps its host
 	sent     time.Time
 	took     time.Duration
 	held     int64
@@ -78,27 +78,62 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	r = r.WithContext(context.WithValue(ctx, exchangeKey{}, x))
 	x.r = r
 	defer x.finish()
-	if !x.hold(requestWeight+int64(len(r.RequestURI)), r.Header) {
-		x.verdict = VerdictBound
-		if x.refusing = true; s.refusing.Add(1) > maxRefusing {
-			panic(http.ErrAbortHandler)
+	for _, stage := range stages {
+		if !stage(x) {
+			return
 		}
-		x.answer(http.StatusTooManyRequests, 1, "pod "+s.Pod+" has too many requests under way")
-		return
 	}
-	if !x.understand() {
-		return
+}
+
+// stages are the decisions about a request, in order. One that does not pass the request on has answered it.
+var stages = []func(*exchange) bool{
+	(*exchange).charge,
+	(*exchange).understand,
+	(*exchange).enter,
+	(*exchange).admit,
+	(*exchange).inject,
+	(*exchange).forward,
+}
+
+// charge accounts for the memory of the request.
+func (x *exchange) charge() bool {
+	if x.hold(requestWeight+int64(len(x.r.RequestURI)), x.r.Header) {
+		return true
 	}
-	if r.Method == http.MethodConnect {
-		x.connect()
-		return
+	x.verdict = VerdictBound
+	if x.refusing = true; x.s.refusing.Add(1) > maxRefusing {
+		panic(http.ErrAbortHandler)
 	}
+	x.answer(http.StatusTooManyRequests, 1, "pod "+x.s.Pod+" has too many requests under way")
+	return false
+}
+
+// enter adds the request to those that a change of the policy may cut.
+func (x *exchange) enter() bool {
 	x.flow.asked = x.asked
-	s.flows.Add(&x.flow)
-	if !x.admitted(nil) {
-		return
+	if x.connects() {
+		if len(x.c.via) == maxVia {
+			return x.malformed(http.StatusBadRequest, "this goes through too many proxies")
+		}
+		p, _ := x.s.Policy()
+		x.flow.within = x.s.decrypts(p, x.asked)
+		x.c.around.met = fault.Met{}
 	}
-	x.pass()
+	x.s.flows.Add(&x.flow)
+	return true
+}
+
+// connects reports whether the request is for a tunnel.
+func (x *exchange) connects() bool { return x.r.Method == http.MethodConnect }
+
+// forward forwards the request and its answer.
+func (x *exchange) forward() bool {
+	if x.connects() {
+		x.connect()
+	} else {
+		x.pass()
+	}
+	return true
 }
 
 // finish runs however the request ended.
@@ -158,7 +193,7 @@ func (x *exchange) understand() bool {
 	}
 	p, _ := x.s.Policy()
 	raw, _, _ := strings.Cut(x.r.RequestURI, "?")
-	if x.r.Method != http.MethodConnect && x.deep(p) && (!unambiguous(raw, x.r.URL.Path) || strings.Contains(raw, "#")) {
+	if !x.connects() && x.deep(p) && (!unambiguous(raw, x.r.URL.Path) || strings.Contains(raw, "#")) {
 		return x.malformed(http.StatusBadRequest, "rules are about the path, and servers could read this one in two ways")
 	}
 	return true
@@ -178,13 +213,13 @@ func (x *exchange) target() (asked match.HTTP, code int, why string) {
 	switch {
 	case r.URL.Opaque != "": // "x:http://host/" would be forwarded as "http://host/"
 		return asked, http.StatusBadRequest, "the target is neither a path nor an http URL"
-	case r.Method == http.MethodConnect:
+	case x.connects():
 		return x.connectTarget(asked, port)
 	case r.ProtoMajor == 1 && r.URL.Host != "":
 		if r.URL.Scheme != "http" || c.scheme != "http" || asked.Host == "" || r.URL.User != nil {
 			return asked, http.StatusBadRequest, "a target with a host must be an http URL without user information"
 		}
-		x.forward, asked.Port = true, cmp.Or(port, 80)
+		x.through, asked.Port = true, cmp.Or(port, 80)
 	case c.host != "" && asked.Host != c.host:
 		return asked, http.StatusMisdirectedRequest, "the request is for another host than the TLS connection"
 	}
@@ -224,20 +259,26 @@ func (x *exchange) malformed(code int, why string) bool {
 	return false
 }
 
-// admitted applies the rules and reports whether the request may go on. The fault rules
-// that match are added to met, if it is not nil.
-func (x *exchange) admitted(met fault.Met) bool {
+// admit applies the rules. Those that match a CONNECT do not apply again to what is seen within its tunnel.
+func (x *exchange) admit() bool {
 	p, _ := x.s.Policy()
-	if refused := x.admit(p, &x.flow, connect{met: met}, x.r.UserAgent()); refused != nil {
-		x.answer(refused.code, refused.retry, refused.message)
-		return false
+	var met fault.Met
+	if x.connects() {
+		met = x.c.around.met
 	}
-	return x.injecting == nil || x.inject(x.injecting)
+	refused := x.line.admit(p, &admission{flow: &x.flow, around: connect{met: met}, userAgent: x.r.UserAgent()})
+	if refused != nil {
+		x.answer(refused.code, refused.retry, refused.message)
+	}
+	return refused == nil
 }
 
-// inject injects the faults that come before the request is forwarded, and reports whether
-// it is to be forwarded.
-func (x *exchange) inject(f *fault.Faults) bool {
+// inject injects the faults that come before the request is forwarded.
+func (x *exchange) inject() bool {
+	f := x.injecting
+	if f == nil {
+		return true
+	}
 	if f.Delay > 0 {
 		x.ahead()
 	}
@@ -339,7 +380,7 @@ func rewrite(pr *httputil.ProxyRequest) {
 	out.Trailer = pr.In.Trailer // net/http fills it in at the end of the body
 	out.Host = pr.In.Host
 	out.URL.RawQuery, out.URL.ForceQuery = pr.In.URL.RawQuery, pr.In.URL.ForceQuery
-	if x.forward {
+	if x.through {
 		return
 	}
 	out.URL.Scheme, out.URL.Host = x.c.scheme, x.c.to.String()
@@ -352,7 +393,7 @@ func rewrite(pr *httputil.ProxyRequest) {
 // forwarded is Transport.Proxy. It returns the original destination for requests to a
 // forward proxy, so that their targets keep the host.
 func forwarded(r *http.Request) (*url.URL, error) {
-	if x := exchangeOf(r.Context()); x != nil && x.forward {
+	if x := exchangeOf(r.Context()); x != nil && x.through {
 		return &url.URL{Scheme: "http", Host: x.c.to.String()}, nil
 	}
 	return nil, nil

@@ -33,41 +33,70 @@ type refusal struct {
 	message string
 }
 
-// admit applies the rules: those that intercept, limits, then faults. It returns nil if they
-// allow the request or connection. Rules that matched the CONNECT around it are skipped.
-func (l *line) admit(p *Policy, f *flow, around connect, userAgent string) *refusal {
+// admission is what rules decide by, about a request or a connection.
+type admission struct {
+	flow      *flow
+	around    connect // rules that matched it are skipped
+	userAgent string
+}
+
+// ruleStages are the decisions of rules, in order. The first that refuses is the last.
+var ruleStages = []func(*line, *Policy, *admission) *refusal{(*line).intercept, (*line).limit, (*line).fault}
+
+// admit applies the rules. It returns nil if they allow the request or connection.
+func (l *line) admit(p *Policy, a *admission) *refusal {
 	if p == nil {
 		return nil
 	}
 	defer l.s.turn(p)()
-	d := p.refuses(f)
-	if d != nil && d.long > 0 {
+	for _, stage := range ruleStages {
+		if refused := stage(l, p, a); refused != nil {
+			return refused
+		}
+	}
+	return nil
+}
+
+// intercept applies the rules that allow and deny.
+func (l *line) intercept(p *Policy, a *admission) *refusal {
+	d := p.refuses(a.flow)
+	switch {
+	case d == nil:
+		return nil
+	case d.long > 0:
 		l.verdict = VerdictBound
 		return &refusal{code: http.StatusRequestURITooLong, message: d.message(l.s.Namespace)}
 	}
-	if d != nil {
-		l.verdict, l.by = VerdictDenied, d.breaker+"/"+d.rule
-		if d.unseen {
-			l.verdict = VerdictUnseen
-		}
-		return &refusal{code: http.StatusForbidden, message: d.message(l.s.Namespace)}
+	l.verdict, l.by = VerdictDenied, d.breaker+"/"+d.rule
+	if d.unseen {
+		l.verdict = VerdictUnseen
 	}
-	if f.within {
+	return &refusal{code: http.StatusForbidden, message: d.message(l.s.Namespace)}
+}
+
+// limit applies the rules that limit.
+func (l *line) limit(p *Policy, a *admission) *refusal {
+	if a.flow.within {
 		return nil
 	}
-	ticket, above := p.limits.TakeHTTP(time.Now(), around.ticket, userAgent, l.asked...)
-	if above != nil {
-		l.s.Limited(above)
-		code := http.StatusTooManyRequests
-		l.verdict, l.by = VerdictLimited, above.Breaker+"/"+above.Rule
-		if above.Opened {
-			l.verdict, code = VerdictOpened, http.StatusServiceUnavailable
-		}
-		return &refusal{code, above.RetrySeconds(), above.Message(l.s.Namespace)}
-	}
+	ticket, above := p.limits.TakeHTTP(time.Now(), a.around.ticket, a.userAgent, l.asked...)
 	l.ticket = ticket
-	if !l.s.http.Draining() { // else the next server continues with the rules' counts
-		l.injecting = p.faults.DecideHTTP(time.Now(), around.met, l.asked...)
+	if above == nil {
+		return nil
+	}
+	l.s.Limited(above)
+	code := http.StatusTooManyRequests
+	l.verdict, l.by = VerdictLimited, above.Breaker+"/"+above.Rule
+	if above.Opened {
+		l.verdict, code = VerdictOpened, http.StatusServiceUnavailable
+	}
+	return &refusal{code, above.RetrySeconds(), above.Message(l.s.Namespace)}
+}
+
+// fault decides which faults are to be injected. It refuses nothing.
+func (l *line) fault(p *Policy, a *admission) *refusal {
+	if !a.flow.within && !l.s.http.Draining() { // the next server continues with the rules' counts
+		l.injecting = p.faults.DecideHTTP(time.Now(), a.around.met, l.asked...)
 	}
 	return nil
 }
