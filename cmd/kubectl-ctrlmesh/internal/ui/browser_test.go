@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -131,6 +132,10 @@ func TestPagesInABrowser(t *testing.T) {
 	c := meshtest.Healthy(t)
 	observed(c)
 	logs(t, c)
+	c.Counts()
+	var passed atomic.Int64 // beside what passes with each reading
+	clock := c.Clock
+	c.Clock = func() time.Time { return clock().Add(time.Duration(passed.Load())) }
 	b, _ := open(t, c)
 	page := newTab(t)
 	const live = `document.getElementById("state")?.textContent === "live"`
@@ -140,5 +145,9 @@ func TestPagesInABrowser(t *testing.T) {
 	page.picture("ui-operator")
 	page.shows(b.url+"/pods/operator-demo/od-1?verb=update&resource=foos&namespace=team-42", live+` && document.getElementById("verdict").textContent.startsWith("403") && document.querySelectorAll("tbody tr").length === 3`)
 	page.picture("ui-pod")
+	page.shows(b.url+"/costs", `document.body.textContent.includes("Measuring")`)
+	passed.Add(int64(costsEvery))
+	page.shows(b.url+"/costs", `document.querySelectorAll("tbody tr").length === 4`)
+	page.picture("ui-costs")
 	page.shows(b.url+"/advice/operator-demo/statefulset/tally", `document.querySelector("code").textContent.startsWith("kubectl ctrlmesh adopt")`)
 }
