@@ -49,6 +49,6 @@ rm "$chart/.helmignore"
 sed -i "s/^version: .*/version: $version/; s/^appVersion: .*/appVersion: $version/" "$chart/Chart.yaml"
 "$helm/helm" lint --quiet "$chart"
 archive "$dist/ctrlmesh-$version.tgz" "$work/chart" # helm package would write the time
-{ cat deploy/default/namespace.yaml; "$helm/helm" template ctrlmesh "$chart" --namespace ctrlmesh-system --no-hooks; } >"$dist/ctrlmesh-$version.yaml"
+{ cat deploy/default/namespace.yaml; "$helm/helm" template ctrlmesh "$chart" --kube-version 1.30.0 --namespace ctrlmesh-system --no-hooks; } >"$dist/ctrlmesh-$version.yaml"
 (cd "$dist" && sha256sum -- * >SHA256SUMS)
 echo "made release $version in dist/:"; ls -l "$dist"
