@@ -28,6 +28,7 @@ type Conn struct {
 	// Next is served on the connection after the current request, in HTTP/1.1: see Server.Hand.
 	Next net.Conn
 
+	bytes     io.ReadWriter // of Conn
 	conns     *Conns
 	heads     *bounds.Account // of the memory of handshakes and heads
 	share     *bounds.Share   // nil unless peers are counted
@@ -153,7 +154,7 @@ func (c *Conn) Forgive() {
 
 // Read accounts for what it reads between requests.
 func (c *Conn) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
+	n, err := c.bytes.Read(b)
 	if n > 0 && c.serving.Load() == 0 && !c.Upgraded.Load() {
 		if c.tls13.Load() && plainDistrust(b[:n]) {
 			c.conns.Distrusted()
@@ -173,7 +174,7 @@ func (c *Conn) Write(b []byte) (int, error) {
 		c.deadline.Store(now.UnixNano())
 		_ = c.Conn.SetWriteDeadline(now.Add(Stall))
 	}
-	return c.Conn.Write(b)
+	return c.bytes.Write(b)
 }
 
 // SetDeadline implements net.Conn.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/internal/listen"
 	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/rawio"
 )
 
 // Bounds of the connections of one pod. They apply to accepted connections: Accept itself
@@ -141,7 +142,10 @@ func (s *Conns) Accept(raw net.Conn, tunnel bool) *Conn {
 		_ = raw.Close()
 		return nil
 	}
-	c := &Conn{Conn: raw, Tunnel: tunnel, conns: s, heads: &s.Unserved}
+	c := &Conn{Conn: raw, Tunnel: tunnel, bytes: raw, conns: s, heads: &s.Unserved}
+	if tcp, ok := c.Bare().(*net.TCPConn); ok {
+		c.bytes = rawio.New(tcp)
+	}
 	if s.Peers != nil {
 		c.share = s.Peers.Open(listen.PeerOf(raw))
 		c.heads = c.share.Of()

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/rawio"
 )
 
 // maxAlone is how many streams of a client may have a connection of their own. An event
@@ -81,7 +83,7 @@ func (c *Client) connect(ctx context.Context, protocols ...string) (*tls.Conn, e
 		_ = raw.Close()
 		return nil, ctx.Err()
 	}
-	conn := tls.Client(raw, &tls.Config{
+	conn := tls.Client(rawio.New(raw), &tls.Config{
 		RootCAs:            c.cluster.roots,
 		ServerName:         ServerName,
 		NextProtos:         protocols,

@@ -1,0 +1,27 @@
+// Package rawio reads and writes TCP connections by system calls that the scheduler of Go does not see. After an
+// ordinary system call of a process that was idle, the runtime wakes its monitor, which then polls. For a proxy that
+// waits most of the time this costs a fifth of its processor time. These system calls never block: the runtime's poller
+// waits, so that deadlines and Close work as usual.
+package rawio
+
+import "net"
+
+// Conn is a TCP connection. NetConn returns it as it was.
+type Conn struct {
+	*net.TCPConn
+	in  input
+	out output
+}
+
+// New returns a connection, to be read and written by itself alone, if it is of TCP, and if the platform is
+// supported. Otherwise it returns the connection as it is.
+func New(c net.Conn) net.Conn {
+	tcp, ok := c.(*net.TCPConn)
+	if !ok {
+		return c
+	}
+	return wrap(tcp)
+}
+
+// NetConn returns the connection that the kernel can copy from and to.
+func (c *Conn) NetConn() net.Conn { return c.TCPConn }
