@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/validate/content"
@@ -87,17 +86,13 @@ func trusting(ctx context.Context, reader client.Reader, namespace string, s *me
 // Breaker returns the errors of a CircuitBreaker that its schema does not find.
 func Breaker(c *v1alpha1.CircuitBreaker) field.ErrorList {
 	spec := field.NewPath("spec")
-	errs := somePods(c.Spec.Selector, spec.Child("selector"))
+	errs := podSelector(c.Spec.Selector, spec.Child("selector"))
 	for i, l := range c.Spec.RateLimitings {
 		path := spec.Child("rateLimitings").Index(i)
-		errs = append(errs, ruleName(l.Name, path)...)
 		errs = append(errs, podSelector(l.PodSelector, path.Child("podSelector"))...)
 		for j, m := range l.ResourceRules {
 			errs = append(errs, resourceNames(path.Child("resourceRules").Index(j), m.APIGroups, m.Namespaces, m.Names)...)
 		}
-	}
-	for i, r := range c.Spec.TrafficInterceptRules {
-		errs = append(errs, ruleName(r.Name, spec.Child("trafficInterceptRules").Index(i))...)
 	}
 	return append(errs, compile.BreakerProblems(c)...)
 }
@@ -105,10 +100,9 @@ func Breaker(c *v1alpha1.CircuitBreaker) field.ErrorList {
 // Injection returns the errors of a FaultInjection that its schema does not find.
 func Injection(f *v1alpha1.FaultInjection) field.ErrorList {
 	spec := field.NewPath("spec")
-	errs := somePods(f.Spec.Selector, spec.Child("selector"))
+	errs := podSelector(f.Spec.Selector, spec.Child("selector"))
 	for i, r := range f.Spec.HTTPFaultInjections {
 		path := spec.Child("httpFault").Index(i)
-		errs = append(errs, ruleName(r.Name, path)...)
 		if r.Match == nil {
 			continue
 		}
@@ -117,22 +111,6 @@ func Injection(f *v1alpha1.FaultInjection) field.ErrorList {
 		}
 	}
 	return append(errs, compile.InjectionProblems(f)...)
-}
-
-// somePods returns the errors of a selector of pods that must be set.
-func somePods(s *metav1.LabelSelector, path *field.Path) field.ErrorList {
-	if s == nil {
-		return field.ErrorList{field.Required(path, "say which pods: {} for all of the namespace that are on the mesh")}
-	}
-	return podSelector(s, path)
-}
-
-// ruleName returns the errors of a rule's name, which responses, logs and metrics contain.
-func ruleName(name string, path *field.Path) field.ErrorList {
-	if name == "" || strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) {
-		return field.ErrorList{field.Invalid(path.Child("name"), name, "must be printable text")}
-	}
-	return nil
 }
 
 // resourceNames returns the errors that a schema cannot find. "*" beside names means all, as in

@@ -450,7 +450,7 @@ func TestTrafficIsWarnedOf(t *testing.T) {
 	require.Contains(t, handle(b)[0], "port 8080")
 	b.Spec.Egress = &v1alpha1.EgressConfig{Ports: []int32{8080}}
 	require.Empty(t, handle(b))
-	b.Spec.RateLimitings[0].Name, b.DeletionTimestamp = "\n", &metav1.Time{Time: time.Now()}
+	b.Spec.Selector.MatchLabels, b.DeletionTimestamp = map[string]string{"a": "-"}, &metav1.Time{Time: time.Now()}
 	require.Empty(t, handle(b), "what is deleted is not judged")
 
 	f := &v1alpha1.FaultInjection{}

@@ -75,6 +75,7 @@ type Limiting struct {
 	// Name of the rule, which refusals and metrics show.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[\\\\pL\\\\pM\\\\pN\\\\pP\\\\pS ]+$')",message="must be printable text"
 	Name string `json:"name"`
 
 	// ResourceRules match requests for resources of the apiserver.
@@ -343,6 +344,7 @@ type TrafficInterceptRule struct {
 	// Name of the rule, which refusals and logs show.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[\\\\pL\\\\pM\\\\pN\\\\pP\\\\pS ]+$')",message="must be printable text"
 	Name string `json:"name"`
 	// InterceptType is Whitelist, to allow, or Blacklist, to deny.
 	InterceptType InterceptType `json:"interceptType"`

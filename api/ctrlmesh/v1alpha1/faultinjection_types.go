@@ -81,6 +81,7 @@ type HTTPFaultInjection struct {
 	// Name of the rule, which injected errors and metrics show.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[\\\\pL\\\\pM\\\\pN\\\\pP\\\\pS ]+$')",message="must be printable text"
 	Name string `json:"name"`
 
 	// Match selects requests. The default is all requests to the apiserver.
