@@ -28,7 +28,7 @@ func TestSchemasRefuseTwoSpellingsOfTheLock(t *testing.T) {
 		"ctrlmesh.kruise.io_virtualapps":        {"selector": selector, "configuration": map[string]any{"controller": controller}},
 		"kridge.kusionstack.io_shardingconfigs": {"selector": selector, "controller": controller, "limits": []any{map[string]any{}}},
 	} {
-		errs := schemaOf(t, name).admit(map[string]any{"spec": spec})
+		errs := schemaOf(t, name).admit(map[string]any{"metadata": map[string]any{"name": "a"}, "spec": spec})
 		require.Len(t, errs, 1)
 		require.ErrorContains(t, errs[0], "leaderElectionName and leaderElection.lockName both name the lock: set one of them")
 	}

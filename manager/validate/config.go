@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metavalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
@@ -18,157 +17,51 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
-	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 )
 
 // maxSpec bounds the spec of a configuration, in bytes of JSON. A policy of a pod is a
 // small multiple of it, within what an agent receives.
 const maxSpec = 768 << 10
 
-// Config returns the errors of a configuration by itself.
+// Config returns the errors of a configuration by itself that its schema does not find.
 func Config(c *v1alpha1.ShardingConfig) field.ErrorList {
-	var errs field.ErrorList
 	spec := field.NewPath("spec")
 	if text, err := json.Marshal(c.Spec); err != nil || len(text) > maxSpec {
-		return append(errs, field.TooLong(spec, "", maxSpec))
+		return field.ErrorList{field.TooLong(spec, "", maxSpec)}
 	}
 	if n := layout.Pairs(label.Divided(c)); n > layout.MaxPairs {
-		return append(errs, field.Forbidden(spec, layout.ManyPairs(n)))
+		return field.ErrorList{field.Forbidden(spec, layout.ManyPairs(n))}
 	}
-	passes := compile.PassesThrough(c)
-	if passes && (c.Spec.Root != nil || c.Spec.Controller != nil || len(c.Spec.Limits) > 0) {
-		errs = append(errs, field.Forbidden(spec.Child("clientCertificates"), "Passthrough leaves requests unread, so nothing can be divided: remove spec.limits, spec.controller and spec.root, or choose Refuse"))
-	}
-	errs = append(errs, userAgent(c, passes, spec.Child("userAgent"))...)
+	var errs field.ErrorList
 	if c.Spec.Root == nil {
-		errs = append(errs, handWritten(c, passes, spec)...)
+		errs = append(handWritten(c, spec), lockNames(c, c.Name)...)
 	} else {
-		errs = append(errs, root(c, spec.Child("root"))...)
+		errs = root(c, spec.Child("root"))
 	}
 	errs = append(errs, limits(c, c.Spec.Limits, spec.Child("limits"))...)
-	errs = append(errs, clusters(c, spec)...)
-	errs = append(errs, shadow(c, passes, spec)...)
-	errs = append(errs, excludedLocks(c)...)
-	if c.Spec.Root == nil {
-		errs = append(errs, lockNames(c, c.Name)...)
-	}
-	return errs
-}
-
-// shadow returns the errors of a shadow.
-func shadow(c *v1alpha1.ShardingConfig, passes bool, spec *field.Path) (errs field.ErrorList) {
-	if !compile.Shadows(c) {
-		return nil
-	}
-	path := spec.Child("shadow")
-	if c.Spec.Root != nil || c.Spec.Webhook != nil || c.Spec.DryRun {
-		errs = append(errs, field.Forbidden(path, "it excludes spec.root, spec.webhook and spec.dryRun: remove them"))
-	}
-	if passes || c.Spec.FailurePolicy == v1alpha1.FailOpen {
-		errs = append(errs, field.Forbidden(path, "it requires that all requests are seen: set failurePolicy to Closed and clientCertificates to Refuse"))
-	}
-	if c.Spec.Shadow.Of != "" && (c.Spec.Controller != nil || len(c.Spec.Limits) > 0) {
-		errs = append(errs, field.Forbidden(path.Child("of"), "it takes limits and locks from the shard: remove spec.limits and spec.controller"))
-	}
-	if _, problem := compile.Window(c.Spec.Shadow); problem != "" {
-		errs = append(errs, field.Invalid(path.Child("window"), string(c.Spec.Shadow.Window), problem))
-	}
-	return errs
+	errs = append(errs, clusters(c, spec.Child("clusters"))...)
+	return append(errs, excludedLocks(c)...)
 }
 
 // clusters returns the errors of paths that lead to member clusters.
-func clusters(c *v1alpha1.ShardingConfig, spec *field.Path) (errs field.ErrorList) {
-	root, path := c.Spec.Root, spec.Child("clusters")
-	byCluster := root != nil && root.Key == v1alpha1.KeyCluster
-	switch some := len(c.Spec.Clusters) > 0; {
-	case byCluster && !some:
-		errs = append(errs, field.Required(path, "list the paths at which the apiserver passes requests on to member clusters (spec.root.key: Cluster)"))
-	case some && (root == nil || root.Key == v1alpha1.KeyObject):
-		errs = append(errs, field.Forbidden(path, "it requires spec.root.key: Namespace or Cluster: otherwise every shard would act in every member cluster"))
-	case some && root.Method == v1alpha1.MethodLabels:
-		errs = append(errs, field.Forbidden(path, "nothing labels the objects of member clusters (spec.root.method: Labels): choose Auto, ServerSide or Filter"))
-	}
-	if byCluster && c.Spec.Webhook != nil {
-		errs = append(errs, field.Forbidden(spec.Child("webhook"), "reviews are routed by namespace or uid: remove it, or choose another spec.root.key"))
-	}
-	if byCluster && c.Spec.Fence == v1alpha1.FenceNamespace {
-		errs = append(errs, field.Forbidden(spec.Child("fence"), "spec.root.key: Cluster leaves no namespaces to fence: choose Resources"))
-	}
-	seen := map[string]bool{}
+func clusters(c *v1alpha1.ShardingConfig, path *field.Path) (errs field.ErrorList) {
 	for i, p := range c.Spec.Clusters {
-		at := spec.Child("clusters").Index(i).Child("pathPrefix")
-		if seen[p.PathPrefix] {
-			errs = append(errs, field.Duplicate(at, p.PathPrefix))
-		}
-		seen[p.PathPrefix] = true
 		if problem := meshv1.ClusterPathProblem(p.PathPrefix); problem != "" {
-			errs = append(errs, field.Invalid(at, p.PathPrefix, problem))
+			errs = append(errs, field.Invalid(path.Index(i).Child("pathPrefix"), p.PathPrefix, problem))
 		}
 	}
 	return errs
 }
 
-// userAgent returns the errors of a change of the User-Agent.
-func userAgent(c *v1alpha1.ShardingConfig, passes bool, path *field.Path) (errs field.ErrorList) {
-	u := c.Spec.UserAgent
-	if u == nil {
-		return nil
-	}
-	if passes {
-		errs = append(errs, field.Forbidden(path, "clientCertificates: Passthrough leaves requests unread: remove it, or choose Refuse"))
-	}
-	if (u.Value == "") == (u.Prefix == "") {
-		errs = append(errs, field.Required(path, "set one of value and prefix"))
-	}
-	for child, value := range map[string]string{"value": u.Value, "prefix": u.Prefix} {
-		if strings.ContainsFunc(value, func(r rune) bool { return r < ' ' || r > '~' }) || strings.HasPrefix(value, " ") {
-			errs = append(errs, field.Invalid(path.Child(child), value, "must be printable ASCII, and not begin with a space"))
-		}
-	}
-	return errs
-}
-
-// handWritten finds what is wrong with a configuration that names its shard's pods itself.
-func handWritten(c *v1alpha1.ShardingConfig, passes bool, spec *field.Path) field.ErrorList {
-	empty := func(s *metav1.LabelSelector) bool { return s == nil || len(s.MatchLabels)+len(s.MatchExpressions) == 0 }
+// handWritten returns the errors of a configuration that names its shard's pods itself. The schema
+// cannot require selectors of limits, because derived shards have none.
+func handWritten(c *v1alpha1.ShardingConfig, spec *field.Path) field.ErrorList {
 	errs := podSelector(c.Spec.Selector, spec.Child("selector"))
-	if empty(c.Spec.Selector) {
-		errs = append(errs, field.Required(spec.Child("selector"), "name the pods of this shard: an empty selector would take every pod of the namespace"))
-	}
-	if len(c.Spec.Limits) == 0 && !passes && !compile.Shadows(c) {
-		errs = append(errs, field.Required(spec.Child("limits"), "list at least one limit: the resources that this shard divides and the selector of its part"))
-	}
 	for i, l := range c.Spec.Limits {
 		// An agent would not take it: to narrow nothing is to be unsharded.
-		if empty(l.Selector) {
+		if l.Selector == nil || len(l.Selector.MatchLabels)+len(l.Selector.MatchExpressions) == 0 {
 			errs = append(errs, field.Required(spec.Child("limits").Index(i).Child("selector"), "say which objects are this shard's: an empty selector would give it all of them"))
 		}
-	}
-	return errs
-}
-
-// Update finds what an update may not change.
-func Update(old, c *v1alpha1.ShardingConfig) field.ErrorList {
-	message := fmt.Sprintf("is immutable: delete this %s and create another", origin.KindOf(c).Kind)
-	var errs field.ErrorList
-	if origin.KindOf(c) == origin.VirtualApp {
-		// The names of its shards follow from its own, and it has no other settings of a root.
-		if !equality.Semantic.DeepEqual(old.Spec.Root.TargetSelector, c.Spec.Root.TargetSelector) {
-			errs = append(errs, field.Forbidden(field.NewPath("spec", "selector"), message))
-		}
-		return errs
-	}
-	if was, is := old.Spec.Selector, c.Spec.Selector; was != nil && (is == nil || metav1.FormatLabelSelector(was) != metav1.FormatLabelSelector(is)) {
-		errs = append(errs, field.Forbidden(field.NewPath("spec", "selector"), message))
-	}
-	if (old.Spec.Shadow == nil) != (c.Spec.Shadow == nil) { // its writes would take effect from then on
-		errs = append(errs, field.Forbidden(field.NewPath("spec", "shadow"), "whether it is set "+message))
-	}
-	// A root selects nothing: members would lose their shard.
-	if (old.Spec.Root == nil) != (c.Spec.Root == nil) {
-		errs = append(errs, field.Forbidden(field.NewPath("spec", "root"), "whether it is set "+message))
-	} else if c.Spec.Root != nil {
-		errs = append(errs, updateRoot(old.Spec.Root, c.Spec.Root, message)...)
 	}
 	return errs
 }
@@ -249,9 +142,6 @@ func notAll(c *v1alpha1.ShardingConfig, l v1alpha1.ObjectLimiter, g v1alpha1.Res
 
 func names(values []string, path *field.Path, check func(string) string) field.ErrorList {
 	var errs field.ErrorList
-	if len(values) == 0 {
-		errs = append(errs, field.Required(path, "list names"))
-	}
 	for i, v := range values {
 		if v == "*" && len(values) > 1 {
 			errs = append(errs, field.Invalid(path.Index(i), v, `"*" must be alone in its list`))

@@ -5,23 +5,21 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"k8s.io/apimachinery/pkg/util/validation/field"
-
-	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
 func TestSharedObjects(t *testing.T) {
+	schema := newCRD(t, "shardingconfigs")
 	with := func(entry string) string { return rooting + "\n  shared: [" + entry + "]\n" }
 	for _, valid := range []string{
 		`{apiGroups: [""], resources: [configmaps], namespaces: [kube-system], names: [extension-apiserver-authentication]}`,
 		`{apiGroups: ["*"], resources: ["*"]}`,
 		`{apiGroups: [rbac.authorization.k8s.io], resources: [clusterroles], names: ["system:node"], writes: Everyone}`,
 	} {
-		require.Empty(t, Config(config(t, "r", with(valid))), valid)
+		require.NoError(t, schema.judge(t, with(valid)), valid)
 	}
 	for entry, says := range map[string]string{
-		`{apiGroups: [], resources: [pods]}`:                        "spec.root.shared[0].apiGroups: Required",
-		`{apiGroups: [""], resources: []}`:                          "spec.root.shared[0].resources: Required",
+		`{apiGroups: [], resources: [pods]}`:                        "spec.root.shared[0].apiGroups: Invalid",
+		`{apiGroups: [""], resources: []}`:                          "spec.root.shared[0].resources: Invalid",
 		`{apiGroups: ["", "*"], resources: [pods]}`:                 `"*" must be alone`,
 		`{apiGroups: [""], resources: [pods, "*"]}`:                 `"*" must be alone`,
 		`{apiGroups: [""], resources: [pods/status]}`:               "write pods",
@@ -32,7 +30,7 @@ func TestSharedObjects(t *testing.T) {
 		`{apiGroups: [""], resources: [pods], names: [""]}`:         "spec.root.shared[0].names[0]: Invalid",
 		`{apiGroups: [""], resources: [pods], names: [a, "*"]}`:     "spec.root.shared[0].names[1]: Invalid",
 	} {
-		require.ErrorContains(t, Config(config(t, "r", with(entry))).ToAggregate(), says, entry)
+		require.ErrorContains(t, schema.judge(t, with(entry)), says, entry)
 	}
 }
 
@@ -56,17 +54,15 @@ func TestMemberClusters(t *testing.T) {
 		"namespaces":      {rooting + "\n  key: Cluster\n" + path, "no namespaces to give to a canary"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for _, errs := range []field.ErrorList{Config(config(t, "r", c.spec)), schema.admit(object(t, "ShardingConfig", c.spec))} {
-				if c.says == "" {
-					require.Empty(t, errs)
-				} else {
-					require.ErrorContains(t, errs.ToAggregate(), c.says)
-				}
+			if err := schema.judge(t, c.spec); c.says == "" {
+				require.NoError(t, err)
+			} else {
+				require.ErrorContains(t, err, c.says)
 			}
 		})
 	}
-	for _, path := range []string{"/apis/g/v1/clusters/*", "/*/proxy", "/clusters/../*/proxy", "/clusters/*/pro*xy"} { // no schema says so
-		require.ErrorContains(t, Config(config(t, "r", byCluster+"clusters: [{pathPrefix: "+path+"}]\n")).ToAggregate(), "spec.clusters[0].pathPrefix: Invalid", path)
+	for _, path := range []string{"/apis/g/v1/clusters/*", "/*/proxy", "/clusters/../*/proxy", "/clusters/*/pro*xy"} {
+		require.ErrorContains(t, schema.judge(t, byCluster+"clusters: [{pathPrefix: "+path+"}]\n"), "spec.clusters[0].pathPrefix: Invalid", path)
 	}
 }
 
@@ -86,21 +82,18 @@ func TestShadow(t *testing.T) {
 		"locks twice":     {alone + of + "controller: {leaderElectionName: op}\n", "remove spec.limits and spec.controller"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for _, errs := range []field.ErrorList{Config(config(t, "r", c.spec)), schema.admit(object(t, "ShardingConfig", c.spec))} {
-				if c.says == "" {
-					require.Empty(t, errs)
-				} else {
-					require.ErrorContains(t, errs.ToAggregate(), c.says)
-				}
+			if err := schema.judge(t, c.spec); c.says == "" {
+				require.NoError(t, err)
+			} else {
+				require.ErrorContains(t, err, c.says)
 			}
 		})
 	}
-	for _, window := range []string{"999ms", "5m1s", "300h"} { // no schema says so
-		require.ErrorContains(t, Config(config(t, "r", alone+"shadow: {window: "+window+"}\n")).ToAggregate(), "spec.shadow.window: Invalid", window)
+	for _, window := range []string{"999ms", "5m1s", "300h"} {
+		require.ErrorContains(t, schema.judge(t, alone+"shadow: {window: "+window+"}\n"), "must be from 1s to 5m", window)
 	}
-	before, after := config(t, "r", alone+shadow), config(t, "r", alone)
-	require.ErrorContains(t, Update(before, after).ToAggregate(), "spec.shadow: Forbidden: whether it is set is immutable")
-	require.Empty(t, Update(before, config(t, "r", alone+"shadow: {window: 1m}\n")))
+	require.NoError(t, schema.update(t, alone+shadow, alone+"shadow: {window: 1m}\n"))
+	require.ErrorContains(t, schema.update(t, alone+shadow, alone), "whether spec.shadow is set is immutable")
 }
 
 func TestUserAgentIsReplacedOrPrefixed(t *testing.T) {
@@ -113,16 +106,11 @@ func TestUserAgentIsReplacedOrPrefixed(t *testing.T) {
 		"userAgent: {value: \"a\\nb\"}":    "spec.userAgent.value",
 		"userAgent: {prefix: é}":           "spec.userAgent.prefix",
 	} {
-		spec := rooting + text + "\n"
-		for _, errs := range []field.ErrorList{Config(config(t, "r", spec)), schema.admit(object(t, "ShardingConfig", spec))} {
-			if says == "" {
-				require.Empty(t, errs, text)
-			} else {
-				require.ErrorContains(t, errs.ToAggregate(), says, text)
-			}
+		if err := schema.judge(t, rooting+text+"\n"); says == "" {
+			require.NoError(t, err, text)
+		} else {
+			require.ErrorContains(t, err, says, text)
 		}
 	}
-	c := config(t, "r", rooting)
-	c.Spec.Root, c.Spec.ClientCertificates, c.Spec.UserAgent = nil, v1alpha1.ClientCertificatesPassthrough, &v1alpha1.UserAgent{Value: "a"}
-	require.ErrorContains(t, Config(c).ToAggregate(), "spec.userAgent: Forbidden")
+	require.ErrorContains(t, schema.judge(t, "selector: {matchLabels: {a: b}}\nclientCertificates: Passthrough\nuserAgent: {value: a}\n"), "remove spec.limits, spec.controller, spec.root and spec.userAgent")
 }

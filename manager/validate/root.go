@@ -1,12 +1,10 @@
 package validate
 
 import (
-	"cmp"
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -21,11 +19,7 @@ func root(c *v1alpha1.ShardingConfig, path *field.Path) field.ErrorList {
 	divisible := len(errs) == 0
 	errs = append(errs, limits(c, c.Spec.Root.ResourceSelector, path.Child("resourceSelector"))...)
 	errs = append(errs, sharedObjects(c.Spec.Root.Shared, path.Child("shared"))...)
-	if len(c.Spec.Root.ResourceSelector)+len(c.Spec.Limits) == 0 {
-		errs = append(errs, field.Required(path.Child("resourceSelector"), "list the resources that the shards divide"))
-	}
 	errs = append(errs, podSelector(c.Spec.Root.TargetSelector, path.Child("targetSelector"))...)
-	errs = append(errs, longNames(c.Spec.Root, path)...)
 	if !divisible {
 		return errs
 	}
@@ -34,35 +28,6 @@ func root(c *v1alpha1.ShardingConfig, path *field.Path) field.ErrorList {
 			errs = append(errs, problems...)
 			break // the other shards have the same problem
 		}
-	}
-	return errs
-}
-
-// longNames returns the errors of subsets whose shards have names that are too long for the value
-// of a label.
-func longNames(root *v1alpha1.RootConfig, path *field.Path) (errs field.ErrorList) {
-	for i, s := range root.Subsets {
-		if name := root.Prefix + "-" + s.Name; len(name) > validation.LabelValueMaxLength {
-			errs = append(errs, field.Invalid(path.Child("subsets").Index(i).Child("name"), s.Name,
-				fmt.Sprintf("its shard would be named %s, which has more than %d characters: shorten the name or spec.root.prefix", name, validation.LabelValueMaxLength)))
-		}
-	}
-	return errs
-}
-
-// updateRoot returns the errors of an update. Names of shards, pods and the kind of key must not
-// change, because the recorded owners of keys depend on them.
-func updateRoot(old, c *v1alpha1.RootConfig, message string) field.ErrorList {
-	var errs field.ErrorList
-	path := field.NewPath("spec", "root")
-	if old.Prefix != c.Prefix {
-		errs = append(errs, field.Forbidden(path.Child("prefix"), message))
-	}
-	if layout.Target(old) != layout.Target(c) || !equality.Semantic.DeepEqual(old.TargetSelector, c.TargetSelector) {
-		errs = append(errs, field.Forbidden(path.Child("targetRef"), message))
-	}
-	if cmp.Or(old.Key, v1alpha1.KeyNamespace) != cmp.Or(c.Key, v1alpha1.KeyNamespace) {
-		errs = append(errs, field.Forbidden(path.Child("key"), message))
 	}
 	return errs
 }

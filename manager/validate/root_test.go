@@ -11,7 +11,6 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
@@ -28,16 +27,17 @@ root:
 `
 
 func TestRoot(t *testing.T) {
-	require.Empty(t, Config(config(t, "r", rooting)))
+	schema := newCRD(t, "shardingconfigs")
+	require.NoError(t, schema.judge(t, rooting))
 	for says, change := range map[string][2]string{
 		"spec.root.canary.inShardHash[0]: Invalid":                                     {`["3"]`, `["32"]`},
-		"spec.root.resourceSelector: Required":                                         {`resourceSelector: [{relateResources: [{apiGroups: [""], resources: [pods]}]}]`, ""},
-		"spec.controller.leaderElectionName: Invalid":                                  {"root-lock", strings.Repeat("l", 245)},
+		"spec.root.resourceSelector is required":                                       {`resourceSelector: [{relateResources: [{apiGroups: [""], resources: [pods]}]}]`, ""},
+		"spec.controller.leaderElectionName: Invalid":                                  {"root-lock", "Root-lock"},
 		"spec.root.resourceSelector[0].selector.matchLabels: Invalid value: \"app/x/y": {`resources: [pods]}]}`, `resources: [pods]}], selector: {matchLabels: {app/x/y: a}}}`},
 	} {
 		changed := strings.Replace(rooting, change[0], change[1], 1)
 		require.NotEqual(t, rooting, changed)
-		require.ErrorContains(t, Config(config(t, "r", changed)).ToAggregate(), says)
+		require.ErrorContains(t, schema.judge(t, changed), says)
 	}
 }
 
@@ -97,16 +97,11 @@ func TestDefaultOnlyUserAgentsRequireADefaultSubset(t *testing.T) {
 }
 
 func TestLongNamesOfShardsAreRefused(t *testing.T) {
-	root := &v1alpha1.RootConfig{Prefix: strings.Repeat("p", 40), Subsets: []v1alpha1.Subset{{Name: strings.Repeat("s", 22)}}}
-	require.Empty(t, longNames(root, field.NewPath("spec", "root")))
-	root.Subsets = append(root.Subsets, v1alpha1.Subset{Name: strings.Repeat("s", 23)})
-	errs := longNames(root, field.NewPath("spec", "root"))
-	require.Len(t, errs, 1)
-	require.Equal(t, "spec.root.subsets[1].name", errs[0].Field)
-	require.Contains(t, errs[0].Detail, "more than 63 characters")
-	c := config(t, "r", rooting)
-	c.Spec.Root.Prefix, c.Spec.Root.Subsets, c.Spec.Root.Canary, c.Spec.Root.Auto = root.Prefix, root.Subsets, nil, nil
-	require.ErrorContains(t, Config(c).ToAggregate(), "its shard would be named ppp")
+	schema := newCRD(t, "shardingconfigs")
+	spec := strings.NewReplacer(`canary: {replicas: 1, inNamespaces: [a], inShardHash: ["3"]}`, "subsets: [{name: "+strings.Repeat("s", 22)+", podLabels: {a: b}, namespaces: [{names: [a]}]}]",
+		"auto: {shardingSize: 2, everyShardReplicas: 1}", "", "prefix: op", "prefix: "+strings.Repeat("p", 40)).Replace(rooting)
+	require.NoError(t, schema.judge(t, spec))
+	require.ErrorContains(t, schema.judge(t, strings.Replace(spec, "name: s", "name: ss", 1)), "would have names of more than 63 characters")
 }
 
 func TestSubsetsMayDivideAllResources(t *testing.T) {
@@ -119,18 +114,29 @@ func TestSubsetsMayDivideAllResources(t *testing.T) {
 }
 
 func TestWhatARootIsKnownByStays(t *testing.T) {
-	old := config(t, "r", rooting)
-	for field, change := range map[string][2]string{
-		"spec.root.prefix":    {"prefix: op", "prefix: other"},
-		"spec.root.targetRef": {"targetStatefulSet: op", "targetStatefulSet: other"},
-		"spec.root.key":       {"canary: {replicas: 1, inNamespaces: [a], inShardHash: [\"3\"]}", "key: Object"},
+	schema := newCRD(t, "shardingconfigs")
+	const byLabels = "root: {prefix: op, targetSelector: {matchLabels: {app: op}}, resourceSelector: [{relateResources: [{apiGroups: [a], resources: [b]}]}]}"
+	for name, c := range map[string]struct{ old, from, to, says string }{
+		"prefix":             {rooting, "prefix: op", "prefix: other", "spec.root.prefix: Invalid value: \"other\": is immutable"},
+		"workload":           {rooting, "targetStatefulSet: op", "targetStatefulSet: other", "the workload in spec.root.targetRef or spec.root.targetStatefulSet is immutable"},
+		"kind of workload":   {rooting, "targetStatefulSet: op", "targetRef: {kind: Deployment, name: op}", "the workload in spec.root.targetRef or spec.root.targetStatefulSet is immutable"},
+		"pods for workload":  {rooting, "targetStatefulSet: op", "targetSelector: {matchLabels: {app: op}}", "spec.root.targetSelector is immutable"},
+		"pods":               {byLabels, "app: op", "app: other", "spec.root.targetSelector is immutable"},
+		"key":                {rooting, "prefix: op", "prefix: op\n  key: Object", "spec.root.key is immutable"},
+		"no root":            {rooting + "\nselector: {matchLabels: {a: b}}", rooting, "", "whether spec.root is set is immutable"},
+		"another name of it": {rooting, "targetStatefulSet: op", "key: Namespace\n  targetRef: {apiVersion: apps/v1, kind: StatefulSet, name: op}", ""},
+		"same pods":          {byLabels, "prefix: op", "prefix: op, disable: true", ""},
 	} {
-		r := handle(t, admissionv1.Update, config(t, "r", strings.Replace(rooting, change[0], change[1], 1)), old)
-		require.False(t, r.Allowed, field)
-		require.Contains(t, r.Result.Message, field+": Forbidden")
+		t.Run(name, func(t *testing.T) {
+			changed := strings.Replace(c.old, c.from, c.to, 1)
+			require.NotEqual(t, c.old, changed)
+			if err := schema.update(t, c.old, changed); c.says == "" {
+				require.NoError(t, err)
+			} else {
+				require.ErrorContains(t, err, c.says)
+			}
+		})
 	}
-	same := strings.Replace(rooting, "targetStatefulSet: op", "key: Namespace\n  targetRef: {apiVersion: apps/v1, kind: StatefulSet, name: op}", 1)
-	require.True(t, handle(t, admissionv1.Update, config(t, "r", same), old).Allowed)
 }
 
 func TestRootsAmongOthers(t *testing.T) {
@@ -193,7 +199,7 @@ root:
 // is invalid now.
 func TestManagerWritesInvalidObjects(t *testing.T) {
 	old := config(t, "r", rooting)
-	old.Spec.Root.ResourceSelector = nil
+	old.Spec.Root.ResourceSelector[0].RelateResources = nil
 	finalized := old.DeepCopy()
 	finalized.Finalizers = []string{v1alpha1.HandoverFinalizer}
 	require.True(t, handleAs(t, manager, admissionv1.Update, finalized, old).Allowed)

@@ -125,11 +125,7 @@ func (w *Webhook) warnings(c *v1alpha1.ShardingConfig) (out []string) {
 
 // check refuses a configuration that is invalid, exceeds the settings, or conflicts with others.
 func (w *Webhook) check(ctx context.Context, old, c *v1alpha1.ShardingConfig) *admission.Response {
-	errs := Config(c)
-	if old != nil {
-		errs = append(errs, Update(old, c)...)
-	}
-	if len(errs) > 0 {
+	if errs := Config(c); len(errs) > 0 {
 		return new(refuse(kind, "Invalid", invalid.Message(errs)))
 	}
 	// A configuration that exceeds newer settings can still be labelled, and deleted.

@@ -40,7 +40,7 @@ type ShardingConfig struct {
 // +kubebuilder:validation:XValidation:rule="has(self.root) || has(self.selector)",message="spec.selector is required: name the pods of this shard, or set spec.root"
 // +kubebuilder:validation:XValidation:rule="has(self.root) || has(self.shadow) || (has(self.limits) && size(self.limits) > 0) || (has(self.clientCertificates) && self.clientCertificates == 'Passthrough')",message="spec.limits is required: list at least one limit, the resources this shard divides and the selector of its part"
 // +kubebuilder:validation:XValidation:rule="!has(self.root) || (has(self.root.resourceSelector) && size(self.root.resourceSelector) > 0) || (has(self.limits) && size(self.limits) > 0)",message="spec.root.resourceSelector is required: list the resources that the shards divide"
-// +kubebuilder:validation:XValidation:rule="!has(self.clientCertificates) || self.clientCertificates != 'Passthrough' || !(has(self.root) || has(self.controller) || (has(self.limits) && size(self.limits) > 0))",message="spec.clientCertificates: Passthrough leaves requests unread, so nothing can be divided: remove spec.limits, spec.controller and spec.root, or choose Refuse"
+// +kubebuilder:validation:XValidation:rule="!has(self.clientCertificates) || self.clientCertificates != 'Passthrough' || !(has(self.root) || has(self.controller) || has(self.userAgent) || (has(self.limits) && size(self.limits) > 0))",message="spec.clientCertificates: Passthrough leaves requests unread, so that they can be neither divided nor changed: remove spec.limits, spec.controller, spec.root and spec.userAgent, or choose Refuse"
 // +kubebuilder:validation:XValidation:rule="!has(self.root) || !has(self.root.key) || self.root.key != 'Cluster' || (has(self.clusters) && size(self.clusters) > 0)",message="spec.root.key: Cluster requires spec.clusters: list the paths at which the apiserver passes requests on to member clusters"
 // +kubebuilder:validation:XValidation:rule="!has(self.clusters) || size(self.clusters) == 0 || (has(self.root) && (!has(self.root.key) || self.root.key != 'Object'))",message="spec.clusters requires spec.root.key: Namespace or Cluster: otherwise every shard would act in every member cluster"
 // +kubebuilder:validation:XValidation:rule="!has(self.clusters) || size(self.clusters) == 0 || !has(self.root) || !has(self.root.method) || self.root.method != 'Labels'",message="spec.clusters: nothing labels the objects of member clusters: choose spec.root.method Auto, ServerSide or Filter"
@@ -166,6 +166,7 @@ type Shadow struct {
 	// as a difference: from 1s to 5m.
 	// +optional
 	// +kubebuilder:default="30s"
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s') && duration(self) <= duration('5m')",message="must be from 1s to 5m, such as 30s"
 	Window Duration `json:"window,omitempty"`
 	// IgnoredFields are the paths of fields that are not compared, with all fields below them.
 	// "[]" stands for each item of a list: "status.conditions[].message".
@@ -388,6 +389,10 @@ type ResourceGroup struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.clusterScoped) || self.clusterScoped != 'DefaultOnly' || has(self.subsets) || has(self.targetSelector)",message="spec.root.clusterScoped: DefaultOnly requires spec.root.subsets or spec.root.targetSelector"
 // +kubebuilder:validation:XValidation:rule="!has(self.rollout) || has(self.targetStatefulSet) || (has(self.targetRef) && self.targetRef.kind == 'StatefulSet')",message="spec.root.rollout replaces the pods of a StatefulSet: name one by spec.root.targetRef"
 // +kubebuilder:validation:XValidation:rule="!has(self.clusterScoped) || self.clusterScoped != 'DefaultOnly' || !has(self.key) || self.key != 'Object'",message="spec.root.key: Object assigns objects in no namespace by uid: choose spec.root.clusterScoped Everyone"
+// +kubebuilder:validation:XValidation:rule="!has(self.subsets) || self.subsets.all(s, size(self.prefix) + size(s.name) < 63)",message="the shards of spec.root.subsets, which are named <prefix>-<name>, would have names of more than 63 characters: shorten spec.root.prefix or the names of the subsets"
+// +kubebuilder:validation:XValidation:rule="(has(self.key) ? self.key : 'Namespace') == (has(oldSelf.key) ? oldSelf.key : 'Namespace')",message="spec.root.key is immutable: delete this ShardingConfig and create another"
+// +kubebuilder:validation:XValidation:rule="(has(self.targetRef) ? self.targetRef.kind + '/' + self.targetRef.name : has(self.targetStatefulSet) ? 'StatefulSet/' + self.targetStatefulSet : '-') == (has(oldSelf.targetRef) ? oldSelf.targetRef.kind + '/' + oldSelf.targetRef.name : has(oldSelf.targetStatefulSet) ? 'StatefulSet/' + oldSelf.targetStatefulSet : '-')",message="the workload in spec.root.targetRef or spec.root.targetStatefulSet is immutable: delete this ShardingConfig and create another"
+// +kubebuilder:validation:XValidation:rule="has(self.targetSelector) == has(oldSelf.targetSelector) && (!has(self.targetSelector) || self.targetSelector == oldSelf.targetSelector)",message="spec.root.targetSelector is immutable: delete this ShardingConfig and create another"
 type RootConfig struct {
 	// Disable withdraws the derived shards. Once none owns any keys, the members are replaced
 	// one by one, and their successors run unsharded.
@@ -396,6 +401,7 @@ type RootConfig struct {
 	// Prefix of the names of the derived objects.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=40
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="is immutable: delete this ShardingConfig and create another"
 	Prefix string `json:"prefix"`
 	// TargetStatefulSet is the StatefulSet in this namespace whose pods are assigned to the
 	// shards by ordinal. It is a short form of targetRef.

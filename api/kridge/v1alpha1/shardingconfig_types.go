@@ -148,11 +148,13 @@ type RootConfig struct {
 	// Prefix of the names of the shards.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=40
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="is immutable: delete this ShardingConfig and create another"
 	Prefix string `json:"prefix"`
 	// TargetStatefulSet is the StatefulSet in this namespace whose pods are assigned to the
 	// shards by ordinal.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="is immutable: delete this ShardingConfig and create another"
 	TargetStatefulSet string `json:"targetStatefulSet"`
 	// Canary is a shard of the first pods that owns some namespaces or buckets.
 	// +optional

@@ -24,6 +24,7 @@ import (
 // +kubebuilder:printcolumn:name="Lock",type=string,JSONPath=`.spec.configuration.controller.leaderElectionName`,priority=1
 // +kubebuilder:printcolumn:name="State",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule="size(self.metadata.name) + size('default') < 63 && (!has(self.spec.subsets) || self.spec.subsets.all(s, size(self.metadata.name) + size(s.name) < 63))",message="the shards of the subsets, which are named <metadata.name>-<name>, would have names of more than 63 characters: shorten metadata.name or the names of spec.subsets"
 type VirtualApp struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`

@@ -1,12 +1,12 @@
 package serve
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -21,6 +21,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	kruise "github.com/ctrlmesh/ctrlmesh/api/kruise/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/internal/crdtest"
 	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 	"github.com/ctrlmesh/ctrlmesh/manager/validate"
@@ -123,28 +124,56 @@ func TestVirtualAppsInTheNamespaceOfTheMesh(t *testing.T) {
 	}
 }
 
-func TestUpdatesOfDialectObjects(t *testing.T) {
-	const shard = "apiVersion: kridge.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a}\nspec: {selector: {matchLabels: {a: %s}}, limits: [{relateResources: [{apiGroups: [''], resources: [pods]}], selector: {matchLabels: {b: c}}}]}"
-	before, after := fmt.Appendf(nil, shard, "b"), fmt.Appendf(nil, shard, "c")
-	require.True(t, admit(t, before, before).Allowed)
-	r := admit(t, after, before)
-	require.False(t, r.Allowed)
-	require.Contains(t, r.Result.Message, "spec.selector: Forbidden: is immutable")
-	t.Run("VirtualApp", func(t *testing.T) {
-		app := seed(t, "controllermesh-virtualapp")
-		r := admit(t, bytes.Replace(app, []byte("component: test-operator"), []byte("component: other"), 1), app)
-		require.False(t, r.Allowed)
-		require.Contains(t, r.Result.Message, "spec.selector: Forbidden: is immutable: delete this VirtualApp and create another")
-		require.True(t, admit(t, bytes.Replace(app, []byte("canary-1"), []byte("canary-2"), 1), app).Allowed)
-	})
-	t.Run("VirtualApp without selector", func(t *testing.T) {
-		r := admit(t, []byte("apiVersion: ctrlmesh.kruise.io/v1alpha1\nkind: VirtualApp\nmetadata: {name: a}\nspec: {}"), nil)
+func TestDialectObjectsRequireASelector(t *testing.T) {
+	for _, kind := range []string{"{apiVersion: ctrlmesh.kruise.io/v1alpha1, kind: VirtualApp, metadata: {name: a}, spec: {}}", "{apiVersion: kridge.kusionstack.io/v1alpha1, kind: ShardingConfig, metadata: {name: a}, spec: {}}"} {
+		r := admit(t, []byte(kind), nil)
 		require.False(t, r.Allowed)
 		require.Contains(t, r.Result.Message, "spec.selector: Required")
-	})
-	r = admit(t, []byte("apiVersion: kridge.kusionstack.io/v1alpha1\nkind: ShardingConfig\nmetadata: {name: a}\nspec: {}"), nil)
-	require.False(t, r.Allowed)
-	require.Contains(t, r.Result.Message, "spec.selector: Required")
+	}
+}
+
+// What an object is known by cannot change, by the schemas alone.
+func TestWhatDialectObjectsAreKnownByStays(t *testing.T) {
+	const shard = "{metadata: {name: a}, spec: {selector: {matchLabels: {a: b}}, limits: [{}]}}"
+	const root = "{metadata: {name: a}, spec: {root: {prefix: a, targetStatefulSet: b, auto: {shardingSize: 1, everyShardReplicas: 1}}}}"
+	for name, c := range map[string]struct{ definition, old, from, to, says string }{
+		"VirtualApp":  {"ctrlmesh.kruise.io_virtualapps", shard, "a: b}", "a: c}", "is immutable: delete this VirtualApp and create another"},
+		"selector":    {"kridge.kusionstack.io_shardingconfigs", shard, "a: b}", "a: c}", "spec.selector is immutable: delete this ShardingConfig and create another"},
+		"prefix":      {"kridge.kusionstack.io_shardingconfigs", root, "prefix: a", "prefix: c", "spec.root.prefix: Invalid value: \"c\": is immutable"},
+		"StatefulSet": {"kridge.kusionstack.io_shardingconfigs", root, "targetStatefulSet: b", "targetStatefulSet: c", "spec.root.targetStatefulSet: Invalid value: \"c\": is immutable"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var before, after map[string]any
+			require.NoError(t, yaml.Unmarshal([]byte(c.old), &before))
+			require.NoError(t, yaml.Unmarshal([]byte(strings.Replace(c.old, c.from, c.to, 1)), &after))
+			schema := crdtest.Load(t, c.definition)
+			require.ErrorContains(t, schema.Update(before, after).ToAggregate(), c.says)
+			after["spec"] = before["spec"]
+			require.Empty(t, schema.Update(before, after))
+		})
+	}
+}
+
+func TestVirtualAppsWithLongNamesAreRefused(t *testing.T) {
+	schema := crdtest.Load(t, "ctrlmesh.kruise.io_virtualapps")
+	for _, c := range []struct {
+		name, subset int // lengths
+		says         string
+	}{
+		{55, 7, ""}, {56, 1, "more than 63 characters"}, {55, 8, "more than 63 characters"}, {40, 22, ""}, {40, 23, "more than 63 characters"},
+	} {
+		o := map[string]any{
+			"apiVersion": "ctrlmesh.kruise.io/v1alpha1", "kind": "VirtualApp", "metadata": map[string]any{"name": strings.Repeat("a", c.name)},
+			"spec": map[string]any{"selector": map[string]any{"matchLabels": map[string]any{"a": "b"}}, "subsets": []any{
+				map[string]any{"name": strings.Repeat("s", c.subset), "labels": map[string]any{"a": "b"}, "routeRules": []any{"r"}},
+			}},
+		}
+		if _, errs := schema.Admit(o); c.says == "" {
+			require.Empty(t, errs)
+		} else {
+			require.ErrorContains(t, errs.ToAggregate(), c.says)
+		}
+	}
 }
 
 // A VirtualApp that changes must not lift what a policy says about another one.

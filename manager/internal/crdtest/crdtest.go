@@ -3,13 +3,16 @@ package crdtest
 
 import (
 	"context"
+	"math"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	crdvalidation "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/cel"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/ctrlmesh/ctrlmesh/internal/crdschema"
 )
@@ -35,4 +38,10 @@ func Load(t testing.TB, name string) *CRD {
 	schema, err := crdschema.Load(name)
 	require.NoError(t, err)
 	return &CRD{schema}
+}
+
+// Update returns the errors of the rules of CEL, which compare an object with the earlier one.
+func (c *CRD) Update(old, o map[string]any) field.ErrorList {
+	errs, _ := cel.NewValidator(c.Structural, true, math.MaxInt64).Validate(context.Background(), nil, c.Structural, o, old, math.MaxInt64)
+	return errs
 }
