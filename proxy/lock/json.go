@@ -67,57 +67,35 @@ func editJSON(b []byte, s *shape) ([]byte, bool, error) {
 	if !json.Valid(b) {
 		return nil, false, errJSON
 	}
-	e := &editor{json.NewDecoder(bytes.NewReader(b)), b, fields.NewEdit(b)}
-	e.value(s)
-	out, changed := e.edit.Result()
+	edit := fields.NewEdit(b)
+	s.edit(b, 0, edit)
+	out, changed := edit.Result()
 	return out, changed, nil
 }
 
-// editor walks over valid JSON, so it does not check for errors.
-type editor struct {
-	*json.Decoder
-	in   []byte
-	edit *fields.Edit
-}
-
-// value walks over one value of the shape, and skips it if the shape is nil.
-func (e *editor) value(s *shape) {
-	if s == nil {
-		_ = e.Decode(&json.RawMessage{})
+// edit swaps the names in a valid value of the shape, which is at a place in the body.
+func (s *shape) edit(value []byte, at int, out *fields.Edit) {
+	if s.text != nil && value[0] == '"' {
+		var is string
+		_ = json.Unmarshal(value, &is) // it is valid
+		if text, edit := s.text(is); edit {
+			quoted, _ := json.Marshal(text) // a string always encodes
+			out.Replace(at, at+len(value), quoted)
+		}
 		return
 	}
-	before := int(e.InputOffset())
-	switch token, _ := e.Token(); token := token.(type) {
-	case json.Delim:
-		e.elements(token, func(key string) *shape {
-			if token == '{' {
-				return s.fields[key]
-			}
-			return s.element
-		})
-	case string:
-		if s.text == nil {
-			return
+	fields.Members(value, func(m fields.Member) {
+		if member := s.fields[string(m.Key)]; member != nil {
+			member.edit(m.Value, at+m.From, out)
 		}
-		if text, edit := s.text(token); edit {
-			start := before + bytes.IndexByte(e.in[before:], '"')
-			quoted, _ := json.Marshal(text) // a string always encodes
-			e.edit.Replace(start, int(e.InputOffset()), quoted)
-		}
+	})
+	if s.element == nil {
+		return
 	}
-}
-
-// elements walks over the rest of an object or array; key is "" in an array.
-func (e *editor) elements(begin json.Delim, of func(key string) *shape) {
-	for e.More() {
-		key := ""
-		if begin == '{' {
-			token, _ := e.Token()
-			key, _ = token.(string)
-		}
-		e.value(of(key))
-	}
-	_, _ = e.Token()
+	_, _ = fields.Elements(value, func(element []byte, from, _ int) error {
+		s.element.edit(element, at+from, out)
+		return nil
+	})
 }
 
 // kindOf returns the top-level kind of valid JSON. As in all JSON readers of Kubernetes,
@@ -199,15 +177,10 @@ func (n names) jsonPatch(b []byte) ([]byte, bool, error) {
 	values := map[string]*shape{"": object, "/metadata": object.fields["metadata"], "/metadata/name": {text: n.swap}}
 	patch := fields.NewEdit(b)
 	err := operations(b, func(op operation) error {
-		value := values[op.Path]
-		if value == nil {
-			return nil
+		if value := values[op.Path]; value != nil {
+			(&shape{fields: map[string]*shape{"value": value}}).edit(op.raw, op.start, patch)
 		}
-		edited, changed, err := editJSON(op.raw, &shape{fields: map[string]*shape{"value": value}})
-		if changed {
-			patch.Replace(op.start, op.end, edited)
-		}
-		return err
+		return nil
 	})
 	if err != nil {
 		return nil, false, err
