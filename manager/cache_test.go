@@ -1,15 +1,43 @@
 package manager
 
 import (
-	corev1 "k8s.io/api/core/v1"
-
+	"errors"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/crdschema"
+	"github.com/ctrlmesh/ctrlmesh/manager/dialect/serve"
 )
+
+// Objects of a kind that the manager does not watch would have no effect, without a word.
+func TestEachDefinitionIsWatched(t *testing.T) {
+	scheme := runtime.NewScheme()
+	require.NoError(t, errors.Join(v1alpha1.AddToScheme(scheme), serve.AddToScheme(scheme)))
+	for _, dialects := range []bool{true, false} {
+		var defined, watched []schema.GroupVersionKind
+		for _, name := range crdschema.Names() {
+			d, err := crdschema.Definition(name)
+			require.NoError(t, err)
+			require.Len(t, d.Spec.Versions, 1)
+			if dialects || d.Spec.Group == v1alpha1.GroupName {
+				defined = append(defined, schema.GroupVersionKind{Group: d.Spec.Group, Version: d.Spec.Versions[0].Name, Kind: d.Spec.Names.Kind})
+			}
+		}
+		for o := range cacheOptions("mesh", dialects).ByObject {
+			if gvk, err := apiutil.GVKForObject(o, scheme); err == nil && scheme.Recognizes(gvk) {
+				watched = append(watched, gvk)
+			}
+		}
+		require.ElementsMatch(t, defined, watched)
+	}
+}
 
 func TestSlimPod(t *testing.T) {
 	out, err := slimPod(&corev1.Pod{

@@ -14,6 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/crdschema"
 )
 
 // everything turns on what is off by default.
@@ -42,6 +45,28 @@ func TestPlainManifestsEqualChartDefaults(t *testing.T) {
 	require.ElementsMatch(t, slices.Collect(maps.Keys(plain)), slices.Collect(maps.Keys(chart)))
 	for key := range plain {
 		assert.Equal(t, plain[key].Object, chart[key].Object, key)
+	}
+}
+
+// The files of deploy/crd are what manifests and chart install, and what the manager and the plugin know.
+func TestEachDefinitionIsInstalled(t *testing.T) {
+	var native, all []string
+	for _, name := range crdschema.Names() {
+		group, plural, _ := strings.Cut(name, "_")
+		name = "CustomResourceDefinition /" + plural + "." + group
+		all = append(all, name)
+		if group == v1alpha1.GroupName {
+			native = append(native, name)
+		}
+	}
+	for _, c := range []struct {
+		installed objects
+		want      []string
+	}{
+		{kustomized(t, filepath.Join(deployDir, "crd")), all}, {render(t), all}, {render(t, "--set", "dialects=false"), native},
+	} {
+		maps.DeleteFunc(c.installed, func(_ string, o *unstructured.Unstructured) bool { return o.GetKind() != "CustomResourceDefinition" })
+		require.ElementsMatch(t, c.want, slices.Collect(maps.Keys(c.installed)))
 	}
 }
 
