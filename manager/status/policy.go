@@ -5,8 +5,6 @@ import (
 	"encoding/hex"
 	"slices"
 
-	"k8s.io/apimachinery/pkg/api/equality"
-
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 )
@@ -27,13 +25,12 @@ type PolicyInput struct {
 // OfPolicy computes the status of an object that several CircuitBreakers stand for. The object
 // is in force in a pod if each of them is that selects the pod.
 func OfPolicy(p PolicyInput) v1alpha1.CircuitBreakerStatus {
-	before := p.Before
 	hash := sha256.New()
 	for _, b := range p.Breakers {
 		hash.Write([]byte(b.Hash))
 	}
 	all := compile.Ruling{Hash: hex.EncodeToString(hash.Sum(nil)[:8]), Problem: p.Problem, Problems: p.Problems}
-	known := byPod(before.TargetStatus)
+	known := byPod(p.Before.TargetStatus)
 	var targets []target
 	for _, b := range p.Breakers {
 		b.Hash = all.Hash
@@ -45,25 +42,7 @@ func OfPolicy(p PolicyInput) v1alpha1.CircuitBreakerStatus {
 			targets = merge(targets, p.breakerTarget(b, selected, known, nil))
 		}
 	}
-	out := v1alpha1.CircuitBreakerStatus{
-		ObservedGeneration: p.Generation,
-		LastUpdatedTime:    before.LastUpdatedTime,
-		CurrentSpecHash:    all.Hash,
-		Conditions:         slices.Clone(before.Conditions),
-		Pods:               int32(len(targets)),
-	}
-	for _, t := range targets {
-		for _, l := range t.LimitingSnapshots {
-			out.Refused = plus(out.Refused, l.Refused)
-		}
-	}
-	out.PodsInForce, out.Opened = number(targets, target.applies), number(targets, target.opened)
-	ready(all, p.Namespace, targets, "in force").ready(&out.Conditions, p.Generation, p.Now)
-	out.TargetStatus = roomFor(targets, nil)
-	if !equality.Semantic.DeepEqual(before, out) {
-		out.LastUpdatedTime = seconds(p.Now)
-	}
-	return out
+	return p.breakerStatus(p.Before, p.Generation, all.Hash, targets, nil, ready(all, p.Namespace, targets, "in force"))
 }
 
 // merge adds what one CircuitBreaker does in a pod to what others do there.

@@ -48,34 +48,37 @@ func (t target) broken() bool { return t.reason != "" }
 // OfBreaker computes the status of a CircuitBreaker. record is the record of its shares; ok
 // is false if the status has no room for it, and then the status keeps the previous record.
 func OfBreaker(b compile.Breaker, in TrafficInput, record []v1alpha1.RuleShares, ok bool) v1alpha1.CircuitBreakerStatus {
-	before := b.Status
 	if !ok {
-		record = before.Shares
+		record = b.Status.Shares
 	}
-	out := v1alpha1.CircuitBreakerStatus{
-		ObservedGeneration: b.Generation,
-		LastUpdatedTime:    before.LastUpdatedTime,
-		CurrentSpecHash:    b.Hash,
-		Conditions:         slices.Clone(before.Conditions),
-		Pods:               int32(len(b.Targets)),
-		Shares:             record,
-	}
-	known, shares := byPod(before.TargetStatus), byRule(record)
-	targets := make([]target, 0, len(b.Targets))
-	for _, selected := range b.Targets {
-		t := in.breakerTarget(b, selected, known, shares)
-		for _, l := range t.LimitingSnapshots {
-			out.Refused = plus(out.Refused, l.Refused)
-		}
-		targets = append(targets, t)
-	}
-	out.PodsInForce, out.Opened = number(targets, target.applies), number(targets, target.opened)
+	known, shares := byPod(b.Status.TargetStatus), byRule(record)
+	targets := collect.Map(b.Targets, func(selected compile.Target) target { return in.breakerTarget(b, selected, known, shares) })
 	is := ready(b.Ruling, b.Namespace, targets, "in force")
 	if !ok && b.Problem == nil {
 		is = condition{false, v1alpha1.ReasonTooManyShares, tooManyShares + "; " + is.message}
 	}
-	is.ready(&out.Conditions, b.Generation, in.Now)
-	out.TargetStatus = roomFor(targets, record)
+	return in.breakerStatus(b.Status, b.Generation, b.Hash, targets, record, is)
+}
+
+// breakerStatus returns the status of an object with breakers in some pods.
+func (in TrafficInput) breakerStatus(before v1alpha1.CircuitBreakerStatus, generation int64, hash string, targets []target, record []v1alpha1.RuleShares, is condition) v1alpha1.CircuitBreakerStatus {
+	out := v1alpha1.CircuitBreakerStatus{
+		ObservedGeneration: generation,
+		LastUpdatedTime:    before.LastUpdatedTime,
+		CurrentSpecHash:    hash,
+		Conditions:         slices.Clone(before.Conditions),
+		Pods:               int32(len(targets)),
+		PodsInForce:        number(targets, target.applies),
+		Opened:             number(targets, target.opened),
+		TargetStatus:       roomFor(targets, record),
+		Shares:             record,
+	}
+	for _, t := range targets {
+		for _, l := range t.LimitingSnapshots {
+			out.Refused = plus(out.Refused, l.Refused)
+		}
+	}
+	is.ready(&out.Conditions, generation, in.Now)
 	if !equality.Semantic.DeepEqual(before, out) {
 		out.LastUpdatedTime = seconds(in.Now)
 	}
