@@ -339,14 +339,11 @@ func observedLocks(locks []*meshv1.ObservedLock) []ObservedLock {
 	return out
 }
 
-// maxMethods bounds the resources whose methods an agent reports for one pod.
-const maxMethods = 64
-
 // clipMethods bounds the methods that an agent reports for a pod.
 func clipMethods(methods map[string]string) map[string]string {
 	var out map[string]string
 	for resource, method := range methods {
-		if len(out) == maxMethods {
+		if len(out) == meshv1.MaxMethods {
 			break
 		}
 		if out == nil {

@@ -5,18 +5,20 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 )
 
 // How lists and watches were narrowed.
 const (
-	ServerSide = "ServerSide"
-	ByLabels   = "Labels"
-	Filtered   = "Filter"
+	ServerSide = string(v1alpha1.MethodServerSide)
+	ByLabels   = string(v1alpha1.MethodLabels)
+	Filtered   = string(v1alpha1.MethodFilter)
 )
 
 // MaxMethods bounds the resources that a pod reports on.
-const MaxMethods = 64
+const MaxMethods = meshv1.MaxMethods
 
 // Methods records how a pod's divided resources were narrowed last. It is safe for
 // concurrent use.

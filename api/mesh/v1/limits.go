@@ -19,6 +19,9 @@ const MaxLocks = 64
 // many that the policy divides, and as many others.
 const MaxActivity = 16
 
+// MaxMethods bounds the resources whose methods an agent reports for one pod.
+const MaxMethods = 64
+
 const (
 	// MaxLockRefusals bounds the refusals of locks in the report about one pod.
 	MaxLockRefusals = 8
