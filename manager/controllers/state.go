@@ -24,7 +24,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/transfer"
 )
 
-// State is what the controllers share. Each field has one writer.
+// State is what the controllers share. Each field has one writer, with the exceptions that
+// wiring_test.go explains.
 type State struct {
 	// Settings are the administrator's; never nil once the manager serves.
 	Settings Value[platform.Settings]
