@@ -30,18 +30,10 @@ import (
 // An error goes to the manager as a rejection.
 type Handler interface {
 	SetCluster(*meshv1.Cluster) error
-	// SetPolicy applies a policy. settled is closed, or nil, when no write that earlier
-	// policies allowed can take effect any more. The ack is sent only then.
-	SetPolicy(*meshv1.PodPolicy) (settled <-chan struct{}, err error)
+	// SetPolicy applies a policy. After an error, too, it returns what applies.
+	SetPolicy(*meshv1.PodPolicy) (Applied, error)
 	// RemovePolicy removes the policy of a pod, whose requests are refused while it runs.
-	// settled is as for SetPolicy.
-	RemovePolicy(uid string) (settled <-chan struct{}, err error)
-	// TrafficProblem returns why the traffic rules of the last policy are not applied though
-	// the rest of it is, and which rules apply instead; "" if they are applied.
-	TrafficProblem(uid string) string
-	// Serial returns the highest serial of a policy that the pod has had. barred means that
-	// the pod was refused since, and that no policy with that serial is applied any more.
-	Serial(uid string) (serial uint64, barred bool)
+	RemovePolicy(uid string) (Applied, error)
 	// SetWebhooks replaces how reviews are routed.
 	SetWebhooks(*meshv1.Webhooks)
 	// Synced receives the uids of all pods that the manager has a policy for.
@@ -51,6 +43,21 @@ type Handler interface {
 	Versions() map[string]string
 	// Namespaces returns the namespaces of the pods by uid, as far as they are known.
 	Namespaces() map[string]string
+}
+
+// Applied is what applies to a pod after a message. It is one value, so that an ack does not
+// mix this state with a later one.
+type Applied struct {
+	// Settled is closed, or nil, when no write that earlier policies allowed can take effect
+	// any more. The ack is sent only then.
+	Settled <-chan struct{}
+	// TrafficProblem is why the traffic rules of the last policy are not applied though the
+	// rest of it is, and which rules apply instead; "" if they are applied.
+	TrafficProblem string
+	// Serial is the highest serial of a policy that the pod has had. Barred means that the
+	// pod was refused since, and that no policy with that serial is applied any more.
+	Serial uint64
+	Barred bool
 }
 
 // Config configures a Manager.
@@ -310,17 +317,17 @@ func (s *session) receive(ctx context.Context, stream meshv1.Mesh_ConnectClient)
 func (s *session) apply(ctx context.Context, msg *meshv1.ManagerMessage) error {
 	switch k := msg.GetKind().(type) {
 	case *meshv1.ManagerMessage_Cluster:
-		s.ack(ctx, "", k.Cluster.GetVersion(), nil, s.handler.SetCluster(k.Cluster))
+		s.ack(ctx, "", k.Cluster.GetVersion(), Applied{}, s.handler.SetCluster(k.Cluster))
 	case *meshv1.ManagerMessage_Upsert:
 		uid := k.Upsert.GetUid()
 		if !s.synced {
 			s.known[uid] = true
 		}
-		settled, err := s.handler.SetPolicy(k.Upsert)
-		s.ack(ctx, uid, k.Upsert.GetVersion(), settled, err)
+		applied, err := s.handler.SetPolicy(k.Upsert)
+		s.ack(ctx, uid, k.Upsert.GetVersion(), applied, err)
 	case *meshv1.ManagerMessage_Remove:
-		settled, err := s.handler.RemovePolicy(k.Remove.GetUid())
-		s.ack(ctx, k.Remove.GetUid(), "", settled, err)
+		applied, err := s.handler.RemovePolicy(k.Remove.GetUid())
+		s.ack(ctx, k.Remove.GetUid(), "", applied, err)
 	case *meshv1.ManagerMessage_Webhooks:
 		s.handler.SetWebhooks(k.Webhooks)
 	case *meshv1.ManagerMessage_Synced:
@@ -335,19 +342,16 @@ func (s *session) apply(ctx context.Context, msg *meshv1.ManagerMessage) error {
 	return nil
 }
 
-// ack answers once settled is closed. An empty uid is that of the cluster.
-func (s *session) ack(ctx context.Context, uid, version string, settled <-chan struct{}, err error) {
-	a := &meshv1.Ack{Uid: uid, Version: version}
+// ack answers once what is applied has settled. An empty uid is that of the cluster.
+func (s *session) ack(ctx context.Context, uid, version string, applied Applied, err error) {
+	a := &meshv1.Ack{Uid: uid, Version: version, Serial: applied.Serial, Barred: applied.Barred}
 	if err != nil {
 		a.Error = err.Error()
 		s.Logger.Error("a policy was rejected, or could not be saved", "uid", uid, "version", version, "error", err)
-	} else if uid != "" {
-		a.TrafficError = s.handler.TrafficProblem(uid)
+	} else {
+		a.TrafficError = applied.TrafficProblem
 	}
-	if uid != "" {
-		a.Serial, a.Barred = s.handler.Serial(uid)
-	}
-	s.acks.add(ctx, a, settled)
+	s.acks.add(ctx, a, applied.Settled)
 }
 
 // tokenFile authenticates calls with a token that is read for each call, because the

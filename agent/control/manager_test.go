@@ -75,28 +75,25 @@ type recorder struct {
 }
 
 func (r *recorder) SetCluster(*meshv1.Cluster) error { return nil }
-func (r *recorder) SetPolicy(p *meshv1.PodPolicy) (<-chan struct{}, error) {
+func (r *recorder) SetPolicy(p *meshv1.PodPolicy) (Applied, error) {
+	applied := Applied{Serial: 7, Barred: true}
 	if p.GetVersion() == "bad" {
-		return nil, errors.New("no good")
+		return applied, errors.New("no good")
+	}
+	if p.GetUid() == "rules" {
+		applied.TrafficProblem = "no such rules"
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.versions[p.GetUid()] = p.GetVersion()
-	return r.settled[p.GetVersion()], nil
+	applied.Settled = r.settled[p.GetVersion()]
+	return applied, nil
 }
-func (r *recorder) RemovePolicy(uid string) (<-chan struct{}, error) {
+func (r *recorder) RemovePolicy(uid string) (Applied, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.versions, uid)
-	return nil, nil
-}
-func (r *recorder) Serial(string) (uint64, bool) { return 7, true }
-
-func (r *recorder) TrafficProblem(uid string) string {
-	if uid == "rules" {
-		return "no such rules"
-	}
-	return ""
+	return Applied{}, nil
 }
 func (r *recorder) SetWebhooks(*meshv1.Webhooks) {}
 

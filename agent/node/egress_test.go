@@ -151,8 +151,9 @@ func TestEgressRedirectionFollowsPolicy(t *testing.T) {
 	bad.Traffic = &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Rules: []*meshv1.LimitRule{{}}}}}
 	listeners, err := captured.SetEgress([]uint16{8080})
 	require.NoError(t, err)
-	setPolicy(t, r, bad)
-	require.NotEmpty(t, r.TrafficProblem(uid))
+	applied, err := r.SetPolicy(bad)
+	require.NoError(t, err)
+	require.NotEmpty(t, applied.TrafficProblem)
 	still, err := captured.SetEgress([]uint16{8080})
 	require.NoError(t, err)
 	assert.Equal(t, listeners, still, "what stays in force was redirected throughout")

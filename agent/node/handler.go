@@ -31,24 +31,35 @@ func (h handler) SetCluster(c *meshv1.Cluster) error {
 }
 
 // SetPolicy implements control.Handler.
-func (h handler) SetPolicy(policy *meshv1.PodPolicy) (settled <-chan struct{}, err error) {
+func (h handler) SetPolicy(policy *meshv1.PodPolicy) (applied control.Applied, err error) {
 	err = h.do(h.ctx, func() error {
-		settled, err = h.effects.setPolicy(policy)
+		settled, err := h.effects.setPolicy(policy)
+		applied = h.applied(policy.GetUid(), settled)
 		return err
 	})
-	return settled, err
+	return applied, err
 }
 
 // RemovePolicy implements control.Handler.
-func (h handler) RemovePolicy(uid string) (settled <-chan struct{}, err error) {
+func (h handler) RemovePolicy(uid string) (applied control.Applied, err error) {
 	err = h.run(h.ctx, func() {
 		h.effects.removePolicy(uid)
-		settled = h.earlier.Over(uid)
+		settled := h.earlier.Over(uid)
 		if p := h.pods[uid]; p != nil {
 			settled = inflight.Both(settled, p.settled())
 		}
+		applied = h.applied(uid, settled)
 	})
-	return settled, err
+	return applied, err
+}
+
+// applied returns what applies to a pod now.
+func (h handler) applied(uid string, settled <-chan struct{}) control.Applied {
+	a := control.Applied{Settled: settled}
+	if p := h.pods[uid]; p != nil {
+		a.TrafficProblem, a.Serial, a.Barred = p.trafficProblem(), p.fence.Highest, p.fence.Barred()
+	}
+	return a
 }
 
 // SetWebhooks implements control.Handler.
@@ -65,18 +76,6 @@ func (h handler) Synced(uids map[string]bool) {
 			}
 		}
 	})
-}
-
-// TrafficProblem implements control.Handler.
-func (h handler) TrafficProblem(uid string) (why string) {
-	h.with(h.ctx, uid, func(p *pod) { why = p.trafficProblem() })
-	return why
-}
-
-// Serial implements control.Handler.
-func (h handler) Serial(uid string) (serial uint64, barred bool) {
-	h.with(h.ctx, uid, func(p *pod) { serial, barred = p.fence.Highest, p.fence.Barred() })
-	return serial, barred
 }
 
 // Namespaces implements control.Handler.

@@ -1,9 +1,12 @@
 package node
 
 import (
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -67,28 +70,54 @@ func TestLowerSerialIsRejectedByNextAgentToo(t *testing.T) {
 	next := restarted(t, r)
 	_, err = next.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "6-x", Serial: 6})
 	require.Error(t, err, "a refusal lowers nothing")
-	_, err = next.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "7-x", Serial: 7})
+	applied, err := next.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "7-x", Serial: 7})
 	require.Error(t, err, "it came late: the pod was refused since")
-	serial, barred := next.Serial("a")
-	assert.EqualValues(t, 7, serial)
-	assert.True(t, barred)
-	setPolicy(t, next, &meshv1.PodPolicy{Uid: "a", Version: "8-y", Serial: 8})
-	serial, barred = next.Serial("a")
-	assert.EqualValues(t, 8, serial)
-	assert.False(t, barred)
+	assert.EqualValues(t, 7, applied.Serial)
+	assert.True(t, applied.Barred)
+	applied, err = next.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "8-y", Serial: 8})
+	require.NoError(t, err)
+	assert.EqualValues(t, 8, applied.Serial)
+	assert.False(t, applied.Barred)
 
 	_, err = next.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "by-hand", Sharding: &meshv1.Sharding{Shard: "by-hand"}})
 	require.ErrorContains(t, err, "delete the pod")
+}
+
+// Another policy may enter the loop before the ack of one is sent.
+func TestAckHasTheSerialOfItsPolicy(t *testing.T) {
+	r := start(t, 0)
+	r.served(t, "a")
+	var last atomic.Uint64
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for range 50 {
+				p := &meshv1.PodPolicy{Uid: "a", Serial: last.Add(1)}
+				p.Version = fmt.Sprint(p.GetSerial())
+				invalid := p.GetSerial()%2 == 0
+				if invalid {
+					p.Traffic = &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Rules: []*meshv1.LimitRule{{}}}}}
+				}
+				applied, err := r.SetPolicy(p)
+				if err != nil {
+					assert.Greater(t, applied.Serial, p.GetSerial(), "a later one came first")
+					continue
+				}
+				assert.Equal(t, p.GetSerial(), applied.Serial)
+				assert.Equal(t, invalid, applied.TrafficProblem != "", "policy %s", p.GetVersion())
+			}
+		})
+	}
+	all.Wait()
 }
 
 // A restored backup may have a pod as a member that ended since, and that its agent forgot.
 func TestPolicyOfUnknownMemberIsRejected(t *testing.T) {
 	r := start(t, 0)
 	r.served(t, "a")
-	_, err := r.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "7-x", Serial: 7, RequiredSerial: 6})
+	applied, err := r.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "7-x", Serial: 7, RequiredSerial: 6})
 	require.ErrorContains(t, err, "policy 7-x requires a pod that has had serial 6 and was not refused since")
-	serial, _ := r.Serial("a")
-	assert.Zero(t, serial)
+	assert.Zero(t, applied.Serial)
 	assert.Equal(t, map[string]string{"a": ""}, r.Versions())
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-gone", Serial: 7, RequiredSerial: 6, Refuse: "forgotten"})
 	next := restarted(t, r)
@@ -105,21 +134,22 @@ func TestRemovedPodIsRefusedOnceItsWritesHaveEnded(t *testing.T) {
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-x", Serial: 7})
 	over, another := make(chan struct{}), make(chan struct{})
 	r.in(t, func() { r.earlier.Add("a", over); r.earlier.Add("gone", another); r.earlier.Deleted("gone", "another") })
-	settled, err := r.RemovePolicy("a")
+	applied, err := r.RemovePolicy("a")
 	require.NoError(t, err)
-	assert.False(t, inflight.Closed(settled))
+	assert.EqualValues(t, 7, applied.Serial)
+	assert.False(t, inflight.Closed(applied.Settled))
 	close(over)
-	<-settled
-	settled, err = r.RemovePolicy("gone")
+	<-applied.Settled
+	applied, err = r.RemovePolicy("gone")
 	require.NoError(t, err)
-	assert.False(t, inflight.Closed(settled))
+	assert.False(t, inflight.Closed(applied.Settled))
 	assert.Equal(t, map[string]string{"a": "", "gone": ""}, r.Versions())
 	assert.Equal(t, map[string]string{"a": "ns", "gone": "another"}, r.Namespaces())
 	close(another)
-	<-settled
-	settled, err = r.RemovePolicy("unknown")
+	<-applied.Settled
+	applied, err = r.RemovePolicy("unknown")
 	require.NoError(t, err)
-	assert.True(t, inflight.Closed(settled))
+	assert.True(t, inflight.Closed(applied.Settled))
 }
 
 // restarted is the agent after r, on the same node, that knows pod a from disk.

@@ -173,9 +173,9 @@ func (r *running) soon(t *testing.T, what string, cond func() bool) {
 // setPolicy says what the manager says.
 func setPolicy(t *testing.T, h control.Handler, p *meshv1.PodPolicy) (settled <-chan struct{}) {
 	t.Helper()
-	settled, err := h.SetPolicy(p)
+	applied, err := h.SetPolicy(p)
 	require.NoError(t, err)
-	return settled
+	return applied.Settled
 }
 
 func (r *running) reported(uid string) *meshv1.PodReport {
