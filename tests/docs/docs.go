@@ -39,7 +39,7 @@ func Section(t testing.TB, file, heading string) (rows [][]string) {
 			}
 		}
 	}
-	require.True(t, within, "%s has %q", file, heading)
+	require.True(t, within, "%s has no section %q: restore the heading, or correct the test that reads its table", file, heading)
 	return nil
 }
 
@@ -153,7 +153,7 @@ func RequireMetrics(t testing.TB, file, heading string, registry prometheus.Coll
 	}
 	for _, m := range Metrics(t, file, heading) {
 		documented[m.Name] = m.Labels
-		require.Equal(t, m.Type == "counter", strings.HasSuffix(m.Name, "_total"), m.Name)
+		require.Equal(t, m.Type == "counter", strings.HasSuffix(m.Name, "_total"), "%s: the names of counters end with _total, and of no other metrics: correct its type in %s, or its name", m.Name, file)
 	}
-	require.Equal(t, registered, documented)
+	require.Equal(t, registered, documented, "%s, section %q (actual), must list exactly the registered metrics and their labels (expected)", file, heading)
 }

@@ -29,10 +29,10 @@ func tracked(t *testing.T, patterns ...string) []string {
 // assertTarget asserts that a file of the repository exists, and has the anchor; "" is none.
 func assertTarget(t *testing.T, from, file, anchor string) {
 	t.Helper()
-	if _, err := os.Stat(filepath.Join(root, file)); !assert.NoError(t, err, from) || anchor == "" {
+	if _, err := os.Stat(filepath.Join(root, file)); !assert.NoError(t, err, "%s leads to a file that does not exist: correct the link", from) || anchor == "" {
 		return
 	}
-	assert.True(t, Anchors(t, filepath.Join(root, file))[anchor], "%s: %s has no section %q", from, file, anchor)
+	assert.True(t, Anchors(t, filepath.Join(root, file))[anchor], "%s leads to section %q, which %s does not have: correct the link, or the heading", from, anchor, file)
 }
 
 func TestLinksResolve(t *testing.T) {
@@ -85,7 +85,7 @@ func TestSectionsNamedElsewhereExist(t *testing.T) {
 			found++
 		}
 	}
-	require.Greater(t, found, 20)
+	require.Greater(t, found, 20, "links in programs and manifests: correct the expression that finds them")
 }
 
 // The index and the README lead to each page.
@@ -99,7 +99,7 @@ func TestEveryPageIsListed(t *testing.T) {
 			listed[filepath.Join(filepath.Dir(index), path)] = true
 		}
 		for _, page := range tracked(t, "docs/*.md") {
-			assert.True(t, listed[page], "%s has no link to %s", index, page)
+			assert.True(t, listed[page], "add a link to %[2]s in %[1]s", index, page)
 		}
 	}
 }
@@ -107,7 +107,7 @@ func TestEveryPageIsListed(t *testing.T) {
 func TestReadmeIsShort(t *testing.T) {
 	source, err := os.ReadFile(filepath.Join(root, "README.md"))
 	require.NoError(t, err)
-	assert.Less(t, strings.Count(string(source), "\n"), 150)
+	assert.Less(t, strings.Count(string(source), "\n"), 150, "lines of README.md: move details to a page of docs/")
 }
 
 func TestAnchorsOfHeadings(t *testing.T) {

@@ -33,19 +33,19 @@ func asks(t *testing.T, known map[string]Metric, expr string) map[string]bool {
 				labels["le"] = true
 			}
 		}
-		assert.True(t, ok, "%s: there is no metric %s", expr, name)
+		assert.True(t, ok, "%s: docs/metrics.md does not list %s: correct the expression, or list the metric", expr, name)
 		has := map[string]bool{"pod": true}
 		for label := range strings.SplitSeq(m.Labels, ", ") {
 			has[label] = true
 		}
 		for _, label := range labelled.FindAllStringSubmatch(selector, -1) {
-			assert.True(t, has[label[1]], "%s: %s has no label %s", expr, name, label[1])
+			assert.True(t, has[label[1]], "%s: %s has no label %s by docs/metrics.md: correct the expression", expr, name, label[1])
 		}
 		maps.Copy(labels, has)
 	}
 	for _, g := range grouping.FindAllStringSubmatch(expr, -1) {
 		for label := range strings.SplitSeq(g[1], ", ") {
-			assert.True(t, labels[label], "%s: nothing there has the label %s", expr, label)
+			assert.True(t, labels[label], "%s: no metric of it has the label %s: correct the grouping", expr, label)
 		}
 	}
 	return labels
@@ -66,17 +66,17 @@ func TestAlerts(t *testing.T) {
 	require.NoError(t, err)
 	for _, g := range groups {
 		for _, r := range g.Rules {
-			assert.False(t, seen[r.Alert], "%s is there twice", r.Alert)
+			assert.False(t, seen[r.Alert], "there are two alerts %s: rename one", r.Alert)
 			seen[r.Alert] = true
 			labels := asks(t, known, r.Expr)
 			for _, of := range shown.FindAllStringSubmatch(r.Annotations["summary"], -1) {
-				assert.True(t, labels[of[1]], "%s has no label %s", r.Alert, of[1])
+				assert.True(t, labels[of[1]], "the summary of %s shows label %s, which its expression does not have: correct one of them", r.Alert, of[1])
 			}
-			assert.Contains(t, []string{"critical", "warning", "info"}, r.Labels["severity"], r.Alert)
-			assert.NotEmpty(t, r.Annotations["description"], r.Alert)
+			assert.Contains(t, []string{"critical", "warning", "info"}, r.Labels["severity"], "give %s a severity", r.Alert)
+			assert.NotEmpty(t, r.Annotations["description"], "give %s a description", r.Alert)
 			page, section, _ := strings.Cut(r.Annotations["runbook_url"], "#")
-			assert.True(t, strings.HasSuffix(page, "/docs/operations.md"), r.Alert)
-			assert.True(t, anchors[section], "%s leads to a section %q, which there is not", r.Alert, section)
+			assert.True(t, strings.HasSuffix(page, "/docs/operations.md"), "the runbook_url of %s must lead to docs/operations.md", r.Alert)
+			assert.True(t, anchors[section], "the runbook_url of %s leads to section %q of docs/operations.md, which does not exist: write it, or correct the link", r.Alert, section)
 		}
 	}
 	require.GreaterOrEqual(t, len(seen), 20)
@@ -99,5 +99,5 @@ func TestDashboard(t *testing.T) {
 	require.ElementsMatch(t, []string{
 		"ctrlmesh_manager_compile_seconds", "ctrlmesh_manager_host_network_nodes", "ctrlmesh_manager_nodes", "ctrlmesh_mesh_ca_rotation", "ctrlmesh_mesh_ca_rotation_waiting_pods",
 		"ctrlmesh_passthrough_connections_total", "ctrlmesh_stamped_objects_total", "ctrlmesh_webhook_interruptions_total",
-	}, slices.Collect(maps.Keys(unseen)))
+	}, slices.Collect(maps.Keys(unseen)), "metrics that the dashboard does not show: add a panel for a new one to deploy/monitoring/dashboard.json, or list it here")
 }

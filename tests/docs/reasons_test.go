@@ -18,15 +18,15 @@ func TestReasonsAreDocumented(t *testing.T) {
 	const file = "../../docs/operations.md"
 	first := func(rows [][]string) (out []string) {
 		for _, row := range rows {
-			require.Len(t, row, 4)
-			require.NotEmpty(t, row[3], row[0])
+			require.Len(t, row, 4, "columns of the tables of reasons in docs/operations.md")
+			require.NotEmpty(t, row[3], "say in docs/operations.md what to do about %s", row[0])
 			out = append(out, row[0])
 		}
 		slices.Sort(out)
 		return out
 	}
-	require.Equal(t, slices.Sorted(maps.Keys(conditions)), first(Section(t, file, "### Reasons of conditions")))
-	require.Equal(t, slices.Sorted(maps.Keys(events)), first(Section(t, file, "### Events")))
+	require.Equal(t, slices.Sorted(maps.Keys(conditions)), first(Section(t, file, "### Reasons of conditions")), "the table in docs/operations.md (actual) must list exactly the reasons of conditions in the code (expected)")
+	require.Equal(t, slices.Sorted(maps.Keys(events)), first(Section(t, file, "### Events")), "the table in docs/operations.md (actual) must list exactly the reasons of Events in the code (expected)")
 }
 
 // reasons returns the reasons in the code. Those of conditions are the constants Reason... of

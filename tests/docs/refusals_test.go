@@ -17,6 +17,6 @@ func TestRefusalsAreDocumented(t *testing.T) {
 	all := regexp.MustCompile(`Refusal = "(\w+)"`).FindAllStringSubmatch(string(code), -1)
 	require.NotEmpty(t, all)
 	for _, refusal := range all {
-		require.Regexp(t, `\b`+refusal[1]+`\b`, row)
+		require.Regexp(t, `\b`+refusal[1]+`\b`, row, "name the refusal %s in the row of ctrlmesh_refusals_total in docs/metrics.md", refusal[1])
 	}
 }

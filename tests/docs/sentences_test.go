@@ -28,7 +28,7 @@ func TestSentencesAreShort(t *testing.T) {
 			for _, p := range paragraphs(source) {
 				for _, s := range sentences(p.text) {
 					n := len(strings.Fields(s))
-					assert.LessOrEqual(t, n, maxWords, "%s", s)
+					assert.LessOrEqual(t, n, maxWords, "words of a sentence: split it: %s", s)
 					if !p.inTable {
 						words += n
 						count++
@@ -37,7 +37,7 @@ func TestSentencesAreShort(t *testing.T) {
 			}
 			if count > 0 {
 				mean := float64(words) / float64(count)
-				assert.Less(t, mean, float64(meanWords), "mean words of %d sentences", count)
+				assert.Less(t, mean, float64(meanWords), "mean words of %d sentences: split the long ones", count)
 			}
 		})
 	}

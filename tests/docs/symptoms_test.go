@@ -21,13 +21,13 @@ func TestSymptomsQuoteMessages(t *testing.T) {
 	texts, quoted := messages(t), map[string]bool{}
 	for heading, rows := range tables {
 		for _, row := range rows {
-			require.Len(t, row, 3, heading)
-			require.NotEmpty(t, row[1], row[0])
-			require.NotEmpty(t, row[2], row[0])
-			assert.False(t, quoted[row[0]], "%q is there twice", row[0])
+			require.Len(t, row, 3, "columns of docs/symptoms.md, section %s", heading)
+			require.NotEmpty(t, row[1], "fill the columns of %q in docs/symptoms.md", row[0])
+			require.NotEmpty(t, row[2], "fill the columns of %q in docs/symptoms.md", row[0])
+			assert.False(t, quoted[row[0]], "docs/symptoms.md has two rows for %q: join them", row[0])
 			quoted[row[0]] = true
 			if heading != others {
-				assert.True(t, strings.Contains(texts, row[0]), "%s: nothing says %q", heading, row[0])
+				assert.True(t, strings.Contains(texts, row[0]), "docs/symptoms.md quotes %q in section %s, and no program or manifest says that: quote what it says now", row[0], heading)
 			}
 		}
 	}

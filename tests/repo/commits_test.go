@@ -19,7 +19,7 @@ func TestCommitSubjects(t *testing.T) {
 	require.NoError(t, err)
 	for line := range strings.Lines(string(out)) {
 		line = strings.TrimSuffix(line, "\n")
-		assert.LessOrEqual(t, len(line), 72, "characters of %q", line)
-		assert.Regexp(t, subject, line)
+		assert.LessOrEqual(t, len(line), 72, "characters: shorten the subject %q, and say the rest in the body", line)
+		assert.Regexp(t, subject, line, "write the subject as `area: verb object`")
 	}
 }

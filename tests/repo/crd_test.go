@@ -31,7 +31,7 @@ func TestCRDFieldsHaveDescriptions(t *testing.T) {
 
 // described asserts that a field and those within it have a description.
 func described(t *testing.T, path string, field apiextensionsv1.JSONSchemaProps) {
-	assert.NotEmpty(t, field.Description, path)
+	assert.NotEmpty(t, field.Description, "%s: comment the field in api/ctrlmesh/v1alpha1, and run make generate", path)
 	for name, within := range field.Properties {
 		described(t, path+"."+name, within)
 	}

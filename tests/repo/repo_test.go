@@ -66,10 +66,10 @@ func TestImportsPointOneWay(t *testing.T) {
 			}
 			seen = true
 			for _, dep := range p.Deps {
-				assert.False(t, never.MatchString(dep), "%s must not depend on %s", p.ImportPath, dep)
+				assert.False(t, never.MatchString(dep), "%s must not depend on %s: move what both need to api or internal, or let the caller pass it", p.ImportPath, dep)
 			}
 		}
-		assert.True(t, seen, "no package below %s", rule.from)
+		assert.True(t, seen, "there is no package %s: correct the rule", rule.from)
 	}
 }
 
@@ -86,10 +86,10 @@ func TestPureCoresDoNoIO(t *testing.T) {
 		}
 		delete(pure, p.ImportPath)
 		for _, i := range p.Imports {
-			assert.False(t, impure.MatchString(i), "%s is pure and imports %s", p.ImportPath, i)
+			assert.False(t, impure.MatchString(i), "%s does no I/O and must not import %s: let its caller pass the results as arguments", p.ImportPath, i)
 		}
 	}
-	assert.Empty(t, pure, "no such packages")
+	assert.Empty(t, pure, "there are no such packages: take them from the list, or correct their names")
 }
 
 // TestStagesKnowNoTransport holds the stages of a request to values of our own: of net/http
@@ -112,7 +112,7 @@ func TestStagesKnowNoTransport(t *testing.T) {
 		source, err := os.ReadFile(file)
 		require.NoError(t, err)
 		for _, use := range uses.FindAllStringSubmatch(string(source), -1) {
-			assert.Regexp(t, "^(Status|Method)", use[1], "%s uses http.%s", name, use[1])
+			assert.Regexp(t, "^(Status|Method)", use[1], "%s must not use http.%s: add what it needs to proxy/pipeline, and convert it in proxy/downstream.go", name, use[1])
 		}
 	}
 }
@@ -120,7 +120,7 @@ func TestStagesKnowNoTransport(t *testing.T) {
 func TestEveryPackageIsDocumented(t *testing.T) {
 	for _, p := range packages(t) {
 		if len(p.GoFiles) > 0 {
-			assert.NotEmpty(t, p.Doc, "%s has no package comment", p.ImportPath)
+			assert.NotEmpty(t, p.Doc, "%s has no package comment: say above a package clause what it is for", p.ImportPath)
 		}
 	}
 }
@@ -128,7 +128,7 @@ func TestEveryPackageIsDocumented(t *testing.T) {
 func TestGoModReplacesNothing(t *testing.T) {
 	b, err := os.ReadFile("../../go.mod")
 	require.NoError(t, err)
-	assert.NotRegexp(t, `(?m)^replace`, string(b), "a module that replaces others cannot be depended on")
+	assert.NotRegexp(t, `(?m)^replace`, string(b), "go.mod replaces a module, so that others cannot depend on this one: require a released version")
 }
 
 // TestNamedDependenciesAreUsed holds the dependencies that the project's users named.
@@ -148,7 +148,7 @@ func TestNamedDependenciesAreUsed(t *testing.T) {
 		"github.com/prometheus/client_golang",
 		onlyByTests,
 	} {
-		assert.Contains(t, direct, dependency, "go.mod must require it directly")
+		assert.Contains(t, direct, dependency, "go.mod must require it directly: import it where it is used, and run go mod tidy")
 		assert.True(t, slices.ContainsFunc(all, func(p pkg) bool {
 			imports := p.Imports
 			if dependency == onlyByTests {
@@ -157,7 +157,7 @@ func TestNamedDependenciesAreUsed(t *testing.T) {
 				return false
 			}
 			return slices.ContainsFunc(imports, func(i string) bool { return strings.HasPrefix(i+"/", dependency+"/") })
-		}), "no package imports %s", dependency)
+		}), "no package imports %s: use it instead of what replaced it", dependency)
 	}
 }
 

@@ -60,7 +60,7 @@ func assertPlain(t *testing.T, file string, line int, text string) {
 	for _, w := range word.FindAllString(text, -1) {
 		for _, part := range camelWords(w) {
 			if use, found := private[strings.ToLower(part)]; found && persisted[file] != part {
-				assert.Fail(t, "a private word", "%s:%d: %q: use %s", file, line, w, use)
+				assert.Fail(t, "a private word", "%s:%d: instead of %q write %s", file, line, w, use)
 			}
 		}
 	}
