@@ -2,12 +2,12 @@ package decide
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -15,13 +15,12 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/acting"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
-	"github.com/ctrlmesh/ctrlmesh/manager/handover"
 	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 )
 
-// world is a root whose agents apply each policy at once.
+// world is a root whose agents apply each policy at once, but for those of slow pods.
 type world struct {
 	config *v1alpha1.ShardingConfig
 	pods   []*corev1.Pod
@@ -31,10 +30,20 @@ type world struct {
 	// applied are the versions of policies in force, by pod uid.
 	applied  map[string]string
 	policies map[types.UID]compile.Policy
+	slow     map[string]bool
+
+	asked    *v1alpha1.ActingSpec // what the spec asks for; nil if that is what shards act by
+	unknown  string               // what the spec names that is not served
+	lockFree bool                 // the mesh does not hold the operator's lock
+	// demanded and followed number the last demand of the lock, and the one that the lock is
+	// held by.
+	demanded, followed uint64
+	lease              time.Duration
+	removed            []push.Removed
 }
 
 func newWorld(pods int) *world {
-	w := &world{config: rootOf(pods), now: time.Unix(1e9, 0), applied: map[string]string{}}
+	w := &world{config: rootOf(pods), now: time.Unix(1e9, 0), applied: map[string]string{}, slow: map[string]bool{}, demanded: 1, followed: 1}
 	for i := range pods {
 		name, controller := fmt.Sprintf("op-%d", i), true
 		w.pods = append(w.pods, &corev1.Pod{
@@ -79,9 +88,17 @@ func (w *world) facts() Facts {
 		Weights: Weights{Counted: true, Current: true},
 		Locks: Locks{
 			Surveyed: []v1alpha1.LockStatus{{Namespace: "ns", Name: "lock", HeldByMesh: true}},
-			States:   map[types.NamespacedName]locks.State{lock: {Held: true, Acquired: true, Renewed: w.now, Asked: 1}},
-			Asked:    1,
+			States:   map[types.NamespacedName]locks.State{lock: {Held: true, Acquired: true, Renewed: w.now, Asked: w.followed}},
+			Asked:    w.demanded,
 		},
+	}
+	f.Agents.Removed, f.Locks.Lease, f.Spec.Unknown.Message = slices.Clone(w.removed), w.lease, w.unknown
+	if w.lockFree {
+		f.Locks.Surveyed[0].HeldByMesh, f.Locks.States = false, nil
+	}
+	if w.asked != nil && w.asked.DryRun != config.Spec.DryRun {
+		f.Spec.Asked = w.asked.DeepCopy()
+		f.Spec.Change = &acting.Change{To: w.asked.DeepCopy(), Fields: []string{"spec.dryRun"}}
 	}
 	for _, p := range w.pods {
 		p, uid := p.DeepCopy(), string(p.UID)
@@ -106,6 +123,7 @@ func (w *world) round(t *testing.T) Decision {
 
 	w.memory = next
 	w.stored.Status, w.stored.State, w.stored.Acting = d.Status, d.State, d.Status.Root.Acting
+	w.config.Spec.DryRun = w.stored.Acting.DryRun
 	w.push()
 	w.now = w.now.Add(time.Second)
 	return d
@@ -116,7 +134,9 @@ func (w *world) push() {
 	known := map[origin.Name]compile.Root{origin.Of(w.config): w.memory.Published(w.stored, 0)}
 	w.policies = compile.Compile([]*v1alpha1.ShardingConfig{w.config}, w.pods, known, compile.Rules{RequestTimeout: time.Minute}).Policies
 	for uid, p := range w.policies {
-		w.applied[string(uid)] = p.Version
+		if !w.slow[string(uid)] {
+			w.applied[string(uid)] = p.Version
+		}
 	}
 }
 
@@ -148,87 +168,5 @@ func TestDecideIsAFunction(t *testing.T) {
 				require.Equal(t, shards, owners)
 			}
 		})
-	}
-}
-
-func TestFirstGrantWaitsForTheLock(t *testing.T) {
-	w := newWorld(1)
-	w.round(t) // pods are sent standby
-	f := w.facts()
-	f.Locks.Surveyed[0].HeldByMesh = false
-	f.Locks.States = nil
-	_, d := Decide(w.memory, f, w.now)
-	require.False(t, d.State.Holds())
-	require.Equal(t, locks.Acquire, d.Demand.Mode)
-	_, d = Decide(w.memory, w.facts(), w.now)
-	require.True(t, d.State.Holds())
-	require.Equal(t, locks.Keep, d.Demand.Mode)
-}
-
-// The keeper may be about to release a lock by the demand that it loaded before.
-func TestFirstGrantWaitsUntilItsDemandIsFollowed(t *testing.T) {
-	for name, c := range map[string]struct {
-		asked, followed uint64
-		holds           bool
-	}{
-		"released before":   {0, 0, false},
-		"an earlier demand": {2, 1, false},
-		"followed":          {2, 2, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			w := newWorld(1)
-			w.round(t)
-			f := w.facts()
-			f.Locks.Asked = c.asked
-			for lock, s := range f.Locks.States {
-				s.Asked = c.followed
-				f.Locks.States[lock] = s
-			}
-			_, d := Decide(w.memory, f, w.now)
-			require.Equal(t, c.holds, d.State.Holds())
-			require.NotEqual(t, locks.Release, d.Demand.Mode)
-		})
-	}
-}
-
-// After a restore, a pod that was deleted may be in a shard that the state does not know.
-func TestStatusNamesRemovedPodsThatMayAct(t *testing.T) {
-	w := newWorld(1)
-	w.round(t)
-	w.round(t)
-	require.True(t, w.stored.State.Holds())
-	w.stored.State, _ = Load(w.stored.Status.Root) // another leader, without evidence
-	f := w.facts()
-	f.Agents.Removed = []push.Removed{{Node: "node-1", Namespace: "ns", UID: "uid-1"}}
-	_, d := Decide(Memory{}, f, w.now)
-	require.False(t, d.State.Evidence.OthersConfirmed)
-	ready := apimeta.FindStatusCondition(d.Status.Conditions, v1alpha1.ConditionReady)
-	require.Contains(t, ready.Message, "waiting for the pod with uid uid-1 on node node-1, which was deleted or has exited, and may run on")
-}
-
-// Former leaders may go on whatever the next spec names.
-func TestEverySpecChangeWaitsForLeases(t *testing.T) {
-	for _, unknown := range []string{"", "no resource is called talies"} {
-		w := newWorld(1)
-		w.round(t)
-		w.round(t)
-		require.True(t, w.stored.State.Holds())
-		w.stored.State = handover.State{Shards: map[string]handover.Shard{}, Members: w.stored.State.Members, MinSerial: w.stored.State.MinSerial}
-		for _, m := range w.stored.State.Members {
-			w.stored.State.Shards[m.Shard] = handover.Shard{Serial: m.Serial}
-		}
-		w.push() // the member is in standby
-		f := w.facts()
-		next := acting.Of(&f.Spec.Config.Spec)
-		next.DryRun = true
-		f.Spec.Change, f.Spec.Unknown.Message = &acting.Change{To: next, Fields: []string{"spec.dryRun"}}, unknown
-		require.Equal(t, []types.NamespacedName{{Namespace: "ns", Name: "lock---op-1-normal"}}, Lingering(f, w.now))
-		f.Locks.Lease = time.Minute
-		m, d := Decide(w.memory, f, w.now)
-		require.False(t, d.Status.Root.Acting.DryRun, unknown)
-		_, d = Decide(m, f, w.now.Add(time.Minute-1))
-		require.False(t, d.Status.Root.Acting.DryRun, unknown)
-		_, d = Decide(m, f, w.now.Add(time.Minute))
-		require.True(t, d.Status.Root.Acting.DryRun, unknown)
 	}
 }
