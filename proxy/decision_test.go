@@ -116,7 +116,7 @@ func decider(t testing.TB, d decided) func() {
 	for _, s := range pol.Plan(&asked).Stages {
 		switch fmt.Sprintf("%T", s) {
 		case "*stages.limitStage", "*stages.faultStage":
-			rules.Add(s)
+			rules = append(rules, s)
 		}
 	}
 	return func() {

@@ -23,15 +23,6 @@ type Stage interface {
 // Stages are applied in turn. The first that ends the request is the last.
 type Stages []Stage
 
-// Add appends those that have something to do.
-func (s *Stages) Add(all ...Stage) {
-	for _, one := range all {
-		if one != nil {
-			*s = append(*s, one)
-		}
-	}
-}
-
 // Apply applies the stages to a request.
 func (s Stages) Apply(x *State) *Outcome {
 	for _, one := range s {

@@ -9,6 +9,7 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
@@ -20,6 +21,10 @@ import (
 type upgradeStage struct {
 	// allowed: the resource is one whose connection may change protocol.
 	allowed bool
+}
+
+func newUpgradeStage(_ *Policy, key match.Kind) pipeline.Stage {
+	return upgradeStage{pipeline.Upgrades(key)}
 }
 
 func (s upgradeStage) Apply(x *pipeline.State) *pipeline.Outcome {
@@ -59,6 +64,10 @@ type admissionStage struct {
 	urgent func(*apirequest.RequestInfo) bool // not nil: a request may be
 }
 
+func newAdmissionStage(p *Policy, key match.Kind) pipeline.Stage {
+	return admissionStage{pipeline.RouteOf(key), urgent(p, key)}
+}
+
 func (s admissionStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	switch {
 	case s.urgent != nil && s.urgent(x.Req.Info):
@@ -73,6 +82,14 @@ func (s admissionStage) Apply(x *pipeline.State) *pipeline.Outcome {
 // that it is not about a lock.
 type readmissionStage struct{}
 
+// newReadmissionStage returns nil where no request is charged to the locks' budget.
+func newReadmissionStage(p *Policy, key match.Kind) pipeline.Stage {
+	if urgent(p, key) == nil {
+		return nil
+	}
+	return readmissionStage{}
+}
+
 func (readmissionStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	if x.Lock != nil || x.Budget != &x.Budgets.Lock {
 		return nil
@@ -83,6 +100,8 @@ func (readmissionStage) Apply(x *pipeline.State) *pipeline.Outcome {
 // forwardedHeaderStage removes the header fields that concern the client's connection.
 type forwardedHeaderStage struct{}
 
+func newForwardedHeaderStage(*Policy, match.Kind) pipeline.Stage { return forwardedHeaderStage{} }
+
 func (forwardedHeaderStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	x.Out.DropHopByHop()
 	return nil
@@ -91,6 +110,8 @@ func (forwardedHeaderStage) Apply(x *pipeline.State) *pipeline.Outcome {
 // auditStage adds an audit id to a request, which relates its access line to the audit log
 // of the apiserver.
 type auditStage struct{}
+
+func newAuditStage(*Policy, match.Kind) pipeline.Stage { return auditStage{} }
 
 func (auditStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	if x.Debug && x.Out.Header[pipeline.AuditHeader] == nil {
@@ -103,6 +124,14 @@ func (auditStage) Apply(x *pipeline.State) *pipeline.Outcome {
 type connectStage struct {
 	policy *Policy
 	enter  func(*pipeline.State, *Policy) bool
+}
+
+// newConnectStage returns nil for requests that open no connection.
+func newConnectStage(p *Policy, key match.Kind) pipeline.Stage {
+	if !key.Connects() {
+		return nil
+	}
+	return connectStage{p, p.env.Enter}
 }
 
 func (s connectStage) Apply(x *pipeline.State) *pipeline.Outcome {

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
@@ -22,6 +23,10 @@ import (
 type certificateStage struct {
 	passthrough bool
 	notify      func(reason, format string, args ...any)
+}
+
+func newCertificateStage(p *Policy, _ match.Kind) pipeline.Stage {
+	return certificateStage{p.Passthrough, p.env.Notify}
 }
 
 func (s certificateStage) Apply(x *pipeline.State) *pipeline.Outcome {
@@ -43,12 +48,22 @@ func (s certificateStage) Apply(x *pipeline.State) *pipeline.Outcome {
 // corrected.
 type contradictionStage struct{ message string }
 
+// newContradictionStage returns nil where the configurations agree.
+func newContradictionStage(p *Policy, _ match.Kind) pipeline.Stage {
+	if p.Refuse == "" {
+		return nil
+	}
+	return contradictionStage{p.Refuse}
+}
+
 func (s contradictionStage) Apply(*pipeline.State) *pipeline.Outcome {
 	return pipeline.RefusalFor(meshv1.RefusedContradiction, status.Unavailable(5, "%s", s.message))
 }
 
 // classifyStage refuses a request that cannot be classified.
 type classifyStage struct{ clusters pipeline.ClusterPaths }
+
+func newClassifyStage(p *Policy, _ match.Kind) pipeline.Stage { return classifyStage{p.clusters} }
 
 func (s classifyStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	if x.Req.Classify(s.clusters); x.Req.Malformed != nil {
@@ -78,7 +93,7 @@ type tokenStage struct {
 }
 
 // newTokenStage returns nil where any token is allowed.
-func newTokenStage(p *Policy) pipeline.Stage {
+func newTokenStage(p *Policy, _ match.Kind) pipeline.Stage {
 	required := p.env.Info.RequireToken
 	if p.Message.GetAnyToken() && !required {
 		return nil

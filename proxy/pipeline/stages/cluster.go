@@ -18,7 +18,7 @@ type clusterScopedStage struct {
 }
 
 // newClusterScopedStage returns nil for requests that every shard may send.
-func newClusterScopedStage(p *Policy, key match.Kind) *clusterScopedStage {
+func newClusterScopedStage(p *Policy, key match.Kind) pipeline.Stage {
 	c := p.ClusterScoped(key)
 	if c == nil {
 		return nil

@@ -14,19 +14,23 @@ import (
 // deniedStage serves clients with some User-Agents as if there were no objects: lists are
 // empty, watches have no events, and all other requests are refused.
 type deniedStage struct {
-	agents   match.Patterns
 	policy   *Policy
 	empty    *narrowStage // of a list or watch; nil: requests are refused
 	withheld withheld     // not empty: requests are counted for the dry run alone
 }
 
+// denies reports whether clients with a User-Agent are not served.
+func (p *Policy) denies(agent string) bool {
+	agents := match.Patterns(p.Message.GetSharding().GetDeniedUserAgents())
+	return len(agents) > 0 && agents.Match(agent)
+}
+
 // newDeniedStage returns nil where all clients are served.
-func newDeniedStage(p *Policy, key match.Kind) *deniedStage {
-	agents := p.Message.GetSharding().GetDeniedUserAgents()
-	if len(agents) == 0 {
+func newDeniedStage(p *Policy, key match.Kind) pipeline.Stage {
+	if len(p.Message.GetSharding().GetDeniedUserAgents()) == 0 || p.Would != nil {
 		return nil
 	}
-	s := &deniedStage{agents: agents, policy: p}
+	s := &deniedStage{policy: p}
 	if key.Verb == "list" || key.Verb == "watch" {
 		s.empty = emptyStage(key.GroupResource(), key.Verb == "watch")
 	}
@@ -36,7 +40,7 @@ func newDeniedStage(p *Policy, key match.Kind) *deniedStage {
 func (s *deniedStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	agent := x.Req.Header.Get("User-Agent")
 	switch {
-	case x.Lock != nil || !s.agents.Match(agent):
+	case x.Lock != nil || !s.policy.denies(agent):
 		return nil
 	case s.withheld != "":
 		s.withheld.note(x)
@@ -53,10 +57,10 @@ func (s *deniedStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	return pipeline.RefusalFor(meshv1.RefusedUserAgent, refused)
 }
 
-// dryDeniedStage returns the stage that counts what newDeniedStage would do.
-func dryDeniedStage(p, would *Policy, key match.Kind) *deniedStage {
-	s := newDeniedStage(would, key)
-	if s == nil {
+// newDryDeniedStage returns the stage that counts what newDeniedStage would do.
+func newDryDeniedStage(p, would *Policy, key match.Kind) pipeline.Stage {
+	s, ok := newDeniedStage(would, key).(*deniedStage)
+	if !ok {
 		return nil
 	}
 	action := wouldRefuse

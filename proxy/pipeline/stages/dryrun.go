@@ -64,39 +64,28 @@ func (p *Policy) withheldCount(verb, action string) prometheus.Counter {
 	return p.Metrics.Action(in, verb, action)
 }
 
-// dryRunStages returns the stages of a dry run, which edit and refuse nothing.
-func (p *Policy) dryRunStages(key match.Kind) (out pipeline.Stages) {
-	would := p.Would
-	if len(would.Locks) > 0 && mayLock(key) {
-		out = append(out, &dryLockStage{would.Locks, p.withheldAction(key.Verb, wouldRename)})
-	}
-	if s := dryDeniedStage(p, would, key); s != nil {
-		out.Add(s)
-	}
-	out.Add(newElectionStage(p, key))
-	if e := would.Exemption(key); e != nil && !e.InBody { // the body is not awaited
-		out.Add(exemptStage{e})
-	}
-	out.Add(newDryNarrowStage(would, key, p.withheldAction(key.Verb, wouldNarrow)))
-	if s := newFenceStage(would, key); s != nil && (!s.Observe || s.Limit != nil) {
-		s.Passes = s.Passes || s.Observe
-		s.Observe, s.dry, s.withheld = true, true, p.withheldAction(key.Verb, wouldRefuse)
-		out = append(out, s)
-	}
-	if s := newClusterScopedStage(would, key); s != nil && !s.Observe {
-		s.Observe, s.withheld = true, p.withheldAction(key.Verb, wouldRefuse)
-		if s.Exemption != nil {
-			s.Exemption.InBody = false
+// inDryRun returns a constructor whose stages count what a policy would do without its dry run.
+func inDryRun(construct func(p, would *Policy, key match.Kind) pipeline.Stage) constructor {
+	return func(p *Policy, key match.Kind) pipeline.Stage {
+		if p.Would == nil {
+			return nil
 		}
-		out = append(out, s)
+		return construct(p, p.Would, key)
 	}
-	return out
 }
 
 // dryLockStage counts requests about locks.
 type dryLockStage struct {
 	locks lock.Set
 	withheld
+}
+
+// newDryLockStage returns nil where no lock would be renamed.
+func newDryLockStage(p, would *Policy, key match.Kind) pipeline.Stage {
+	if len(would.Locks) == 0 || !mayLock(key) {
+		return nil
+	}
+	return &dryLockStage{would.Locks, p.withheldAction(key.Verb, wouldRename)}
 }
 
 func (s *dryLockStage) Apply(x *pipeline.State) *pipeline.Outcome {
@@ -132,19 +121,20 @@ type dryNarrowStage struct {
 	withheld
 }
 
-func newDryNarrowStage(p *Policy, key match.Kind, w withheld) pipeline.Stage {
-	s := &dryNarrowStage{withheld: w}
+// newDryNarrowStage returns nil where nothing would be narrowed.
+func newDryNarrowStage(p, would *Policy, key match.Kind) pipeline.Stage {
+	s := &dryNarrowStage{withheld: p.withheldAction(key.Verb, wouldNarrow)}
 	switch key.Verb {
 	case "list", "watch":
-		s.narrowing = p.Narrowing(key.GroupResource())
+		s.narrowing = would.Narrowing(key.GroupResource())
 	case "deletecollection":
-		if b, ok := p.Sweep(key); ok {
+		if b, ok := would.Sweep(key); ok {
 			s.sweep = &b
 		}
 	default:
 		return nil
 	}
-	s.all = p.Selector(key.GroupResource()) != nil
+	s.all = would.Selector(key.GroupResource()) != nil
 	if !s.all && s.narrowing == nil && s.sweep == nil {
 		return nil
 	}
@@ -157,4 +147,36 @@ func (s *dryNarrowStage) Apply(x *pipeline.State) *pipeline.Outcome {
 		s.note(x)
 	}
 	return nil
+}
+
+// newDryExemptStage returns nil where nothing is exempt by its path: the body is not awaited.
+func newDryExemptStage(_, would *Policy, key match.Kind) pipeline.Stage {
+	if e := would.Exemption(key); e != nil && !e.InBody {
+		return exemptStage{e}
+	}
+	return nil
+}
+
+// newDryFenceStage returns the stage that counts what newFenceStage would refuse.
+func newDryFenceStage(p, would *Policy, key match.Kind) pipeline.Stage {
+	s, ok := newFenceStage(would, key).(*fenceStage)
+	if !ok || s.Observe && s.Limit == nil {
+		return nil
+	}
+	s.Passes = s.Passes || s.Observe
+	s.Observe, s.dry, s.withheld = true, true, p.withheldAction(key.Verb, wouldRefuse)
+	return s
+}
+
+// newDryClusterScopedStage returns the stage that counts what newClusterScopedStage would refuse.
+func newDryClusterScopedStage(p, would *Policy, key match.Kind) pipeline.Stage {
+	s, ok := newClusterScopedStage(would, key).(*clusterScopedStage)
+	if !ok || s.Observe {
+		return nil
+	}
+	s.Observe, s.withheld = true, p.withheldAction(key.Verb, wouldRefuse)
+	if s.Exemption != nil {
+		s.Exemption.InBody = false
+	}
+	return s
 }

@@ -34,13 +34,14 @@ type faultStage struct {
 // newFaultStage returns nil where there are no rules. Where there are some it returns the
 // stage even if none is about such requests: they may have started over, and keep the
 // faults of an earlier policy.
-func newFaultStage(p *Policy, key match.Kind, isResource bool, stale *staleness) pipeline.Stage {
+func newFaultStage(p *Policy, key match.Kind) pipeline.Stage {
 	if len(p.faults.Names()) == 0 {
 		return nil
 	}
-	if !isResource {
+	if !isResource(key) {
 		return &faultStage{policy: p, paths: p.faults}
 	}
+	stale, _ := newStaleness(p, key).(*staleness)
 	return &faultStage{policy: p, resources: p.faults.OfKind(key), stale: stale}
 }
 

@@ -40,10 +40,10 @@ type fenceStage struct {
 }
 
 // newFenceStage returns nil for requests that need no check: lists, reads that all shards
-// may send, and what isolation Off permits.
-func newFenceStage(p *Policy, key match.Kind) *fenceStage {
+// may send, and what isolation Off permits. In standby, all writes are refused.
+func newFenceStage(p *Policy, key match.Kind) pipeline.Stage {
 	f := p.Fence(key)
-	if f == nil {
+	if f == nil || p.Waiting(key) != nil {
 		return nil
 	}
 	s := &fenceStage{Fence: f, policy: p}
@@ -167,6 +167,14 @@ const standbyRetry = 1
 type standbyStage struct {
 	*isolation.Waiting
 	policy *Policy
+}
+
+// newStandbyStage returns nil for requests that a member in standby may send.
+func newStandbyStage(p *Policy, key match.Kind) pipeline.Stage {
+	if w := p.Waiting(key); w != nil {
+		return standbyStage{w, p}
+	}
+	return nil
 }
 
 func (s standbyStage) Apply(x *pipeline.State) *pipeline.Outcome {
@@ -335,7 +343,7 @@ func (p *Policy) reading(x *pipeline.State, target, accept string) *upstream.Req
 	for _, of := range []string{"Accept-Encoding", "Content-Type", pipeline.AuditHeader} { // an audit id is one request's
 		delete(header, of)
 	}
-	if agent := newUserAgentStage(p); agent != nil {
+	if agent, ok := newUserAgentStage(p, x.Plan.Key).(*userAgentStage); ok {
 		header["User-Agent"] = []string{agent.of(x.Req.Header)} // which stages have not edited
 	}
 	return &upstream.Request{Method: http.MethodGet, Target: target, Host: x.Req.Host, Header: header}

@@ -25,7 +25,7 @@ type lockStage struct {
 }
 
 // newLockStage returns nil where requests cannot be about a lock.
-func newLockStage(p *Policy, key match.Kind) *lockStage {
+func newLockStage(p *Policy, key match.Kind) pipeline.Stage {
 	if len(p.Locks) == 0 || !mayLock(key) {
 		return nil
 	}
@@ -38,7 +38,14 @@ func mayLock(key match.Kind) bool {
 	return !key.Member && key.Subresource == "" && lock.Kind(key.Group, key.Resource)
 }
 
-// urgent reports whether a request is about a lock, by its head.
+// urgent returns a function that reports whether a request is about a lock, by its head; nil: none is.
+func urgent(p *Policy, key match.Kind) func(*apirequest.RequestInfo) bool {
+	if s, ok := newLockStage(p, key).(*lockStage); ok {
+		return s.urgent
+	}
+	return nil
+}
+
 func (s *lockStage) urgent(info *apirequest.RequestInfo) bool {
 	return info.Verb != "watch" && slices.ContainsFunc(s.locks, func(l *lock.Lock) bool {
 		return l.Named(info.Namespace, info.Name) || info.Verb == "create" && info.Namespace == l.Namespace()

@@ -33,11 +33,17 @@ type scopeStage struct {
 func newScopeStage(p *Policy, key match.Kind) pipeline.Stage {
 	switch key.Verb {
 	case "list", "watch", "deletecollection":
-		if selector := p.Selector(key.GroupResource()); selector != nil {
-			return &scopeStage{selector, p.SelectsShared()}
-		}
+	default:
+		return nil
 	}
-	return nil
+	selector := p.Selector(key.GroupResource())
+	if selector == nil {
+		return nil
+	}
+	if key.Verb != "deletecollection" && p.Narrowing(key.GroupResource()) == nil {
+		p.env.Methods.Note(key.GroupResource(), isolation.ByLabels)
+	}
+	return &scopeStage{selector, p.SelectsShared()}
 }
 
 func (s *scopeStage) Apply(x *pipeline.State) *pipeline.Outcome {
@@ -56,6 +62,17 @@ func (s *scopeStage) Apply(x *pipeline.State) *pipeline.Outcome {
 // list finds nothing there either.
 type sweepStage struct{ isolation.Border }
 
+// newSweepStage returns nil where a deletecollection is in no namespace of another shard.
+func newSweepStage(p *Policy, key match.Kind) pipeline.Stage {
+	if key.Verb != "deletecollection" {
+		return nil
+	}
+	if b, ok := p.Sweep(key); ok {
+		return sweepStage{b}
+	}
+	return nil
+}
+
 func (s sweepStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	if x.Exempt || !s.Foreign(x.Req.Info.Namespace) {
 		return nil
@@ -65,6 +82,14 @@ func (s sweepStage) Apply(x *pipeline.State) *pipeline.Outcome {
 
 // exemptStage exempts requests for objects that every shard reads, or writes.
 type exemptStage struct{ *isolation.Exemption }
+
+// newExemptStage returns nil where nothing is exempt.
+func newExemptStage(p *Policy, key match.Kind) pipeline.Stage {
+	if e := p.Exemption(key); e != nil {
+		return exemptStage{e}
+	}
+	return nil
+}
 
 func (s exemptStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	if x.Exempt {
@@ -112,7 +137,11 @@ type narrowStage struct {
 }
 
 // newNarrowStage returns the stage for a list or watch, nil where scopes narrow nothing.
-func newNarrowStage(p *Policy, res schema.GroupResource, watch bool) pipeline.Stage {
+func newNarrowStage(p *Policy, key match.Kind) pipeline.Stage {
+	if key.Verb != "list" && key.Verb != "watch" {
+		return nil
+	}
+	res, watch := key.GroupResource(), key.Verb == "watch"
 	n := p.Narrowing(res)
 	if n == nil {
 		return nil

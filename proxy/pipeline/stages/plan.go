@@ -1,10 +1,10 @@
 package stages
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 
-	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 )
@@ -27,7 +27,7 @@ func (p *Policy) Plan(r *pipeline.Request) *pipeline.Plan {
 		return known.(*pipeline.Plan)
 	}
 	key = key.Clone()
-	made := p.make(key, r.Info.IsResourceRequest)
+	made := p.make(key)
 	if p.count.Load() < maxPlans && match.Storable(key.Verb, key.Subresource, key.Group, key.Resource) {
 		if _, loaded := p.Cached.LoadOrStore(key, made); !loaded {
 			p.count.Add(1)
@@ -36,116 +36,65 @@ func (p *Policy) Plan(r *pipeline.Request) *pipeline.Plan {
 	return made
 }
 
-// gate returns the stages that decide who may send requests, and how they are understood.
-func (p *Policy) gate() pipeline.Stages {
-	var out pipeline.Stages
-	out.Add(certificateStage{p.Passthrough, p.env.Notify})
-	if p.Refuse != "" {
-		out.Add(contradictionStage{p.Refuse})
+// constructor returns a stage of a policy for requests of a kind, nil if it has nothing to do. The
+// compiler accepts no function that returns a pointer, whose nil would be a stage.
+type constructor func(*Policy, match.Kind) pipeline.Stage
+
+var (
+	// gateStages decide who may send requests, and how they are understood.
+	gateStages = []constructor{newCertificateStage, newContradictionStage, newClassifyStage, newTokenStage}
+
+	// firstStages begin every plan.
+	firstStages = []constructor{newUpgradeStage, newAdmissionStage, newForwardedHeaderStage}
+
+	// memberStages restrict requests into member clusters which belong to one shard each.
+	memberStages = []constructor{newMemberStage, newRootCAStage, newCatchUpStage, newRelistStage}
+
+	// shardingStages restrict requests for resources to the objects of the shard.
+	shardingStages = []constructor{
+		inDryRun(newDryLockStage), inDryRun(newDryDeniedStage),
+		newLockStage, newDeniedStage, newElectionStage,
+		inDryRun(newDryExemptStage), inDryRun(newDryNarrowStage), inDryRun(newDryFenceStage), inDryRun(newDryClusterScopedStage),
+		newRootCAStage, newExemptStage, newScopeStage,
+		newStandbyStage, newFenceStage, newClusterScopedStage, newCatchUpStage,
+		newSweepStage, newNarrowStage, newRelistStage,
 	}
-	out.Add(classifyStage{p.clusters})
-	out.Add(newTokenStage(p))
+
+	// lastStages end every plan.
+	lastStages = []constructor{
+		newObserveStage, newShadowStage, newAuditStage, newReadmissionStage, newStaleness,
+		newLimitStage, newFaultStage, newUserAgentStage, newConnectStage,
+	}
+)
+
+// stages returns those that have something to do.
+func (p *Policy) stages(key match.Kind, lists ...[]constructor) (out pipeline.Stages) {
+	for _, construct := range slices.Concat(lists...) {
+		if s := construct(p, key); s != nil {
+			out = append(out, s)
+		}
+	}
 	return out
 }
 
-func (p *Policy) make(key match.Kind, isResource bool) *pipeline.Plan {
-	out := &pipeline.Plan{Key: key, Route: pipeline.RouteOf(key)}
+// make returns the plan for requests of a kind.
+func (p *Policy) make(key match.Kind) *pipeline.Plan {
+	out := &pipeline.Plan{Key: key, Route: pipeline.RouteOf(key), Urgent: urgent(p, key)}
 	label := ""
-	if isResource {
-		label = p.Metrics.Resource(key.Resource)
+	if isResource(key) {
+		label, out.Activity = p.Metrics.Resource(key.Resource), newActivity(p, key)
 	}
 	out.Meters = p.env.Metrics.Meters(p.Metrics, key.Verb, label)
-	var locks *lockStage
-	var stale *staleness
-	if isResource {
-		out.Activity, locks, stale = newActivity(p, key), newLockStage(p, key), newStaleness(p, key)
-	}
-	if locks != nil {
-		out.Urgent = locks.urgent
-	}
-	out.Stages.Add(upgradeStage{pipeline.Upgrades(key)}, admissionStage{out.Route, out.Urgent}, forwardedHeaderStage{})
+	var restrict []constructor
 	switch {
 	case key.Member && !p.asked().DividesMembers():
-		out.Stages.Add(p.memberStages(key, isResource)...)
-	case isResource:
-		out.Stages.Add(p.shardingStages(key, locks)...)
+		restrict = memberStages
+	case isResource(key):
+		restrict = shardingStages
 	}
-	if isResource {
-		out.Stages.Add(newObserveStage(p, key))
-	}
-	out.Stages.Add(newShadowStage(p, key, isResource))
-	out.Stages.Add(auditStage{})
-	if locks != nil {
-		out.Stages.Add(readmissionStage{})
-	}
-	if stale != nil {
-		out.Stages.Add(stale)
-	}
-	out.Stages.Add(newLimitStage(p, key, isResource), newFaultStage(p, key, isResource, stale))
-	if s := newUserAgentStage(p); s != nil {
-		out.Stages.Add(s)
-	}
-	if key.Connects() {
-		out.Stages.Add(connectStage{p, p.env.Enter})
-	}
+	out.Stages = p.stages(key, firstStages, restrict, lastStages)
 	return out
 }
 
-// memberStages returns the stages that restrict requests into member clusters which belong to one
-// shard each.
-func (p *Policy) memberStages(key match.Kind, isResource bool) (out pipeline.Stages) {
-	out.Add(newMemberStage(p, key))
-	if !isResource {
-		return out
-	}
-	out.Add(newRootCAStage(p, key), newCatchUpStage(p, key))
-	if key.Verb == "list" || key.Verb == "watch" {
-		out.Add(newRelistStage(p, key))
-	}
-	return out
-}
-
-// shardingStages returns the stages that restrict a request to the shard's objects.
-func (p *Policy) shardingStages(key match.Kind, locks *lockStage) (out pipeline.Stages) {
-	if p.Would != nil {
-		out = p.dryRunStages(key)
-	}
-	if locks != nil {
-		out.Add(locks)
-	}
-	if s := newDeniedStage(p, key); s != nil && p.Would == nil {
-		out.Add(s)
-	}
-	if p.Would == nil {
-		out.Add(newElectionStage(p, key))
-	}
-	out.Add(newRootCAStage(p, key))
-	if e := p.Exemption(key); e != nil {
-		out.Add(exemptStage{e})
-	}
-	out.Add(newScopeStage(p, key))
-	if w := p.Waiting(key); w != nil {
-		out.Add(standbyStage{w, p})
-	} else if s := newFenceStage(p, key); s != nil {
-		out.Add(s)
-	}
-	if s := newClusterScopedStage(p, key); s != nil {
-		out.Add(s)
-	}
-	out.Add(newCatchUpStage(p, key))
-	switch key.Verb {
-	case "deletecollection":
-		if b, ok := p.Sweep(key); ok {
-			out.Add(sweepStage{b})
-		}
-	case "list", "watch":
-		watch := key.Verb == "watch"
-		if s := newNarrowStage(p, key.GroupResource(), watch); s != nil {
-			out.Add(s)
-		} else if p.Selector(key.GroupResource()) != nil {
-			p.env.Methods.Note(key.GroupResource(), isolation.ByLabels)
-		}
-		out.Add(newRelistStage(p, key))
-	}
-	return out
-}
+// isResource reports whether requests of a kind are for a resource, and not for another path.
+func isResource(key match.Kind) bool { return key.Resource != "" }

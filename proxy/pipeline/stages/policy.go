@@ -196,7 +196,7 @@ func Compile(e *Env, m *meshv1.PodPolicy) (*Policy, error) {
 		return nil, err
 	}
 	out.traffic = trafficOf(e, m) // never fails: isolation must not wait for valid rules
-	out.Gate = out.gate()
+	out.Gate = out.stages(match.Kind{}, gateStages)
 	if out.Passthrough && (m.GetSharding() != nil || out.Refuse != "") {
 		return nil, errors.New("invalid passthrough: the pod is sharded or refused")
 	}

@@ -30,7 +30,11 @@ type relistStage struct {
 	watch    bool
 }
 
-func newRelistStage(p *Policy, key match.Kind) *relistStage {
+// newRelistStage returns nil for requests that are no list or watch.
+func newRelistStage(p *Policy, key match.Kind) pipeline.Stage {
+	if key.Verb != "list" && key.Verb != "watch" {
+		return nil
+	}
 	return &relistStage{policy: p, resource: key.GroupResource(), watch: key.Verb == "watch"}
 }
 
@@ -118,7 +122,7 @@ type catchUpStage struct {
 
 // newCatchUpStage returns nil for requests that are no decision about objects of a shard.
 func newCatchUpStage(p *Policy, key match.Kind) pipeline.Stage {
-	if !key.Writes() || key.Connects() || key.Resource == "events" || p.Standby || !p.Divides() {
+	if !isResource(key) || !key.Writes() || key.Connects() || key.Resource == "events" || p.Standby || !p.Divides() {
 		return nil
 	}
 	return catchUpStage{p, key}
@@ -177,7 +181,7 @@ type staleness struct {
 
 // newStaleness returns nil where no rule is about lists of a resource, and in member clusters, which
 // have other resource versions.
-func newStaleness(p *Policy, key match.Kind) *staleness {
+func newStaleness(p *Policy, key match.Kind) pipeline.Stage {
 	if key.Member || key.Verb != "list" && key.Verb != "watch" {
 		return nil
 	}

@@ -46,17 +46,17 @@ type shadowStage struct {
 }
 
 // newShadowStage returns nil for requests that write nothing, and for pods that are no shadow.
-func newShadowStage(p *Policy, key match.Kind, isResource bool) pipeline.Stage {
+func newShadowStage(p *Policy, key match.Kind) pipeline.Stage {
 	spec := p.Message.GetSharding().GetShadow()
-	if spec == nil || isResource && !key.Writes() && !key.Connects() || isolation.Reviews(key) {
+	if spec == nil || isResource(key) && !key.Writes() && !key.Connects() || isolation.Reviews(key) {
 		return nil
 	}
-	if !isResource && slices.Contains([]string{"get", "head", "options"}, key.Verb) {
+	if !isResource(key) && slices.Contains([]string{"get", "head", "options"}, key.Verb) {
 		return nil
 	}
 	s := &shadowStage{
 		policy: p, key: key, window: time.Duration(spec.GetWindowNs()), ignored: spec.GetIgnoredFields(),
-		try:      isResource && !key.Connects() && slices.Contains(tried, key.Subresource),
+		try:      isResource(key) && !key.Connects() && slices.Contains(tried, key.Subresource),
 		compared: key.Verb != "deletecollection" && (key.Subresource == "" || key.Subresource == "status"),
 	}
 	for _, r := range []shadow.Result{shadow.Agreed, shadow.Differed, shadow.Refused, shadow.Uncompared} {

@@ -25,11 +25,10 @@ import (
 // policies before, or the other way round; nil if it must list to find out.
 func (p *Policy) difference(before []relist.Policy, x *pipeline.State) *isolation.Difference {
 	info, q := x.Req.Info, pipeline.Parameters(x.Req.Query)
-	denied := newDeniedStage(p, x.Plan.Key)
 	switch {
 	case x.Req.Cluster != "" && !p.DividesMembers(): // all of it, or nothing
 		return nil
-	case x.Lock != nil, denied != nil && denied.agents.Match(x.Req.Header.Get("User-Agent")):
+	case x.Lock != nil, p.denies(x.Req.Header.Get("User-Agent")):
 		return nil
 	case transform(x.Out.Header.Get("Accept")) == "Table": // the rows of a list have no event
 		return nil

@@ -102,8 +102,8 @@ type limitStage struct {
 }
 
 // newLimitStage returns nil where no rule is about such requests.
-func newLimitStage(p *Policy, key match.Kind, isResource bool) pipeline.Stage {
-	if !isResource {
+func newLimitStage(p *Policy, key match.Kind) pipeline.Stage {
+	if !isResource(key) {
 		if !p.Rules.Paths() {
 			return nil
 		}

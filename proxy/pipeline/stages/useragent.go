@@ -1,6 +1,9 @@
 package stages
 
-import "github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
+import (
+	"github.com/ctrlmesh/ctrlmesh/proxy/match"
+	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
+)
 
 // userAgentStage sets the User-Agent that the apiserver receives. It is the last stage that
 // edits the head, so that rules match the client's own.
@@ -10,7 +13,7 @@ type userAgentStage struct {
 }
 
 // newUserAgentStage returns nil where requests keep their User-Agent.
-func newUserAgentStage(p *Policy) *userAgentStage {
+func newUserAgentStage(p *Policy, _ match.Kind) pipeline.Stage {
 	s := p.Message.GetSharding()
 	if s.GetDryRun() || s.GetUserAgent() == "" && s.GetUserAgentPrefix() == "" {
 		return nil
