@@ -133,19 +133,6 @@ func TestConnectionOlderThanPassthroughIsRefused(t *testing.T) {
 	}, soon, time.Millisecond)
 }
 
-func TestPassthroughOfShardedPodIsInvalid(t *testing.T) {
-	t.Parallel()
-	m := newMesh(t, &recorder{})
-	for _, p := range []*meshv1.PodPolicy{
-		{Passthrough: true, Sharding: limitTo("a=b")},
-		{Passthrough: true, Refuse: "two configurations"},
-	} {
-		_, err := m.pod.Apply(p)
-		require.Error(t, err)
-	}
-	require.Empty(t, m.pod.Version())
-}
-
 func TestTunnelsAreCutWithThePod(t *testing.T) {
 	t.Parallel()
 	m, _ := authenticating(t)

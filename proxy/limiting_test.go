@@ -116,27 +116,6 @@ func TestLimitedRequestGetsRetryAfter(t *testing.T) {
 	require.Zero(t, series, "of rules that are gone")
 }
 
-func TestRefusalExplainsLimitThatNeverFills(t *testing.T) {
-	t.Parallel()
-	m := newMesh(t, &recorder{})
-	for trigger, says := range map[meshv1.Trigger]string{
-		onlyLimits():                  "raise bucket.limit",
-		meshv1.Trigger_TRIGGER_NORMAL: "ctrlmesh.kusionstack.io/recover",
-	} {
-		m.limits(&meshv1.LimitRule{Key: says, Bucket: bucket(1), Trigger: trigger})
-		require.Equal(t, 200, m.do("GET", deployment, "").StatusCode)
-		first := m.do("GET", deployment, "")
-		require.Equal(t, 429, first.StatusCode)
-		require.Contains(t, statusIn(t, first).Message, "raise bucket.limit")
-		again := m.do("GET", deployment, "")
-		require.Contains(t, statusIn(t, again).Message, says)
-		for _, a := range []answer{first, again} {
-			require.Empty(t, a.Header.Get("Retry-After"))
-			require.NotContains(t, a.body, "try again")
-		}
-	}
-}
-
 func TestOpenBreakerRefusesUntilProbeSucceeds(t *testing.T) {
 	t.Parallel()
 	var code atomic.Int32
@@ -418,76 +397,6 @@ func TestBackoffAfterConsecutiveFailures(t *testing.T) {
 	for _, want := range []int{500, 500, 429} {
 		require.Equal(t, want, m.do("GET", deployment, "").StatusCode)
 	}
-}
-
-func TestForced(t *testing.T) {
-	t.Parallel()
-	m := newMesh(t, &recorder{})
-	m.limits(&meshv1.LimitRule{Trigger: meshv1.Trigger_TRIGGER_FORCE_OPENED})
-	a := m.do("GET", deployment, "")
-	require.Equal(t, 503, a.StatusCode)
-	require.Empty(t, a.Header.Get("Retry-After"), "nobody knows")
-	require.Contains(t, a.body, "ForceOpened")
-	m.limits(&meshv1.LimitRule{Bucket: bucket(1), Trigger: meshv1.Trigger_TRIGGER_FORCE_CLOSED})
-	for range 3 {
-		require.Equal(t, 200, m.do("GET", deployment, "").StatusCode)
-	}
-}
-
-func TestLockIsExemptFromLimitsUnlessNamed(t *testing.T) {
-	t.Parallel()
-	m := newMesh(t, &recorder{})
-	const leases = "/apis/coordination.k8s.io/v1/namespaces/ns/leases"
-	closedTo := func(names ...string) []*meshv1.LimitRule {
-		return named([]*meshv1.LimitRule{{
-			Trigger: meshv1.Trigger_TRIGGER_FORCE_OPENED, Resources: []*meshv1.ResourceMatch{{Names: names}},
-		}})
-	}
-	shard := &meshv1.Sharding{Shard: "s1", Locks: []*meshv1.Lock{{Namespace: "ns", Name: "leader", UpstreamName: "leader---s1"}}}
-	set := func(s *meshv1.Sharding, names ...string) {
-		m.set(&meshv1.PodPolicy{Uid: "uid-1", Workload: "operator", Version: "v", Sharding: s, Traffic: &meshv1.Traffic{
-			Breakers: []*meshv1.Breaker{{Name: "cap", Rules: closedTo(names...)}},
-		}})
-	}
-	for _, s := range []*meshv1.Sharding{nil, shard} {
-		set(s)
-		require.Equal(t, 503, m.do("GET", deployment, "").StatusCode)
-		require.NotEqual(t, 503, m.do("GET", leases+"/leader", "").StatusCode)
-		require.Equal(t, 503, m.do("GET", leases, "").StatusCode, "a list is about no lock")
-		set(s, "other", "leader")
-		require.Equal(t, 503, m.do("GET", leases+"/leader", "").StatusCode)
-		require.NotEqual(t, 503, m.do("GET", leases+"/else", "").StatusCode)
-	}
-}
-
-func TestLimitsOfNonResourcePaths(t *testing.T) {
-	t.Parallel()
-	m := newMesh(t, &recorder{})
-	m.limits(&meshv1.LimitRule{Bucket: bucket(1), Trigger: onlyLimits(), Paths: []*meshv1.PathMatch{{Paths: []string{"/openapi*"}, Verbs: []string{"get"}}}})
-	require.Equal(t, 200, m.do("GET", "/openapi/v3", "").StatusCode)
-	require.Equal(t, 429, m.do("GET", "/openapi/v2", "").StatusCode)
-	require.Equal(t, 200, m.do("GET", "/version", "").StatusCode)
-	require.Equal(t, 200, m.do("GET", deployment, "").StatusCode)
-}
-
-func TestUserAgents(t *testing.T) {
-	t.Parallel()
-	m := newMesh(t, &recorder{})
-	m.limits(&meshv1.LimitRule{Trigger: meshv1.Trigger_TRIGGER_FORCE_OPENED, UserAgents: []string{"wild/*"}})
-	require.Equal(t, 503, m.do("GET", deployment, "", "User-Agent", "wild/1").StatusCode)
-	require.Equal(t, 200, m.do("GET", deployment, "", "User-Agent", "tame/1").StatusCode)
-}
-
-func TestEarlierRefusalTakesNoToken(t *testing.T) {
-	t.Parallel()
-	m := newMesh(t, &recorder{})
-	rules := named([]*meshv1.LimitRule{{Key: "kept", Bucket: bucket(1), Trigger: onlyLimits()}})
-	of := &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "cap", Rules: rules}}}
-	m.traffic(of)
-	require.Equal(t, 400, m.do("GET", "/api/v1/namespaces/ns/../pods", "").StatusCode)
-	require.Equal(t, 200, m.do("GET", deployment, "").StatusCode)
-	m.set(&meshv1.PodPolicy{Uid: "uid-1", Workload: "operator", Version: "v2", Traffic: of})
-	require.Equal(t, 429, m.do("GET", deployment, "").StatusCode, "another policy leaves the rule alone")
 }
 
 func TestCountsOfRulesMoveToAnotherProxy(t *testing.T) {

@@ -16,6 +16,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 )
 
+const recordJSON = `{"kind":"Lease","apiVersion":"coordination.k8s.io/v1","metadata":{"name":"op"},"spec":{"holderIdentity":"other-1_x","leaseDurationSeconds":15,"acquireTime":"2030-01-01T00:00:00.000000Z","renewTime":"2030-01-01T00:00:00.000000Z","leaseTransitions":1}}`
+
 // namedInRBAC is an apiserver whose RBAC lets an operator create Leases, and update others than
 // those of shards.
 type namedInRBAC struct {

@@ -8,58 +8,10 @@ import (
 	"github.com/stretchr/testify/require"
 	apiwatch "k8s.io/apimachinery/pkg/watch"
 
-	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sample"
-	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/proxy/activity"
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 )
-
-// ofTwoShards is a shard that owns namespace a, beside one that owns namespace b.
-func ofTwoShards() *meshv1.Sharding {
-	s := dividing("a")
-	s.Owners = []*meshv1.Owner{{Shard: "s1", Scope: sharding.Keys("a").Proto()}, {Shard: "s2", Scope: sharding.Keys("b").Proto()}}
-	return s
-}
-
-func TestNamespaceBelongsToItsShardInAllClusters(t *testing.T) {
-	t.Parallel()
-	api := &recorder{}
-	m := newMesh(t, api)
-	c := m.client(true)
-	m.set(throughClusters(ofTwoShards(), nil))
-	for _, cluster := range []string{"", inOwn, inOther, inOwn + inOther} {
-		for _, q := range []struct {
-			method, target, body string
-			want                 int
-		}{
-			{"GET", "/api/v1/namespaces/a/pods/x", "", 200},
-			{"PUT", "/api/v1/namespaces/a/pods/x", "{}", 200},
-			{"POST", "/api/v1/namespaces/a/pods/x/exec", "", 200},
-			{"GET", "/api/v1/namespaces/b/pods/x", "", 200}, // spec.reads
-			{"PUT", "/api/v1/namespaces/b/pods/x", "{}", 403},
-			{"PUT", "/api/v1/namespaces/b/pods/x/status", "{}", 403},
-			{"POST", "/api/v1/namespaces/b/pods", "{}", 403},
-			{"POST", "/api/v1/namespaces/b/pods/x/exec", "", 403},
-			{"PUT", "/api/v1/namespaces/b/configmaps/x", "{}", 200}, // not divided
-			{"PUT", "/api/v1/nodes/x", "{}", 200},
-			{"GET", "/version", "", 200},
-		} {
-			before := len(api.requests())
-			a := m.with(c, q.method, cluster+q.target, q.body)
-			require.Equal(t, q.want, a.StatusCode, "%s %s: %s", q.method, cluster+q.target, a.body)
-			if q.want == 200 {
-				require.Equal(t, cluster+q.target, api.last(t).URI)
-				continue
-			}
-			require.Len(t, api.requests(), before)
-			require.Contains(t, a.body, "namespace b does not belong to this pod's shard, ShardingConfig ns/s1: shard s2 owns it")
-		}
-		m.with(c, "DELETE", cluster+"/api/v1/namespaces/b/pods", "")
-		require.Contains(t, api.last(t).URI, "labelSelector=", "it must delete nothing")
-	}
-	require.Equal(t, 400, m.with(c, "GET", inOwn+"/api/v1/namespaces/b/../a/pods/x", "").StatusCode, "the server in between may clean paths")
-}
 
 func TestListsInMemberClustersAreNarrowedToNamespaces(t *testing.T) {
 	t.Parallel()
@@ -80,24 +32,6 @@ func TestStandbyInMemberClusters(t *testing.T) {
 	a := m.do("PUT", inOwn+"/api/v1/namespaces/a/pods/x", "{}")
 	require.Equal(t, 503, a.StatusCode, a.body)
 	require.NotEmpty(t, a.Header.Get("Retry-After"))
-}
-
-// The pod's own namespace is never foreign, so that it can keep its own objects there. It has none
-// in member clusters.
-func TestFenceOfNamespacesInMemberClusters(t *testing.T) {
-	t.Parallel()
-	m := newMesh(t, &recorder{})
-	s := dividing("a")
-	s.FenceNamespaces = true
-	m.set(throughClusters(s, nil))
-	for target, want := range map[string]int{
-		"/api/v1/namespaces/ns/configmaps/x":         200,
-		inOwn + "/api/v1/namespaces/ns/configmaps/x": 403,
-		inOwn + "/api/v1/namespaces/b/configmaps/x":  403,
-		inOwn + "/api/v1/namespaces/a/configmaps/x":  200,
-	} {
-		require.Equal(t, want, m.do("PUT", target, "{}").StatusCode, target)
-	}
 }
 
 func TestWatchesInMemberClustersResumeWithWhatTheShardGained(t *testing.T) {

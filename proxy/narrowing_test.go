@@ -5,7 +5,6 @@ import (
 	"io"
 	"maps"
 	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -158,44 +157,6 @@ func TestOneNamespace(t *testing.T) {
 	require.Equal(t, []string{"ns-2/o-12", "ns-2/o-2"}, m.all(c, "/api/v1/namespaces/ns-2/configmaps", jsonType, 0), "scopes only fence")
 }
 
-func TestNarrowedListSendsShardSelector(t *testing.T) {
-	t.Parallel()
-	api := newFakeAPI(true, twenty()...)
-	m := newMesh(t, api)
-	half := sharding.Of(sharding.Range{First: 0, Last: sharding.Whole.Last / 2})
-	both := divided(half, meshv1.Method_METHOD_AUTO)
-	both.Limits[0].Selector = "a=b"
-	asked := func(target string) url.Values {
-		m.do("GET", "/api/v1/configmaps"+target, "", "Accept-Encoding", "gzip")
-		last := api.last(t)
-		require.NotContains(t, last.Header, "Accept-Encoding")
-		u, err := url.Parse(last.URI)
-		require.NoError(t, err)
-		return u.Query()
-	}
-	const everybodys = " || shardRange(object.metadata.namespace, '0xcbf29ce484222325', '0xcbf29ce484222326')"
-	m.policy(both)
-	require.Equal(t, url.Values{
-		"limit":         {"5"},
-		"labelSelector": {"a=b,c=d"},
-		"shardSelector": {"shardRange(object.metadata.namespace, '0x0000000000000000', '0x8000000000000000')" + everybodys},
-	}, asked("?limit=5&labelSelector=c%3Dd"))
-	const theirs = "shardRange(object.metadata.uid, '0x0', '0x1')"
-	require.Equal(t, url.Values{"labelSelector": {"a=b"}, "shardSelector": {theirs}}, asked("?shardSelector="+url.QueryEscape(theirs)))
-	require.Equal(t, "Metadata", asked("?includeObject=None").Get("includeObject"))
-	require.Equal(t, "Object", asked("?includeObject=Object").Get("includeObject"))
-
-	m.policy(divided(half, meshv1.Method_METHOD_FILTER))
-	require.Empty(t, asked(""))
-	m.policy(divided(sharding.InBuckets(1), meshv1.Method_METHOD_AUTO))
-	require.Empty(t, asked(""), "buckets are no ranges")
-
-	m.policy(divided(half, meshv1.Method_METHOD_LABELS))
-	m.do("GET", "/api/v1/configmaps", "", "Accept-Encoding", "gzip")
-	require.Equal(t, "/api/v1/configmaps", api.last(t).URI)
-	require.Equal(t, "gzip", api.last(t).Header.Get("Accept-Encoding"))
-}
-
 // What is reported is what was done, and only of what is divided still.
 func TestMethods(t *testing.T) {
 	t.Parallel()
@@ -254,55 +215,6 @@ func TestMethodsAreBounded(t *testing.T) {
 		m.with(c, "GET", fmt.Sprintf("/apis/x.example/v1/r%d", i), "", "Accept", jsonType)
 	}
 	require.Len(t, m.pod.Methods(), isolation.MaxMethods)
-}
-
-// What cannot be filtered is never passed on.
-func TestUnfilterableResponsesAreRefused(t *testing.T) {
-	t.Parallel()
-	var contentType, encoding, body string
-	var code int
-	api := &recorder{then: func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", contentType)
-		if encoding != "" {
-			w.Header().Set("Content-Encoding", encoding)
-		}
-		w.WriteHeader(code)
-		_, _ = io.WriteString(w, body)
-	}}
-	m := newMesh(t, api)
-	m.policy(divided(sharding.Keys("own"), meshv1.Method_METHOD_AUTO))
-	const foreign = `{"kind":"ConfigMapList","apiVersion":"v1","metadata":{},"items":[{"metadata":{"name":"secret-name","namespace":"foreign"}}]}`
-	for _, c := range []struct {
-		name, contentType, encoding, body string
-		code, want                        int
-	}{
-		{"unknown type", "application/cbor", "", foreign, 200, 406},
-		{"no type", "", "", foreign, 200, 406},
-		{"unknown encoding", jsonType, "br", foreign, 200, 406},
-		{"not gzip", jsonType, "gzip", foreign, 200, 502},
-		{"not JSON", jsonType, "", "secret-name", 200, 502},
-		{"nothing", jsonType, "", "", 200, 502},
-		{"another success", jsonType, "", "secret-name", 203, 502},
-		{"an error", "text/plain", "", "the apiserver's words", 503, 503},
-	} {
-		contentType, encoding, body, code = c.contentType, c.encoding, c.body, c.code
-		a := m.do("GET", "/api/v1/configmaps", "")
-		require.Equal(t, c.want, a.StatusCode, c.name)
-		require.NotContains(t, a.body, "secret-name", c.name)
-		if c.want == 503 {
-			require.Equal(t, c.body, a.body)
-			continue
-		}
-		require.Contains(t, statusOf(t, a).Message, "the apiserver", c.name)
-	}
-	upstream := len(api.requests())
-	a := m.do("GET", "/api/v1/configmaps", "", "Accept", "application/cbor, text/html")
-	require.Equal(t, 406, a.StatusCode)
-	require.Equal(t, metav1.StatusReasonNotAcceptable, statusOf(t, a).Reason)
-	require.Len(t, api.requests(), upstream)
-
-	contentType, encoding, body, code = jsonType, "", "", 200
-	require.Equal(t, 200, m.do("HEAD", "/api/v1/configmaps", "").StatusCode)
 }
 
 // A client never takes half an answer for a whole one.

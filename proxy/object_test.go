@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -21,40 +20,6 @@ func mine() *recorder {
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = io.WriteString(w, `{"metadata":{"uid":"mine"}}`)
 	}}
-}
-
-func TestWriteNamesUidOfItsObject(t *testing.T) {
-	t.Parallel()
-	api := mine()
-	m := newMesh(t, api)
-	m.policy(byObject("nodes"))
-	const merge, patch = "application/merge-patch+json", "application/json-patch+json"
-	for _, c := range []struct{ method, path, contentType, body, want string }{
-		{"PUT", "a", jsonType, `{"spec":{},"metadata":{"name":"a"}}`, `{"spec":{},"metadata":{"name":"a","uid":"mine"}}`},
-		{"PUT", "a/status", jsonType, `{}`, `{"metadata":{"uid":"mine"}}`},
-		{"PUT", "a", jsonType, `{"metadata":{"uid":"mine"}}`, `{"metadata":{"uid":"mine"}}`},
-		{"PATCH", "a", merge, `{"metadata":{"uid":null}}`, `{"metadata":{"uid":"mine"}}`},
-		{"PATCH", "a", "application/apply-patch+yaml", `{}`, `{"metadata":{"uid":"mine"}}`},
-		{"PATCH", "a", "application/apply-patch+yaml", `metadata: {}`, `metadata: {}`},
-		{"PATCH", "a/scale", merge, `{}`, `{}`},
-		{"PATCH", "a", patch, `[]`, `[]`},
-		{"DELETE", "a", "", "", `{"kind":"DeleteOptions","apiVersion":"v1","preconditions":{"uid":"mine"}}`},
-		{"DELETE", "a", jsonType, `{"preconditions":{"resourceVersion":"1"}}`, `{"preconditions":{"resourceVersion":"1","uid":"mine"}}`},
-	} {
-		require.Equal(t, 200, m.do(c.method, "/api/v1/nodes/"+c.path, c.body, "Content-Type", c.contentType).StatusCode)
-		got := api.last(t).Body
-		if c.want[0] == '{' && len(c.want) > 1 {
-			require.JSONEq(t, c.want, got, "%+v", c)
-		} else {
-			require.Equal(t, c.want, got, "%+v", c)
-		}
-		seen := len(api.requests())
-		if theirs := strings.ReplaceAll(c.body, "mine", "theirs"); theirs != c.body {
-			require.Equal(t, 403, m.do(c.method, "/api/v1/nodes/"+c.path, theirs, "Content-Type", c.contentType).StatusCode, "%+v", c)
-			require.Len(t, api.requests(), seen+1, "the look")
-		}
-	}
-	require.Equal(t, 400, m.do("PATCH", "/api/v1/nodes/a", "{", "Content-Type", merge).StatusCode, "it has no place for the uid")
 }
 
 func TestProtobufWriteNamesUidOfItsObject(t *testing.T) {

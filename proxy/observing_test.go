@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"io"
 	"net/http"
 	"testing"
 
@@ -9,46 +8,6 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
-
-// What a pod requests is counted while its requests pass unchanged, for its owner.
-// Events are read on their way, and pass as they are, also what cannot be read.
-func TestEventsThatPassUnchangedAreCounted(t *testing.T) {
-	t.Parallel()
-	const (
-		bookmark = `{"type":"BOOKMARK","object":{"kind":"ConfigMap","metadata":{"resourceVersion":"9"}}}` + "\n"
-		added    = ` {"type":"ADDED","object":{"kind":"ConfigMap","metadata":{"namespace":"a","name":"x","resourceVersion":"9"}}}` + "\n\n"
-		strange  = `{"type":"ADDED","object":{"metadata":{"namespace":1}}}` + "\n"
-	)
-	for name, c := range map[string]struct {
-		contentType, body string
-		header            []string
-		events            int
-	}{
-		"JSON":                     {jsonType, bookmark + added + added, nil, 2},
-		"what cannot be read":      {jsonType, added + strange + added, nil, 1},
-		"cut short":                {jsonType, added + added[:20], nil, 1},
-		"an unknown encoding":      {"application/cbor", added, nil, 0},
-		"compressed by the server": {jsonType, added, []string{"Accept-Encoding", "gzip"}, 0},
-	} {
-		t.Run(name, func(t *testing.T) {
-			api := &recorder{then: func(w http.ResponseWriter, r *http.Request) {
-				w.Header().Set("Content-Type", c.contentType)
-				if of := r.Header.Get("Accept-Encoding"); of != "" {
-					w.Header().Set("Content-Encoding", of)
-				}
-				_, _ = io.WriteString(w, c.body)
-			}}
-			m := newMesh(t, api)
-			m.policy(nil)
-			a := m.do("GET", allConfigMaps+"?watch=true", "", c.header...)
-			require.Equal(t, 200, a.StatusCode)
-			require.Equal(t, c.body, a.body)
-			is := m.pod.Usage().GetResources()
-			require.Len(t, is, 1)
-			require.EqualValues(t, c.events, is[0].GetEvents())
-		})
-	}
-}
 
 func TestRequestsThatPassUnchangedAreCounted(t *testing.T) {
 	t.Parallel()

@@ -10,7 +10,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -263,53 +262,6 @@ func TestAmbiguousPathsAreRefused(t *testing.T) {
 		}
 		require.Equal(t, 200, a.StatusCode, c.path)
 		require.Equal(t, c.want, api.last(t).URI, c.path)
-	}
-}
-
-func TestMalformedQueriesAreRefusedWhereTheyCount(t *testing.T) {
-	t.Parallel()
-	api := &recorder{}
-	m := newMesh(t, api)
-	m.policy(&meshv1.Sharding{Shard: "s", Limits: []*meshv1.Limit{{
-		Selector: "a=b", Resources: []*meshv1.ResourceGroup{{ApiGroups: []string{""}, Resources: []string{"pods"}}},
-	}}})
-	for _, q := range []string{"labelSelector=%zz", "labelSelector=a;b=1", "x=%", "labelSelector=a+in"} {
-		a := m.do("DELETE", "/api/v1/namespaces/x/pods?"+q, "")
-		require.Equal(t, 400, a.StatusCode, q)
-		require.Equal(t, metav1.StatusReasonBadRequest, statusOf(t, a).Reason)
-	}
-	require.Empty(t, api.requests())
-	require.Equal(t, 200, m.do("GET", "/api/v1/services?labelSelector=%zz", "").StatusCode)
-	require.Equal(t, "/api/v1/services?labelSelector=%zz", api.last(t).URI)
-}
-
-func TestSelectorsNarrowListsAndWatches(t *testing.T) {
-	t.Parallel()
-	api := &recorder{}
-	m := newMesh(t, api)
-	m.policy(limitTo("s=1"))
-	for _, c := range []struct {
-		method, target string
-		narrowed       bool
-	}{
-		{"GET", "/api/v1/pods", true},
-		{"HEAD", "/api/v1/pods", true},
-		{"GET", "/api/v1/pods?watch=true", true},
-		{"GET", "/api/v1/pods?w%61tch=1", true},
-		{"GET", "/api/v1/pods?fieldSelector=metadata.name%3Dx", true},
-		{"DELETE", "/api/v1/namespaces/a/pods", true},
-		{"POST", "/api/v1/namespaces/a/pods", false},
-		{"GET", "/api/v1/namespaces/a/pods/x", false},
-		{"PUT", "/api/v1/namespaces/a/pods/x", false},
-		{"PATCH", "/api/v1/namespaces/a/pods/x/status", false},
-		{"DELETE", "/api/v1/namespaces/a/pods/x", false},
-		{"GET", "/apis", false},
-		{"GET", "/openapi/v2", false},
-	} {
-		require.Equal(t, 200, m.do(c.method, c.target, "").StatusCode)
-		u, err := url.Parse(api.last(t).URI)
-		require.NoError(t, err)
-		require.Equal(t, c.narrowed, u.Query().Get("labelSelector") == "s=1", "%s %s", c.method, c.target)
 	}
 }
 

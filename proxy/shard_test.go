@@ -213,59 +213,6 @@ func TestUnorderedWritesOfTheLockCount(t *testing.T) {
 	}
 }
 
-func TestWhatIsTheLock(t *testing.T) {
-	t.Parallel()
-	api := &recorder{}
-	m := newMesh(t, api)
-	m.policy(locked("s1"))
-	const base = "/apis/coordination.k8s.io/v1/namespaces/leases/leases"
-	for _, c := range []struct{ method, target, want string }{
-		{"GET", base + "/leases/", base + "/leases---s1/"},
-		{"GET", base + "/leases/status", base + "/leases/status"},
-		{"GET", base + "/other", base + "/other"},
-		{"GET", "/apis/coordination.k8s.io/v1/namespaces/default/leases/leases", "/apis/coordination.k8s.io/v1/namespaces/default/leases/leases"},
-		{"GET", "/apis/example.com/v1/namespaces/leases/leases/leases", "/apis/example.com/v1/namespaces/leases/leases/leases"},
-		{"GET", "/apis/coordination.k8s.io/v1beta1/namespaces/leases/leases/leases", "/apis/coordination.k8s.io/v1beta1/namespaces/leases/leases/leases---s1"},
-		{"DELETE", "/api/v1/namespaces/leases/configmaps/leases", "/api/v1/namespaces/leases/configmaps/leases---s1"},
-		{"GET", "/api/v1/namespaces/leases/endpoints/leases", "/api/v1/namespaces/leases/endpoints/leases---s1"},
-		{"GET", "/api/v1/namespaces/leases/secrets/leases", "/api/v1/namespaces/leases/secrets/leases"},
-		{"GET", "/apis/coordination.k8s.io/v1/watch/namespaces/leases/leases/leases", "/apis/coordination.k8s.io/v1/watch/namespaces/leases/leases/leases---s1"},
-		{"GET", base + "?fieldSelector=metadata.name%3D%3Dleases&limit=1", base + "?fieldSelector=metadata.name%3Dleases---s1&limit=1"},
-		{"DELETE", base + "?fieldSelector=metadata.name%3Dleases", base + "?fieldSelector=metadata.name%3Dleases---s1"},
-		{"GET", base + "?limit=1", base + "?limit=1"},
-	} {
-		require.Equal(t, 200, m.do(c.method, c.target, "").StatusCode, c.target)
-		require.Equal(t, c.want, api.last(t).URI)
-	}
-}
-
-func TestLockBodiesThatCannotBeRead(t *testing.T) {
-	t.Parallel()
-	api := &recorder{}
-	m := newMesh(t, api)
-	m.policy(locked("s1"))
-	const base = "/apis/coordination.k8s.io/v1/namespaces/leases/leases"
-	for _, c := range []struct {
-		method, target, contentType, body string
-		code                              int
-	}{
-		{"POST", base, "application/cbor", "x", 415},
-		{"PATCH", base + "/leases", "application/apply-patch+cbor", "x", 415},
-		{"PUT", base + "/leases", "application/json", "{", 400},
-		{"POST", base, "application/json", "{", 400},
-		{"POST", base, "application/json", `"` + strings.Repeat("x", 3<<20) + `"`, 413},
-	} {
-		a := m.do(c.method, c.target, c.body, "Content-Type", c.contentType)
-		require.Equal(t, c.code, a.StatusCode, "%s %s", c.method, c.target)
-		statusOf(t, a)
-	}
-	require.Equal(t, 406, m.do("GET", base+"/leases", "", "Accept", "application/cbor").StatusCode)
-	require.Equal(t, 415, m.do("POST", base, "{}", "Content-Encoding", "gzip").StatusCode)
-	require.Empty(t, api.requests())
-	// Another object's body is nobody's business.
-	require.Equal(t, 200, m.do("PUT", base+"/other", "x", "Content-Type", "application/cbor").StatusCode)
-}
-
 func TestLockTrafficHasItsOwnConnection(t *testing.T) {
 	t.Parallel()
 	api := &recorder{}
@@ -277,20 +224,6 @@ func TestLockTrafficHasItsOwnConnection(t *testing.T) {
 		m.with(c, "GET", "/api/v1/namespaces/leases/configmaps/other", "")
 	}
 	require.Len(t, m.dialed(), 2)
-}
-
-func TestLockWatchIsRenamed(t *testing.T) {
-	t.Parallel()
-	api := &recorder{then: func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json;stream=watch")
-		_, _ = io.WriteString(w, `{"type":"ADDED","object":{"kind":"Lease","metadata":{"name":"leases---s1"}}}`+"\n")
-	}}
-	m := newMesh(t, api)
-	m.policy(locked("s1", &meshv1.Limit{Selector: "a=b"}))
-	a := m.do("GET", "/apis/coordination.k8s.io/v1/namespaces/leases/leases?fieldSelector=metadata.name%3Dleases&watch=1", "", "Accept-Encoding", "gzip")
-	require.Equal(t, `{"type":"ADDED","object":{"kind":"Lease","metadata":{"name":"leases"}}}`+"\n", a.body)
-	require.Empty(t, api.last(t).Header.Get("Accept-Encoding"))
-	require.NotContains(t, api.last(t).URI, "labelSelector", "the lock is the shard's, whatever its labels")
 }
 
 // watches is an apiserver whose watches last until they are cancelled.

@@ -10,43 +10,11 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"google.golang.org/protobuf/proto"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/internal/redirected"
 )
-
-// A policy whose rules cannot be is in force all the same, with the last good rules.
-func TestInvalidRulesKeepLastValidOnes(t *testing.T) {
-	t.Parallel()
-	api := &recorder{}
-	m := newMesh(t, api)
-	bad := &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "bad", Rules: []*meshv1.LimitRule{{Name: "r", Key: "k", Bucket: &meshv1.Bucket{}}}}}}
-	m.traffic(bad)
-	problem := m.applied.Problem
-	require.ErrorContains(t, problem, `CircuitBreaker "bad"`)
-	require.Equal(t, 200, m.do("GET", deployment, "").StatusCode, "there are no good ones")
-
-	m.limits(&meshv1.LimitRule{Bucket: bucket(1), Trigger: onlyLimits()})
-	rules, problem := m.applied.Rules, m.applied.Problem
-	require.NoError(t, problem)
-	require.Equal(t, "cap", rules.GetBreakers()[0].GetName())
-	require.Equal(t, 200, m.do("GET", deployment, "").StatusCode)
-
-	m.set(&meshv1.PodPolicy{Uid: "uid-1", Version: "next", Refuse: "for a test", Traffic: bad})
-	require.Contains(t, m.do("GET", deployment, "").body, "for a test")
-	rules, problem = m.applied.Rules, m.applied.Problem
-	require.Error(t, problem)
-	require.Equal(t, "cap", rules.GetBreakers()[0].GetName())
-	m.set(&meshv1.PodPolicy{Uid: "uid-1", Version: "v3", Traffic: bad})
-	require.Equal(t, 429, m.do("GET", deployment, "").StatusCode, "what was spent is")
-
-	m.limits()
-	problem = m.applied.Problem
-	require.NoError(t, problem)
-	require.Equal(t, 200, m.do("GET", deployment, "").StatusCode)
-}
 
 // When the first rules cannot be, nobody knows which held before: what they are about of
 // other hosts is refused.
@@ -115,56 +83,6 @@ func TestWithoutValidRulesEgressIsRefused(t *testing.T) {
 	require.ErrorContains(t, problem, "the last good ones stay in force")
 	require.Equal(t, []uint32{80}, rules.GetEgress().GetPorts(), "now there are good ones")
 	require.Contains(t, ask(request), "502")
-}
-
-// What held under an earlier proxy of the pod holds until valid rules are pushed.
-// Where none are known, a refusal without any does not say that there are none.
-func TestRulesOfEarlierProxyStayInForce(t *testing.T) {
-	t.Parallel()
-	m := newMesh(t, &recorder{})
-	rules := func(name string, bucket *meshv1.Bucket) *meshv1.Traffic {
-		return &meshv1.Traffic{
-			Breakers: []*meshv1.Breaker{{Name: name, Rules: []*meshv1.LimitRule{{Name: "r", Key: "k", Bucket: bucket}}}},
-			Egress:   &meshv1.Egress{Ports: []uint32{80}},
-		}
-	}
-	good, bad := rules("good", bucket(1)), rules("bad", &meshv1.Bucket{})
-	refusal := &meshv1.PodPolicy{Uid: "uid-2", Refuse: "for a test"}
-	for _, c := range []struct {
-		earlier *meshv1.Traffic
-		sent    []*meshv1.PodPolicy
-		holds   *meshv1.Traffic
-		says    string // why it is not the last policy; "": it is
-	}{
-		{nil, nil, nil, ""},
-		{nil, []*meshv1.PodPolicy{refusal}, nil, ""},
-		{nil, []*meshv1.PodPolicy{{}}, &meshv1.Traffic{}, ""},
-		{nil, []*meshv1.PodPolicy{{}, {Traffic: bad}}, &meshv1.Traffic{}, "the last good ones"},
-		{nil, []*meshv1.PodPolicy{{}, refusal, {Traffic: bad}}, &meshv1.Traffic{}, "the last good ones"},
-		{nil, []*meshv1.PodPolicy{refusal, {Traffic: bad}}, bad, "it is not known"},
-		{good, []*meshv1.PodPolicy{refusal}, &meshv1.Traffic{}, ""},
-		{good, []*meshv1.PodPolicy{{Traffic: bad}}, good, "the last good ones"},
-		{bad, []*meshv1.PodPolicy{{Traffic: bad}, refusal}, bad, "it is not known"},
-		{good, []*meshv1.PodPolicy{{}, {Traffic: bad}}, &meshv1.Traffic{}, "the last good ones"},
-		{bad, []*meshv1.PodPolicy{{Traffic: bad}}, bad, "it is not known"},
-		{bad, []*meshv1.PodPolicy{refusal, {Traffic: good}}, good, ""},
-	} {
-		pod := m.server.Pod(PodInfo{UID: "uid-2", Namespace: "ns", Name: "other", Traffic: c.earlier}, m.dial)
-		var holds *meshv1.Traffic
-		var problem error
-		for _, p := range c.sent {
-			applied, err := pod.Apply(p)
-			require.NoError(t, err)
-			holds, problem = applied.Rules, applied.Problem
-		}
-		require.Equal(t, c.holds == nil, holds == nil, "%v", c)
-		require.True(t, proto.Equal(c.holds, holds), "%v: %v", c, holds)
-		if c.says == "" {
-			require.NoError(t, problem, "%v", c)
-		} else {
-			require.ErrorContains(t, problem, c.says, "%v", c)
-		}
-	}
 }
 
 // No request is decided about by rules that have not yet imported what another proxy exported.

@@ -146,25 +146,6 @@ func TestSubresourcesAreUpgradedToWebSocket(t *testing.T) {
 	require.Equal(t, 400, m.upgradeBy("GET", fmt.Sprintf(console, "other"), "SPDY/3.1", "").resp.StatusCode)
 }
 
-func TestOtherUpgradesAreRefused(t *testing.T) {
-	t.Parallel()
-	api := &recorder{then: echo}
-	m := newMesh(t, api)
-	m.policy(nil)
-	for _, c := range []struct{ path, protocol, more string }{
-		{"/api/v1/namespaces/a/pods/b/exec", "h2c", ""},
-		{"/api/v1/namespaces/a/pods/b/exec", "SPDY/3.1, h2c", ""},
-		{"/api/v1/namespaces/a/pods/b/exec", "SPDY/3.1", "Upgrade: h2c\r\n"},
-		{"/api/v1/namespaces/a/pods/b/exec", "SPDY/3.1", "Content-Length: 3\r\n\r\nabc"},
-		{"/api/v1/namespaces/a/pods?watch=1", "websocket", ""},
-		{"/apis/example.com/v1/namespaces/a/pods/b/exec", "websocket", ""},
-		{"/version", "h2c", ""},
-	} {
-		require.Equal(t, 400, m.upgrade(c.path, c.protocol, c.more).resp.StatusCode, c)
-	}
-	require.Empty(t, api.requests())
-}
-
 func TestUpgradeRefusedByApiserverIsPassed(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, &recorder{then: echo})

@@ -51,10 +51,10 @@ type sent struct {
 // answer is what a client gets.
 type answer struct {
 	*pipeline.State
-	code   int           // 0: the connection was closed
+	code   int           // 0: there is no response
 	status metav1.Status // of a refusal
 	body   string        // of a response, or the message of a refusal
-	err    error         // why the body ends early
+	err    error         // why there is no response, or its body ends early
 	reason meshv1.Refusal
 }
 
@@ -78,7 +78,12 @@ func newPod(t testing.TB) *pod {
 		Unassigned: node.Workloads.Acquire("ns", "", ""),
 	}}
 	p.env.Notify = func(reason, _ string, _ ...any) { p.notified = append(p.notified, reason) }
-	p.env.Get = func(_ context.Context, r *upstream.Request) (upstream.Response, error) { return p.ask(r), nil }
+	p.env.Get = func(ctx context.Context, r *upstream.Request) (upstream.Response, error) {
+		if ctx.Err() != nil {
+			return upstream.Response{}, ctx.Err()
+		}
+		return p.ask(r), nil
+	}
 	p.env.NoResponse = func(err error) *apierrors.StatusError {
 		return status.New(http.StatusBadGateway, "BadGateway", 0, "%v", err)
 	}
@@ -182,7 +187,7 @@ func (p *pod) decide(x *pipeline.State) answer {
 		end = x.Responses.Respond(x, &resp)
 	}
 	if end != nil {
-		a.code, a.reason = end.Code, end.Reason
+		a.code, a.reason, a.err = end.Code, end.Reason, end.Err
 		if end.Status != nil {
 			a.status = end.Status.ErrStatus
 			a.code, a.body = int(a.status.Code), a.status.Message

@@ -1,19 +1,17 @@
-package proxy
+package stages
 
 import (
-	"fmt"
-	"net/http"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
 func TestUserAgentIsReplacedOrPrefixed(t *testing.T) {
 	t.Parallel()
-	api := &recorder{}
-	m := newMesh(t, api)
+	m := newPod(t)
 	for _, q := range []struct {
 		sharding *meshv1.Sharding
 		sent     string
@@ -26,36 +24,35 @@ func TestUserAgentIsReplacedOrPrefixed(t *testing.T) {
 	} {
 		m.policy(q.sharding)
 		for _, target := range []string{"/api/v1/namespaces/mine/pods", "/api/v1/pods?watch=1", "/version"} {
-			require.Equal(t, 200, m.do("GET", target, "", "User-Agent", q.sent).StatusCode)
-			require.Equal(t, []string{q.want}, api.last(t).Header["User-Agent"], target)
+			require.Equal(t, 200, m.do("GET", target, "", "User-Agent", q.sent).code)
+			require.Equal(t, []string{q.want}, m.last().Header["User-Agent"], target)
 		}
 	}
 }
 
 func TestRulesMatchTheUserAgentOfTheClient(t *testing.T) {
 	t.Parallel()
-	m := newMesh(t, &recorder{})
+	m := newPod(t)
 	m.set(&meshv1.PodPolicy{
 		Version: "1", Sharding: &meshv1.Sharding{Shard: "s1", UserAgent: "canary"},
 		Traffic: &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "b", Rules: []*meshv1.LimitRule{{
 			Name: "r", Key: "k", UserAgents: []string{"operator/*"}, Resources: []*meshv1.ResourceMatch{{}}, Trigger: meshv1.Trigger_TRIGGER_FORCE_OPENED,
 		}}}}},
 	})
-	require.Equal(t, 503, m.do("GET", "/api/v1/nodes", "", "User-Agent", "operator/v1").StatusCode)
-	require.Equal(t, 200, m.do("GET", "/api/v1/nodes", "", "User-Agent", "canary").StatusCode)
+	require.Equal(t, 503, m.do("GET", "/api/v1/nodes", "", "User-Agent", "operator/v1").code)
+	require.Equal(t, 200, m.do("GET", "/api/v1/nodes", "", "User-Agent", "canary").code)
 }
 
 func TestOwnerIsLookedUpWithTheUserAgent(t *testing.T) {
 	t.Parallel()
-	api := &recorder{then: func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		fmt.Fprint(w, `{"metadata":{"name":"a","uid":"theirs"}}`)
-	}}
-	m := newMesh(t, api)
+	m := newPod(t)
+	m.api = func(*upstream.Request) upstream.Response {
+		return response(200, typeJSON, `{"metadata":{"name":"a","uid":"theirs"}}`)
+	}
 	s := byObject("pods")
 	s.UserAgentPrefix = "canary/"
 	m.policy(s)
-	require.Equal(t, 403, m.do("DELETE", "/api/v1/namespaces/ns/pods/a", "", "User-Agent", "operator").StatusCode)
-	require.Equal(t, "GET", api.last(t).Method)
-	require.Equal(t, []string{"canary/operator"}, api.last(t).Header["User-Agent"])
+	require.Equal(t, 403, m.do("DELETE", "/api/v1/namespaces/ns/pods/a", "", "User-Agent", "operator").code)
+	require.Equal(t, "GET", m.last().Method)
+	require.Equal(t, []string{"canary/operator"}, m.last().Header["User-Agent"])
 }

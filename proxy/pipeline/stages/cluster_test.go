@@ -1,4 +1,4 @@
-package proxy
+package stages
 
 import (
 	"testing"
@@ -14,15 +14,13 @@ import (
 func withoutCluster(resources ...string) *meshv1.Sharding {
 	s := owning("mine")
 	s.ReadAll, s.ClusterScopedOwner = true, "op-default"
-	s.Limits[0].Resources[0].Resources = resources
+	s.Limits[0].Resources = core(resources...)
 	return s
 }
 
 func TestOneShardWritesClusterScopedObjects(t *testing.T) {
 	t.Parallel()
-	api := &recorder{}
-	m := newMesh(t, api)
-	c := m.client(true)
+	m := newPod(t)
 	undivided, divided := withoutCluster("pods"), withoutCluster("*")
 	divided.Limits[0].Resources[0].ApiGroups = []string{"*"}
 	fenced := withoutCluster("pods")
@@ -57,37 +55,37 @@ func TestOneShardWritesClusterScopedObjects(t *testing.T) {
 			want int
 		}{"undivided": {undivided, q.undivided}, "divided": {divided, q.divided}, "fenced": {fenced, q.fenced}} {
 			m.policy(v.s)
-			a := m.with(c, q.method, q.target, q.body)
-			require.Equal(t, v.want, a.StatusCode, "%s: %s %s: %s", name, q.method, q.target, a.body)
+			a := m.do(q.method, q.target, q.body)
+			require.Equal(t, v.want, a.code, "%s: %s %s: %s", name, q.method, q.target, a.body)
 		}
 	}
 	m.policy(undivided)
-	refused := statusOf(t, m.do("DELETE", "/api/v1/nodes/a", ""))
+	refused := m.do("DELETE", "/api/v1/nodes/a", "").status
 	require.Equal(t, metav1.StatusReasonForbidden, refused.Reason)
 	require.Equal(t, "ctrlmesh: delete nodes: a cluster-scoped object does not belong to this pod's shard, ShardingConfig ns/s1: shard op-default alone writes cluster-scoped objects", refused.Message)
 }
 
 func TestIsolationAppliesToClusterScopedObjects(t *testing.T) {
 	t.Parallel()
-	m := newMesh(t, &recorder{})
+	m := newPod(t)
 	for isolation, observed := range map[meshv1.Isolation]float64{meshv1.Isolation_ISOLATION_OBSERVE: 1, meshv1.Isolation_ISOLATION_OFF: 0} {
 		s := withoutCluster("pods")
 		s.Isolation = isolation
 		m.policy(s)
-		before := testutil.ToFloat64(m.server.metrics.Foreign.WithLabelValues("ns", "operator", "s1", "delete", "observed"))
-		require.Equal(t, 200, m.do("DELETE", "/api/v1/nodes/a", "").StatusCode)
-		require.Equal(t, observed, testutil.ToFloat64(m.server.metrics.Foreign.WithLabelValues("ns", "operator", "s1", "delete", "observed"))-before)
+		before := testutil.ToFloat64(m.env.Metrics.Foreign.WithLabelValues("ns", "operator", "s1", "delete", "observed"))
+		require.Equal(t, 200, m.do("DELETE", "/api/v1/nodes/a", "").code)
+		require.Equal(t, observed, testutil.ToFloat64(m.env.Metrics.Foreign.WithLabelValues("ns", "operator", "s1", "delete", "observed"))-before)
 	}
 	dry := withoutCluster("pods")
 	dry.DryRun = true
 	m.policy(dry)
-	require.Equal(t, 200, m.do("DELETE", "/api/v1/nodes/a", "").StatusCode)
-	require.EqualValues(t, 1, testutil.ToFloat64(m.server.metrics.DryRun.WithLabelValues("ns", "operator", "s1", "delete", "refused")))
+	require.Equal(t, 200, m.do("DELETE", "/api/v1/nodes/a", "").code)
+	require.EqualValues(t, 1, testutil.ToFloat64(m.env.Metrics.DryRun.WithLabelValues("ns", "operator", "s1", "delete", "refused")))
 }
 
 func TestEveryShardWritesSharedClusterScopedObjects(t *testing.T) {
 	t.Parallel()
-	m := newMesh(t, &recorder{})
+	m := newPod(t)
 	s := withoutCluster("pods")
 	s.Shared = []*meshv1.SharedObjects{
 		{Resources: []*meshv1.ResourceGroup{{ApiGroups: []string{""}, Resources: []string{"nodes", "namespaces"}}}, Names: []string{"one"}, WriteAll: true},
@@ -112,14 +110,14 @@ func TestEveryShardWritesSharedClusterScopedObjects(t *testing.T) {
 		{"DELETE", "/apis/storage.k8s.io/v1/storageclasses/a", "", 403},
 	} {
 		a := m.do(q.method, q.target, q.body)
-		require.Equal(t, q.want, a.StatusCode, "%s %s %s: %s", q.method, q.target, q.body, a.body)
+		require.Equal(t, q.want, a.code, "%s %s %s: %s", q.method, q.target, q.body, a.body)
 	}
 }
 
 func TestStandbyWritesNoClusterScopedObjects(t *testing.T) {
 	t.Parallel()
-	m := newMesh(t, &recorder{})
-	s := standby(meshv1.Method_METHOD_AUTO)
+	m := newPod(t)
+	s := standby()
 	s.Limits[0].Resources[0].ApiGroups = []string{"", "authorization.k8s.io"}
 	s.Limits[0].Resources[0].Resources = append(s.Limits[0].Resources[0].Resources, "subjectaccessreviews")
 	for owner, want := range map[string][]int{"": {200, 503, 503}, "op-default": {503, 503, 200}} {
@@ -127,9 +125,9 @@ func TestStandbyWritesNoClusterScopedObjects(t *testing.T) {
 		for _, isolation := range []meshv1.Isolation{meshv1.Isolation_ISOLATION_ENFORCE, meshv1.Isolation_ISOLATION_OFF} {
 			s.Isolation = isolation
 			m.policy(s)
-			require.Equal(t, want[0], m.do("DELETE", "/apis/storage.k8s.io/v1/storageclasses/a", "").StatusCode)
-			require.Equal(t, want[1], m.do("DELETE", "/api/v1/nodes/a", "").StatusCode)
-			require.Equal(t, want[2], m.do("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", "{}").StatusCode)
+			require.Equal(t, want[0], m.do("DELETE", "/apis/storage.k8s.io/v1/storageclasses/a", "").code)
+			require.Equal(t, want[1], m.do("DELETE", "/api/v1/nodes/a", "").code)
+			require.Equal(t, want[2], m.do("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", "{}").code)
 		}
 	}
 }
