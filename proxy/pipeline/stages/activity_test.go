@@ -9,6 +9,7 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/sample"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/proxy/activity"
 	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
@@ -61,4 +62,39 @@ func TestCountingAWriteAllocatesNothing(t *testing.T) {
 	x := &pipeline.State{}
 	x.Req.Info = &apirequest.RequestInfo{Verb: "update", Resource: "secrets", Namespace: "mine", Name: "one"}
 	require.Zero(t, testing.AllocsPerRun(100, func() { a.Written(x) }))
+}
+
+func TestWritesAreCountedByKey(t *testing.T) {
+	for name, c := range map[string]struct {
+		resource, namespace, object, query, would string
+		writes, foreign                           int
+		divided                                   bool
+		keys                                      []uint64
+	}{
+		"in a namespace":           {"secrets", "tenant", "a", "", "", 1, 0, false, []uint64{sample.Key("tenant", "")}},
+		"in no namespace":          {"nodes", "", "n1", "", "", 1, 0, false, []uint64{sample.Key("", "n1")}},
+		"dry run":                  {"secrets", "tenant", "a", "dryRun=All", "", 0, 0, false, nil},
+		"divided":                  {"configmaps", "mine", "a", "", "", 1, 0, true, nil},
+		"divided, of another":      {"configmaps", "theirs", "a", "", "", 1, 1, true, nil},
+		"divided, and is observed": {"configmaps", "mine", "a", "", observedForeign, 1, 1, true, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := writer(t)
+			a := newActivity(p, match.Kind{Verb: "update", Resource: c.resource})
+			x := &pipeline.State{}
+			x.Req.Info = &apirequest.RequestInfo{Verb: "update", Resource: c.resource, Namespace: c.namespace, Name: c.object}
+			x.Out.Query, x.Would = c.query, c.would
+			a.Written(x)
+			report := p.env.Activity.Report(time.Now())
+			if c.writes == 0 {
+				require.Empty(t, report)
+				return
+			}
+			require.Len(t, report, 1)
+			require.EqualValues(t, c.writes, report[0].GetWrites())
+			require.EqualValues(t, c.foreign, report[0].GetForeignWrites())
+			require.Equal(t, c.divided, report[0].GetDivided())
+			require.Equal(t, c.keys, report[0].GetKeys())
+		})
+	}
 }
