@@ -106,7 +106,7 @@ func BenchmarkDial(b *testing.B) {
 			w := newWorld(b)
 			p := captured(b, w.agent(cfg), uid, w.pod(), "mesh")
 			var l net.Listener
-			require.NoError(b, netns.Do(p.netns, func() (err error) {
+			require.NoError(b, netns.Do(p.known.NetNS, func() (err error) {
 				l, err = net.Listen("tcp4", "127.0.0.1:0")
 				return err
 			}))

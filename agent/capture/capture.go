@@ -29,7 +29,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"os"
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/iptables"
@@ -204,12 +203,4 @@ func Open(cfg Config) (Backend, error) {
 // network namespaces that netnsPaths name. Captured pods go direct from then on.
 func Cleanup(pinDir string, netnsPaths ...string) error {
 	return errors.Join(bpf.Remove(pinDir), iptables.ForgetAll(netnsPaths))
-}
-
-// Files are copies of a pod's listeners, which one agent passes to the next, so that no
-// connection is refused in between.
-type Files struct {
-	Listeners []*os.File
-	Egress    []*os.File // those of [Pod.SetEgress]
-	Inbound   []*os.File // those of package inbound, which Capture ignores
 }

@@ -427,10 +427,10 @@ func TestListenersShareNoPort(t *testing.T) {
 		p := captured(t, w.agent(cfg), uid, pod, "mesh")
 		require.Len(t, p.Listeners(), 2)
 		for _, l := range p.Listeners() {
-			require.Equal(t, int(p.port), l.Addr().(*net.TCPAddr).Port)
+			require.Equal(t, int(p.known.Port), l.Addr().(*net.TCPAddr).Port)
 		}
 		for _, address := range []string{"127.0.0.1", "0.0.0.0", "::1", "::"} {
-			at := netip.AddrPortFrom(netip.MustParseAddr(address), p.port)
+			at := netip.AddrPortFrom(netip.MustParseAddr(address), p.known.Port)
 			config := net.ListenConfig{Control: reusePort}
 			require.ErrorIs(t, pod.Do(func() error {
 				l, err := config.Listen(context.Background(), "tcp", at.String())

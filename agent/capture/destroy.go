@@ -19,7 +19,7 @@ const destroyAtOnce = 4096
 
 // noteLapse notes that the pod may have gone direct without an agent.
 func (p *Pod) noteLapse() {
-	p.status.direct = p.status.direct || p.failOpen && p.mode == EBPF
+	p.status.direct = p.status.direct || p.known.FailOpen && p.mode == EBPF
 }
 
 // noteLoss notes that the pod's redirection had no effect: it may have gone direct, whatever
@@ -38,12 +38,12 @@ func (h *health) endDirect(pods []*Pod, until time.Time) {
 		}
 		// Pods under hostNetwork share a namespace, and the cost of listing it.
 		together := []*Pod{p}
-		if p.hostNetwork && p.egress == nil {
+		if p.known.HostNetwork && p.egress == nil {
 			together = slices.DeleteFunc(slices.Clone(pods[i:]), func(other *Pod) bool {
-				return !other.status.direct || !other.hostNetwork || other.egress != nil
+				return !other.status.direct || !other.known.HostNetwork || other.egress != nil
 			})
 		}
-		more := h.destroyDirect(h.destinations, p.egress.allPorts(), together...)
+		more := h.node.destroyDirect(h.node.destinations, p.egress.allPorts(), together...)
 		for _, p := range together {
 			p.status.direct = more
 		}
@@ -58,9 +58,9 @@ func (h *health) endDirect(pods []*Pod, until time.Time) {
 func (n *node) destroyDirect(destinations []netip.AddrPort, ports []uint16, pods ...*Pod) (more bool) {
 	log := n.cfg.Logger
 	if len(pods) == 1 {
-		log = log.With("pod", pods[0].uid)
+		log = log.With("pod", pods[0].known.UID)
 	}
-	s := search{netns: pods[0].netns, shared: pods[0].hostNetwork, protocols: []uint8{unix.IPPROTO_TCP}}
+	s := search{netns: pods[0].known.NetNS, shared: pods[0].known.HostNetwork, protocols: []uint8{unix.IPPROTO_TCP}}
 	if len(ports) > 0 {
 		s.protocols = append(s.protocols, unix.IPPROTO_UDP)
 	}
@@ -68,8 +68,8 @@ func (n *node) destroyDirect(destinations []netip.AddrPort, ports []uint16, pods
 	cgroups := map[uint64]bool{}
 	for _, p := range pods {
 		s.known += p.ownSockets()
-		if p.cgroup != 0 {
-			cgroups[p.cgroup] = true
+		if p.known.Cgroup != 0 {
+			cgroups[p.known.Cgroup] = true
 		}
 	}
 	if len(cgroups) > 0 && n.cfg.CgroupRoot != "" {
@@ -106,11 +106,11 @@ func (n *node) isDirect(namespace *os.File, destinations []netip.AddrPort, ports
 }
 
 // ownSockets returns how many sockets the agent has in the pod's network namespace.
-func (l *listening) ownSockets() int {
-	if l.egress == nil {
-		return len(l.sockets)
+func (p *Pod) ownSockets() int {
+	if p.egress == nil {
+		return len(p.sockets)
 	}
-	return len(l.sockets) + len(l.egress.sockets)
+	return len(p.sockets) + len(p.egress.sockets)
 }
 
 // search finds the direct connections in one network namespace.

@@ -38,12 +38,12 @@ type egress struct {
 func (p *Pod) SetEgress(ports []uint16) ([]net.Listener, error) {
 	ports = portSet(ports)
 	if len(ports) > MaxEgressPorts {
-		return nil, fmt.Errorf("redirecting other connections of pod %s: %d ports are more than the limit of %d per pod: list fewer in spec.egress.ports", p.uid, len(ports), MaxEgressPorts)
+		return nil, fmt.Errorf("redirecting other connections of pod %s: %d ports are more than the limit of %d per pod: list fewer in spec.egress.ports", p.known.UID, len(ports), MaxEgressPorts)
 	}
 	p.node.mu.Lock()
 	defer p.node.mu.Unlock()
 	listeners, err := p.setEgress(ports)
-	return listeners, failure.Wrap(err, "redirecting other connections of pod %s", p.uid)
+	return listeners, failure.Wrap(err, "redirecting other connections of pod %s", p.known.UID)
 }
 
 func portSet(ports []uint16) []uint16 { return slices.Compact(slices.Sorted(slices.Values(ports))) }
@@ -108,7 +108,7 @@ func (e *egress) listen(p *Pod, given map[netip.Addr]*net.TCPListener) error {
 		return nil
 	}
 	var err error
-	if e.sockets, err = listener.Open(p.netns, e.Port, given); err != nil {
+	if e.sockets, err = listener.Open(p.known.NetNS, e.Port, given); err != nil {
 		return err
 	}
 	e.Port = listener.Port(e.sockets[0])
@@ -181,12 +181,12 @@ func (l redirected) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		local, remote := ends(conn)
-		to, err := l.pod.redirector.Origin(l.pod.cookie, conn, local, remote)
+		to, err := l.pod.redirector.Origin(l.pod.known.Cookie, conn, local, remote)
 		if err == nil && to.IsValid() {
 			return redirectedConn{conn, to}, nil
 		}
 		if err != nil {
-			l.pod.node.cfg.Logger.Warn("closed a redirected connection whose destination is unknown", "pod", l.pod.uid, "error", err)
+			l.pod.node.cfg.Logger.Warn("closed a redirected connection whose destination is unknown", "pod", l.pod.known.UID, "error", err)
 		}
 		_ = conn.SetLinger(0)
 		_ = conn.Close()

@@ -9,6 +9,14 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/listener"
 )
 
+// Files are copies of a pod's listeners, which one agent passes to the next, so that no
+// connection is refused in between.
+type Files struct {
+	Listeners []*os.File
+	Egress    []*os.File // those of [Pod.SetEgress]
+	Inbound   []*os.File // those of package inbound, which Capture ignores
+}
+
 // Close closes the files, unless f is nil. They may have been closed before.
 func (f *Files) Close() {
 	if f == nil {

@@ -84,5 +84,5 @@ func TestInvalidFilesAreIgnored(t *testing.T) {
 	p, err := m.Capture(r)
 	require.NoError(t, err)
 	require.Len(t, p.Listeners(), 2)
-	require.Equal(t, port, int(p.port))
+	require.Equal(t, port, int(p.known.Port))
 }

@@ -35,9 +35,13 @@ const (
 
 // health checks and repairs the redirections in force. It keeps their state between checks.
 type health struct {
-	*node
-	mu      sync.Mutex
-	to      netip.AddrPort // destination of own's probes
+	node *node
+
+	mu sync.Mutex
+	// own is a pod that runs nothing, written also under node.mu. Through it a node without
+	// pods is checked too, and the agent gives its sign of life.
+	own     *Pod
+	to      netip.AddrPort // destination of its probes
 	probing []*Pod         // those with a probe under way when the last check ended
 	lapsed  bool           // no agent gave a sign of life for so long that pods may have gone direct
 	probed  time.Time      // when captured pods were probed last
@@ -61,8 +65,7 @@ type status struct {
 	lost    *Loss // that repair had no effect
 
 	// Under node.mu:
-	direct  bool // the pod may have direct connections
-	stalled bool // its connections are not accepted
+	direct bool // the pod may have direct connections
 	// Of a pod that is repaired concurrently with the checks:
 	damage   error // what to repair
 	repairs  int   // in a row
@@ -86,12 +89,12 @@ func (h *health) check(repair bool) []Loss {
 	locked := h.node.mu.TryLock()
 	if locked {
 		defer h.node.mu.Unlock()
-		if h.closed || len(h.destinations) == 0 {
+		if h.node.closed || len(h.node.destinations) == 0 {
 			return nil
 		}
-		h.to = h.destinations[0]
+		h.to = h.node.destinations[0]
 		if err := h.captureOwn(); err != nil {
-			return []Loss{{Mode: h.modes[0].mode, Reason: err, Repair: errors.New("the redirection cannot be checked")}}
+			return []Loss{{Mode: h.node.modes[0].mode, Reason: err, Repair: errors.New("the redirection cannot be checked")}}
 		}
 	}
 	h.beat()
@@ -114,10 +117,10 @@ func (h *health) beat() {
 	if pr := own.status.probe; pr == nil || !pr.arrived.Load() {
 		return
 	}
-	for _, m := range h.modes {
+	for _, m := range h.node.modes {
 		if m.Beat() {
 			h.lapsed = true
-			h.cfg.Lapsed()
+			h.node.cfg.Lapsed()
 		}
 	}
 }
@@ -126,14 +129,14 @@ func (h *health) beat() {
 // under node.mu.
 func (h *health) repairLosses() []Loss {
 	if h.lapsed {
-		for _, p := range h.pods {
+		for _, p := range h.node.pods {
 			p.noteLapse()
 		}
 		h.lapsed = false
 	}
 	start := time.Now()
 	losses := h.audit(start)
-	pods := h.all()
+	pods := h.node.all()
 	for _, p := range h.probing {
 		if p.status.probe != nil && p != h.own && !p.isCurrent() {
 			p.status.end() // released meanwhile
@@ -159,8 +162,8 @@ func (h *health) repairLosses() []Loss {
 // all returns the captured pods and, first, the agent's own.
 func (n *node) all() []*Pod {
 	pods := make([]*Pod, 0, len(n.pods)+1)
-	if n.own != nil {
-		pods = append(pods, n.own)
+	if own := n.health.own; own != nil {
+		pods = append(pods, own)
 	}
 	return slices.AppendSeq(pods, maps.Values(n.pods))
 }
@@ -178,26 +181,26 @@ func (h *health) due(pods []*Pod, now time.Time) []*Pod {
 			others = append(others, p)
 		}
 	}
-	since := min(now.Sub(h.probed), h.rotation)
+	since := min(now.Sub(h.probed), h.node.rotation)
 	h.probed = now
 	slices.SortFunc(others, func(a, b *Pod) int { return a.status.began.Compare(b.status.began) })
-	share := int(int64(len(h.pods)) * int64(since) / int64(h.rotation))
+	share := int(int64(len(h.node.pods)) * int64(since) / int64(h.node.rotation))
 	return append(due, others[:min(share+1, len(others))]...)
 }
 
 // audit checks what no probe shows, and repairs it.
 func (h *health) audit(now time.Time) []Loss {
 	var losses []Loss
-	if now.Sub(h.audited) >= h.rotation {
+	if now.Sub(h.audited) >= h.node.rotation {
 		h.audited = now
 		h.audits = map[Mode]Loss{}
-		for _, m := range h.modes {
-			pods := h.captured(m.mode)
+		for _, m := range h.node.modes {
+			pods := h.node.captured(m.mode)
 			reason := m.check(pods)
 			if reason == nil {
 				continue
 			}
-			loss := Loss{Mode: m.mode, Reason: reason, Repair: errors.Join(m.Repair(h.destinations, intact(pods)), m.check(pods))}
+			loss := Loss{Mode: m.mode, Reason: reason, Repair: errors.Join(m.Repair(h.node.destinations, intact(pods)), m.check(pods))}
 			if loss.Repair == nil {
 				losses = append(losses, loss)
 				h.repaired = time.Now()
@@ -217,7 +220,7 @@ func (h *health) audit(now time.Time) []Loss {
 func (m openMode) check(pods []*Pod) error {
 	failed, err := m.Check(intact(pods))
 	for _, p := range pods {
-		if why := failed[p.uid]; why != nil {
+		if why := failed[p.known.UID]; why != nil {
 			p.status.damage, p.status.reason = why, cmp.Or(p.status.reason, why)
 		}
 	}
@@ -244,7 +247,7 @@ func (h *health) examine(p *Pod) (repaired *Loss) {
 		if pr.err != nil {
 			s.end()
 		}
-	case s.stalled:
+	case p.known.Stalled:
 		// The probe went direct, or was dropped, because of that.
 		s.end()
 		h.setStalled(p, false)
@@ -256,7 +259,7 @@ func (h *health) examine(p *Pod) (repaired *Loss) {
 
 // outcome returns whether a probe has arrived, or waits to be accepted; pending: that is not
 // decided yet.
-func (l *listening) outcome(pr *probe) (arrived, waits, pending bool) {
+func (p *Pod) outcome(pr *probe) (arrived, waits, pending bool) {
 	if pr.err == nil {
 		if code, err := unix.GetsockoptInt(pr.fd, unix.SOL_SOCKET, unix.SO_ERROR); err == nil && code != 0 {
 			pr.err = unix.Errno(code)
@@ -268,7 +271,7 @@ func (l *listening) outcome(pr *probe) (arrived, waits, pending bool) {
 	case pr.err == nil && time.Since(pr.began) <= pr.patience():
 		return false, false, true
 	}
-	arrived, waits = l.landed(pr)
+	arrived, waits = p.landed(pr)
 	return arrived || pr.arrived.Load(), waits, false
 }
 
@@ -314,7 +317,7 @@ func (h *health) failed(p *Pod) {
 		s.damage = reason
 		return
 	}
-	if err := errors.Join(p.redirector.Repair(h.destinations, nil), p.redirector.Apply(context.Background(), p.target())); err != nil {
+	if err := errors.Join(p.redirector.Repair(h.node.destinations, nil), p.redirector.Apply(context.Background(), p.target())); err != nil {
 		s.lost = p.loss(err)
 	} else if p == h.own {
 		h.repaired = time.Now()
@@ -324,15 +327,15 @@ func (h *health) failed(p *Pod) {
 // setStalled notes whether the pod's connections are accepted. If it fails open and they
 // are not, the hook lets them go direct.
 func (h *health) setStalled(p *Pod, stalled bool) {
-	if p.status.stalled == stalled {
+	if p.known.Stalled == stalled {
 		return
 	}
-	p.status.stalled = stalled
+	p.known.Stalled = stalled
 	if stalled {
-		h.cfg.Logger.Warn("the connections of a pod are not accepted", "pod", p.uid, "fail_open", p.failOpen)
+		h.node.cfg.Logger.Warn("the connections of a pod are not accepted", "pod", p.known.UID, "fail_open", p.known.FailOpen)
 	}
 	if err := p.updateHook(); err != nil {
-		h.cfg.Logger.Error("failed to update the redirection of a stalled pod", "pod", p.uid, "error", err)
+		h.node.cfg.Logger.Error("failed to update the redirection of a stalled pod", "pod", p.known.UID, "error", err)
 	}
 	if !stalled {
 		p.noteLapse()

@@ -324,7 +324,7 @@ func TestHostNetworkPodsAreCapturedByCgroup(t *testing.T) {
 
 	// An entry that somebody removed.
 	require.Empty(t, c.losses())
-	require.NoError(t, m.(*node).modes[0].redirector.(*ebpf.Backend).DeletePod(bpf.ByCgroup(q.cgroup)))
+	require.NoError(t, m.(*node).modes[0].redirector.(*ebpf.Backend).DeletePod(bpf.ByCgroup(q.known.Cgroup)))
 	require.Eventually(t, func() bool { return len(c.losses()) > 0 }, soon, time.Millisecond)
 	require.NoError(t, c.losses()[0].Repair)
 	join(filepath.Join(pods, "pod2/container"))
@@ -356,7 +356,7 @@ func TestOwnPodsOfExitedAgentsAreSwept(t *testing.T) {
 	other, err := bpf.Open(cfg.CgroupRoot, cfg.PinDir)
 	require.NoError(t, err)
 	defer other.Close()
-	own := m.(*node).health.own.cookie
+	own := m.(*node).health.own.known.Cookie
 	for cookie, want := range map[uint64]bool{1: false, own: true} {
 		_, there, err := other.Pod(bpf.ByCookie(cookie))
 		require.NoError(t, err)
@@ -461,11 +461,11 @@ func TestSignOfLifeRepairsNothing(t *testing.T) {
 	r := request(m, uid, pod)
 	r.FailOpen = true
 	p := capturedBy(t, m, r, "mesh")
-	require.NoError(t, m.(*node).modes[0].redirector.(*ebpf.Backend).SetPod(bpf.ByCookie(p.cookie), bpf.Pod{UID: p.uid, Port: 1, Open: true}))
+	require.NoError(t, m.(*node).modes[0].redirector.(*ebpf.Backend).SetPod(bpf.ByCookie(p.known.Cookie), bpf.Pod{UID: p.known.UID, Port: 1, Open: true}))
 	for start := time.Now(); time.Since(start) < 2*rotation; time.Sleep(CheckInterval / 5) {
 		require.Empty(t, m.Check(false))
 	}
-	entry, _, err := m.(*node).modes[0].redirector.(*ebpf.Backend).Pod(bpf.ByCookie(p.cookie))
+	entry, _, err := m.(*node).modes[0].redirector.(*ebpf.Backend).Pod(bpf.ByCookie(p.known.Cookie))
 	require.NoError(t, err)
 	require.EqualValues(t, 1, entry.Port, "the successor's")
 	before := signOfLife(t, m)

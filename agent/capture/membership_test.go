@@ -45,7 +45,7 @@ func TestHostNetworkListenersServeTheirPodAlone(t *testing.T) {
 	p := capturedBy(t, m, Request{UID: uid, NetNS: host.Path, HostNetwork: true, Cgroup: st.Ino}, "mesh")
 
 	for _, loopback := range []netip.Addr{listener.Loopback4, listener.Loopback6} {
-		to := netip.AddrPortFrom(loopback, p.port)
+		to := netip.AddrPortFrom(loopback, p.known.Port)
 		join(container)
 		requireAnswer(t, host, client{}, to, "mesh", "")
 		for _, cgroup := range []string{other, cfg.CgroupRoot} {
@@ -60,7 +60,7 @@ func TestHostNetworkListenersServeTheirPodAlone(t *testing.T) {
 		}
 	}
 	join(container)
-	who, _, err := client{mapped: true}.connect(host, netip.AddrPortFrom(listener.Loopback4, p.port))
+	who, _, err := client{mapped: true}.connect(host, netip.AddrPortFrom(listener.Loopback4, p.known.Port))
 	require.NoError(t, err)
 	require.Equal(t, "mesh", who, "an IPv6 socket of the pod's")
 

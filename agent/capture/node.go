@@ -78,11 +78,8 @@ type node struct {
 	pods         map[string]*Pod  // by uid
 	destinations []netip.AddrPort // apiservers, then agents
 	agents       []netip.AddrPort
-	// own is a pod that runs nothing. Through it a node without pods is checked too, and
-	// the agent gives its sign of life.
-	own       *Pod
-	closed    bool
-	noDestroy sync.Once // the kernel's lack of SOCK_DESTROY was logged
+	closed       bool
+	noDestroy    sync.Once // the kernel's lack of SOCK_DESTROY was logged
 }
 
 // allModes are the capture modes, the best first.
@@ -208,7 +205,7 @@ func (n *node) setDestinations(apiservers, agents []netip.AddrPort) error {
 		failed, err := m.SetDestinations(set, intact(pods))
 		errs = append(errs, err)
 		for _, p := range pods {
-			if why := failed[p.uid]; why != nil {
+			if why := failed[p.known.UID]; why != nil {
 				p.setDamage(fmt.Errorf("changing the destinations: %w", why))
 			}
 		}
@@ -287,7 +284,9 @@ func (n *node) capture(r Request) (*Pod, error) {
 		namespace.Close()
 		return nil, err
 	}
-	p := &Pod{uid: id, node: n, redirector: by.redirector, mode: by.mode, listening: listening{netns: namespace}, hostNetwork: r.HostNetwork, cgroup: r.Cgroup, failOpen: r.FailOpen}
+	p := &Pod{node: n, redirector: by.redirector, mode: by.mode, known: redirect.Pod{
+		UID: id, NetNS: namespace, HostNetwork: r.HostNetwork, Cgroup: r.Cgroup, FailOpen: r.FailOpen,
+	}}
 	if r.HostNetwork {
 		p.members = &membership{root: n.cfg.CgroupRoot, cgroup: r.Cgroup, netns: namespace}
 	}
@@ -306,7 +305,7 @@ func (n *node) capture(r Request) (*Pod, error) {
 
 // asksFor reports whether a captured pod is the one that the request asks for.
 func (r Request) asksFor(p *Pod, namespace *os.File) bool {
-	return (p.cgroup == r.Cgroup || !r.HostNetwork) && p.hostNetwork == r.HostNetwork && netns.Same(p.netns, namespace)
+	return (p.known.Cgroup == r.Cgroup || !r.HostNetwork) && p.known.HostNetwork == r.HostNetwork && netns.Same(p.known.NetNS, namespace)
 }
 
 // forgetOthers ends the pod's redirections by other modes than its own. An earlier agent
@@ -314,10 +313,10 @@ func (r Request) asksFor(p *Pod, namespace *os.File) bool {
 func (n *node) forgetOthers(p *Pod) error {
 	var errs []error
 	if p.mode != EBPF {
-		errs = append(errs, bpf.Forget(n.cfg.PinDir, p.cookie))
+		errs = append(errs, bpf.Forget(n.cfg.PinDir, p.known.Cookie))
 	}
-	if p.mode != IPTables && !p.hostNetwork {
-		errs = append(errs, iptables.Forget(p.netns, n.tables))
+	if p.mode != IPTables && !p.known.HostNetwork {
+		errs = append(errs, iptables.Forget(p.known.NetNS, n.tables))
 	}
 	return failure.Wrap(errors.Join(errs...), "ending the redirection by an earlier agent")
 }

@@ -6,10 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"time"
-
-	"github.com/google/uuid"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/address"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/iptables"
@@ -21,38 +18,25 @@ import (
 
 // Pod is one captured pod. It is safe for concurrent use.
 type Pod struct {
-	uid         uuid.UUID
-	node        *node
-	redirector  redirector
-	mode        Mode
-	hostNetwork bool        // netns is the node's
-	cgroup      uint64      // 0 if it is unknown; never under hostNetwork
-	members     *membership // of hostNetwork; nil: every connection is the pod's
+	node       *node
+	redirector redirector
+	mode       Mode
+	known      redirect.Pod // what redirectors know of it; FailOpen and Stalled under node.mu; no Egress
+	members    *membership  // of a pod under hostNetwork; nil: every connection is the pod's
 
-	listening
-
-	failOpen bool       // under node.mu
-	status   status     // what checks have found
-	repair   *repairing // under node.mu; nil: none
-}
-
-// listening is where a pod's connections arrive.
-type listening struct {
-	netns     *os.File           // the pod's network namespace
-	cookie    uint64             // of it; 0 if the kernel gives none
-	port      uint16             // of all sockets
-	sockets   []*net.TCPListener // in the network namespace; none in mode Address
+	// Where its connections arrive:
+	sockets   []*net.TCPListener // in its network namespace; none in mode Address
 	addressed *address.Pod       // in mode Address
 	listeners []net.Listener
 	egress    *egress // under node.mu
+
+	status status     // what checks have found
+	repair *repairing // under node.mu; nil: none
 }
 
-// target returns what a redirector needs to know of the pod.
+// target returns, under node.mu, what a redirector must know of the pod, with its egress.
 func (p *Pod) target() redirect.Pod {
-	t := redirect.Pod{
-		UID: p.uid, NetNS: p.netns, Cookie: p.cookie, HostNetwork: p.hostNetwork, Cgroup: p.cgroup,
-		Port: p.port, FailOpen: p.failOpen, Stalled: p.status.stalled,
-	}
+	t := p.known
 	if p.egress != nil {
 		t.Egress = &p.egress.Egress
 	}
@@ -60,7 +44,7 @@ func (p *Pod) target() redirect.Pod {
 }
 
 // isCurrent reports, under node.mu, whether the pod is captured, and not another agent's.
-func (p *Pod) isCurrent() bool { return p.node.pods[p.uid.String()] == p }
+func (p *Pod) isCurrent() bool { return p.node.pods[p.known.UID.String()] == p }
 
 // Listeners returns where the pod's redirected connections arrive: 127.0.0.1 and, unless
 // the kernel has no IPv6, ::1, on the same port; or a queue of those that the pod makes to
@@ -78,13 +62,13 @@ func (p *Pod) Release() error {
 	p.node.mu.Lock()
 	defer p.node.mu.Unlock()
 	if !p.isCurrent() {
-		p.netns.Close()
+		p.known.NetNS.Close()
 		return nil
 	}
-	delete(p.node.pods, p.uid.String())
+	delete(p.node.pods, p.known.UID.String())
 	p.stopRepair()
-	err := errors.Join(p.closeListeners(), p.redirector.Release(p.target()), p.netns.Close())
-	return failure.Wrap(err, "releasing pod %s", p.uid)
+	err := errors.Join(p.closeListeners(), p.redirector.Release(p.target()), p.known.NetNS.Close())
+	return failure.Wrap(err, "releasing pod %s", p.known.UID)
 }
 
 // Addresses returns the addresses that identify the pod, if it is captured by Address.
@@ -106,7 +90,7 @@ func (p *Pod) SetAddresses(addresses []netip.Addr) error {
 }
 
 // NetNS returns a path of the pod's network namespace that is valid until [Pod.Release].
-func (p *Pod) NetNS() string { return fmt.Sprintf("/proc/self/fd/%d", p.netns.Fd()) }
+func (p *Pod) NetNS() string { return fmt.Sprintf("/proc/self/fd/%d", p.known.NetNS.Fd()) }
 
 // Mode returns the mode that the pod was captured by.
 func (p *Pod) Mode() Mode { return p.mode }
@@ -115,17 +99,17 @@ func (p *Pod) Mode() Mode { return p.mode }
 func (p *Pod) SetFailOpen(open bool) error {
 	p.node.mu.Lock()
 	defer p.node.mu.Unlock()
-	if p.failOpen == open {
+	if p.known.FailOpen == open {
 		return nil
 	}
-	p.failOpen = open
+	p.known.FailOpen = open
 	if !p.isCurrent() {
 		return nil
 	}
-	return failure.Wrap(p.updateHook(), "setting the failure policy of pod %s", p.uid)
+	return failure.Wrap(p.updateHook(), "setting the failure policy of pod %s", p.known.UID)
 }
 
-// updateHook applies failOpen and stalled. Only the hook distinguishes them.
+// updateHook applies FailOpen and Stalled. Only the hook distinguishes them.
 func (p *Pod) updateHook() error {
 	if p.mode != EBPF {
 		return nil
@@ -145,7 +129,7 @@ func (p *Pod) Files() (*Files, error) {
 	}
 	if err != nil {
 		f.Close()
-		return nil, fmt.Errorf("copying the listeners of pod %s: %w", p.uid, err)
+		return nil, fmt.Errorf("copying the listeners of pod %s: %w", p.known.UID, err)
 	}
 	return f, nil
 }
@@ -159,17 +143,17 @@ func (p *Pod) Abandon() error {
 	p.node.mu.Lock()
 	defer p.node.mu.Unlock()
 	if p.isCurrent() {
-		delete(p.node.pods, p.uid.String())
+		delete(p.node.pods, p.known.UID.String())
 	}
 	p.stopRepair()
-	return failure.Wrap(p.closeListeners(), "abandoning pod %s", p.uid)
+	return failure.Wrap(p.closeListeners(), "abandoning pod %s", p.known.UID)
 }
 
 // open opens the listeners, or uses those that an earlier agent passes on, and redirects the
 // pod to them.
 func (p *Pod) open(r Request) error {
-	if err := netns.Do(p.netns, func() (err error) {
-		if p.cookie, err = netns.Cookie(); p.mode != EBPF {
+	if err := netns.Do(p.known.NetNS, func() (err error) {
+		if p.known.Cookie, err = netns.Cookie(); p.mode != EBPF {
 			return nil // only the hook needs it
 		}
 		return err
@@ -181,7 +165,7 @@ func (p *Pod) open(r Request) error {
 			return err
 		}
 		var err error
-		if p.addressed, err = b.Open(p.uid, p.netns, r.Addresses); err == nil {
+		if p.addressed, err = b.Open(p.known.UID, p.known.NetNS, r.Addresses); err == nil {
 			p.listeners = []net.Listener{watched{p.addressed, p}}
 		}
 		return err
@@ -194,12 +178,12 @@ func (p *Pod) openSockets(r Request) error {
 	ctx, cancel := context.WithTimeout(context.Background(), iptables.Timeout)
 	defer cancel()
 	last, lastEgress := p.redirector.Last(ctx, p.target())
-	given, givenEgress := r.Files.listeners(p.netns)
+	given, givenEgress := r.Files.listeners(p.known.NetNS)
 	var err error
-	if p.sockets, err = listener.Open(p.netns, last, given); err != nil {
+	if p.sockets, err = listener.Open(p.known.NetNS, last, given); err != nil {
 		return err
 	}
-	p.port = listener.Port(p.sockets[0])
+	p.known.Port = listener.Port(p.sockets[0])
 	for _, l := range p.sockets {
 		p.listeners = append(p.listeners, watched{l, p})
 	}
@@ -218,7 +202,7 @@ func (p *Pod) openSockets(r Request) error {
 	}
 	// There are no direct connections if an agent redirected the pod until now, or if the
 	// pod's connections were refused since that agent died.
-	if len(given) == 0 && (last == 0 || p.failOpen) {
+	if len(given) == 0 && (last == 0 || p.known.FailOpen) {
 		p.status.direct = p.node.destroyDirect(p.node.destinations, p.egress.allPorts(), p)
 	}
 	return nil
@@ -236,10 +220,10 @@ func (p *Pod) redirect(ctx context.Context) error {
 	return err
 }
 
-func (l *listening) closeListeners() error {
-	err := closeAll(l.listeners)
-	if l.egress != nil {
-		err = errors.Join(err, closeAll(l.egress.listeners))
+func (p *Pod) closeListeners() error {
+	err := closeAll(p.listeners)
+	if p.egress != nil {
+		err = errors.Join(err, closeAll(p.egress.listeners))
 	}
 	return err
 }
@@ -256,5 +240,5 @@ func closeAll(listeners []net.Listener) error {
 
 func (p *Pod) closeFiles() error {
 	p.stopRepair()
-	return errors.Join(p.closeListeners(), p.netns.Close())
+	return errors.Join(p.closeListeners(), p.known.NetNS.Close())
 }

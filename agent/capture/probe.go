@@ -15,6 +15,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/listener"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/redirect"
 	"github.com/ctrlmesh/ctrlmesh/internal/descriptor"
 )
 
@@ -64,7 +65,7 @@ func (w watched) owns(conn net.Conn) bool {
 	}
 	peer := conn.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
 	if !errors.Is(err, errForeign) && !errors.Is(err, fs.ErrNotExist) {
-		w.pod.node.cfg.Logger.Warn("closed a connection whose process is unknown", "pod", w.pod.uid, "error", err)
+		w.pod.node.cfg.Logger.Warn("closed a connection whose process is unknown", "pod", w.pod.known.UID, "error", err)
 	}
 	w.pod.node.cfg.Refused(peer, ForeignProcess)
 	return false
@@ -86,15 +87,15 @@ func (h *health) destinationOf(p *Pod) netip.AddrPort {
 	switch {
 	case p == h.own:
 		return h.to
-	case p.mode == Address && len(h.agents) == 0:
+	case p.mode == Address && len(h.node.agents) == 0:
 		return netip.AddrPort{}
 	case p.mode == Address:
-		return h.agents[0]
-	case p.hostNetwork:
+		return h.node.agents[0]
+	case p.known.HostNetwork:
 		// The hook does not redirect this process, which is not in the pod's cgroup.
-		return netip.AddrPortFrom(listener.Loopback4, p.port)
+		return netip.AddrPortFrom(listener.Loopback4, p.known.Port)
 	}
-	return h.destinations[0]
+	return h.node.destinations[0]
 }
 
 // begin sends a probe from the network namespace of each of the pods. A probe that cannot be
@@ -105,7 +106,7 @@ func (h *health) begin(pods []*Pod) {
 	}
 	now := time.Now()
 	_ = netns.OnOwnGoroutine(func() error {
-		leave, err := netns.Enter(pods[0].netns)
+		leave, err := netns.Enter(pods[0].known.NetNS)
 		if err != nil {
 			return err
 		}
@@ -113,7 +114,7 @@ func (h *health) begin(pods []*Pod) {
 			s := &p.status
 			s.began = now
 			to := h.destinationOf(p)
-			if !to.IsValid() || netns.Set(p.netns) != nil {
+			if !to.IsValid() || netns.Set(p.known.NetNS) != nil {
 				continue // released meanwhile
 			}
 			if pr, err := newProbe(to); err == nil {
@@ -167,14 +168,14 @@ func (pr *probe) patience() time.Duration {
 // landed returns whether a probe that no listener reported was redirected all the same: to
 // another agent, which shares the listeners during a takeover (elsewhere), or to a queue of
 // connections that wait to be accepted.
-func (l *listening) landed(pr *probe) (elsewhere, waits bool) {
-	if l.addressed != nil {
+func (p *Pod) landed(pr *probe) (elsewhere, waits bool) {
+	if p.addressed != nil {
 		// While there are two agents, their Service leads to either.
 		info, err := unix.GetsockoptTCPInfo(pr.fd, unix.IPPROTO_TCP, unix.TCP_INFO)
-		waits = l.addressed.Waiting()
+		waits = p.addressed.Waiting()
 		return !waits && err == nil && info.State == unix.BPF_TCP_ESTABLISHED, waits
 	}
-	for _, socket := range l.sockets {
+	for _, socket := range p.sockets {
 		_ = descriptor.Control(socket, func(fd int) error {
 			// Of a listening socket, Unacked is the length of its queue.
 			info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
@@ -182,11 +183,11 @@ func (l *listening) landed(pr *probe) (elsewhere, waits bool) {
 			return err
 		})
 	}
-	return !waits && l.accepted(pr), waits
+	return !waits && p.accepted(pr), waits
 }
 
 // accepted reports whether the kernel knows the other end of a probe.
-func (l *listening) accepted(pr *probe) bool {
+func (p *Pod) accepted(pr *probe) bool {
 	own, err := unix.Getsockname(pr.fd)
 	if err != nil {
 		return false
@@ -195,7 +196,7 @@ func (l *listening) accepted(pr *probe) bool {
 	if from.Addr().Is6() {
 		local = listener.Loopback6
 	}
-	_, err = findConnection(l.netns, netip.AddrPortFrom(local, l.port), from)
+	_, err = findConnection(p.known.NetNS, netip.AddrPortFrom(local, p.known.Port), from)
 	return err == nil
 }
 
@@ -216,15 +217,15 @@ func isOwnOfRunningAgent(uid uuid.UUID) bool {
 
 // captureOwn captures a network namespace that has nothing but lo.
 func (h *health) captureOwn() error {
-	if h.own != nil || h.modes[0].mode == Address {
+	if h.own != nil || h.node.modes[0].mode == Address {
 		return nil
 	}
 	namespace, err := netns.New()
 	if err != nil {
 		return err
 	}
-	p := &Pod{uid: ownPod, node: h.node, redirector: h.modes[0].redirector, mode: h.modes[0].mode, listening: listening{netns: namespace}}
-	binary.BigEndian.PutUint32(p.uid[12:], uint32(os.Getpid()))
+	p := &Pod{node: h.node, redirector: h.node.modes[0].redirector, mode: h.node.modes[0].mode, known: redirect.Pod{UID: ownPod, NetNS: namespace}}
+	binary.BigEndian.PutUint32(p.known.UID[12:], uint32(os.Getpid()))
 	if err := p.open(Request{}); err != nil {
 		return errors.Join(err, p.closeFiles())
 	}

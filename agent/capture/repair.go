@@ -33,7 +33,7 @@ func (p *Pod) setDamage(why error) {
 
 // loss returns the pod's loss with why it is not repaired; nil: it is.
 func (p *Pod) loss(why error) *Loss {
-	return &Loss{UID: nameOf(p.uid), Mode: p.mode, Reason: p.status.reason, Repair: why}
+	return &Loss{UID: nameOf(p.known.UID), Mode: p.mode, Reason: p.status.reason, Repair: why}
 }
 
 // repairNext starts to repair one damaged pod, unless a repair runs.

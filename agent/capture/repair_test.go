@@ -40,9 +40,9 @@ func TestLostEgressIsRepaired(t *testing.T) {
 		damage func(*testing.T, Config, *Pod, *ns)
 	}{
 		"entry": {EBPF, byOther(func(r *bpf.Redirect, p *Pod) error {
-			return r.SetPod(bpf.ByCookie(p.cookie), bpf.Pod{UID: p.uid, Port: p.port})
+			return r.SetPod(bpf.ByCookie(p.known.Cookie), bpf.Pod{UID: p.known.UID, Port: p.known.Port})
 		})},
-		"ports":          {EBPF, byOther(func(r *bpf.Redirect, p *Pod) error { return r.SetEgress(p.uid, nil, nil) })},
+		"ports":          {EBPF, byOther(func(r *bpf.Redirect, p *Pod) error { return r.SetEgress(p.known.UID, nil, nil) })},
 		"filter flushed": {IPTables, run("-F")},
 		"nat flushed":    {IPTables, run("-t", "nat", "-F")},
 	} {
@@ -106,7 +106,7 @@ func TestLossesAreRepaired(t *testing.T) {
 			require.NoError(t, bpf.Remove(cfg.PinDir))
 		}},
 		{"entry removed", EBPF, ofPod, byOther(func(t *testing.T, r *bpf.Redirect, p *Pod) {
-			require.NoError(t, r.DeletePod(bpf.ByCookie(p.cookie)))
+			require.NoError(t, r.DeletePod(bpf.ByCookie(p.known.Cookie)))
 		})},
 		{"destinations removed", EBPF, ofNode, byOther(func(t *testing.T, r *bpf.Redirect, _ *Pod) {
 			require.NoError(t, r.SetDestinations(nil))
@@ -207,14 +207,14 @@ func TestRepairsHideNoLossOfAPod(t *testing.T) {
 	agent := w.agent(cfg)
 	p := captured(t, agent, uid, pod, "mesh")
 	n := agent.(*node)
-	require.NoError(t, n.modes[0].redirector.(*ebpf.Backend).DeletePod(bpf.ByCookie(p.cookie)))
+	require.NoError(t, n.modes[0].redirector.(*ebpf.Backend).DeletePod(bpf.ByCookie(p.known.Cookie)))
 	for start, found := time.Now(), false; !found; time.Sleep(20 * time.Millisecond) {
 		require.Less(t, time.Since(start), soon)
 		detach(t, cfg, "connect4")
 		n.health.audited = time.Time{}
 		agent.Check(true)
 		var err error
-		_, found, err = n.modes[0].redirector.(*ebpf.Backend).Pod(bpf.ByCookie(p.cookie))
+		_, found, err = n.modes[0].redirector.(*ebpf.Backend).Pod(bpf.ByCookie(p.known.Cookie))
 		require.NoError(t, err)
 	}
 }

@@ -141,7 +141,7 @@ func TestTakeoverRefusesNoConnection(t *testing.T) {
 				h = startHammer(t, pod, listed...)
 			} else {
 				before := last.(*node).pods[uid]
-				require.Equal(t, before.port, p.port, "the redirection has not changed")
+				require.Equal(t, before.known.Port, p.known.Port, "the redirection has not changed")
 				require.NoError(t, before.Abandon())
 				// An agent on its way out leaves the pod alone, but ends what it began.
 				require.NoError(t, last.SetDestinations(listed, agents))

@@ -22,14 +22,14 @@ import (
 func (p *Pod) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
 	network, to, err := literal(network, addr)
 	if err != nil {
-		return nil, fmt.Errorf("dialing for pod %s: %w", p.uid, err)
+		return nil, fmt.Errorf("dialing for pod %s: %w", p.known.UID, err)
 	}
 	var conn net.Conn
 	err = netns.OnOwnGoroutine(func() error {
 		// A socket belongs to the namespace where it is created, so the thread leaves
 		// afterwards: for a literal address, package net creates the socket on this
 		// goroutine, then calls ControlContext, then connects.
-		leave, err := netns.Enter(p.netns)
+		leave, err := netns.Enter(p.known.NetNS)
 		if err != nil {
 			return err
 		}
@@ -50,7 +50,7 @@ func (p *Pod) DialContext(ctx context.Context, network, addr string) (net.Conn, 
 		}
 		return err
 	})
-	return conn, failure.Wrap(err, "dialing for pod %s", p.uid)
+	return conn, failure.Wrap(err, "dialing for pod %s", p.known.UID)
 }
 
 // literal returns the network and address with which package net has no choice.
