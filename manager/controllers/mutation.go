@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -41,16 +42,21 @@ func PolicySince(ctx context.Context, c client.Reader, name string) (since time.
 // it had. If it is missing, the error, a NotFound, says what does not happen without it: the manager
 // may not create one, because that permission would allow it to change all objects.
 func ChangeWebhooks(ctx context.Context, c client.Client, name, without string, change func(*admissionv1.MutatingWebhookConfiguration)) ([]admissionv1.MutatingWebhook, error) {
-	have := &admissionv1.MutatingWebhookConfiguration{}
-	err := c.Get(ctx, types.NamespacedName{Name: name}, have)
+	before, err := Change(ctx, c, &admissionv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: name}}, change)
 	if apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("%s, apply the manifests of the mesh again: %w", without, err)
 	}
-	if err == nil {
-		want := have.DeepCopy()
-		if change(want); !equality.Semantic.DeepEqual(have, want) {
-			err = c.Update(ctx, want)
-		}
+	return before.Webhooks, failure.Wrap(err, "writing MutatingWebhookConfiguration %s", name)
+}
+
+// Change reads an object, changes it, and writes it if it differs. It returns what it read.
+func Change[T client.Object](ctx context.Context, c client.Client, object T, change func(T)) (before T, err error) {
+	if err := c.Get(ctx, client.ObjectKeyFromObject(object), object); err != nil {
+		return object, err
 	}
-	return have.Webhooks, failure.Wrap(err, "writing MutatingWebhookConfiguration %s", name)
+	before = object.DeepCopyObject().(T)
+	if change(object); equality.Semantic.DeepEqual(before, object) {
+		return before, nil
+	}
+	return before, c.Update(ctx, object)
 }

@@ -11,7 +11,7 @@ import (
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -21,7 +21,6 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
-	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/metrics"
 	"github.com/ctrlmesh/ctrlmesh/manager/trust"
 )
@@ -125,29 +124,19 @@ func (r *Controller) trusting(trusts func(*corev1.Pod) bool) map[string]time.Tim
 
 // injectCA writes the CA by which the apiserver verifies the webhooks.
 func (r *Controller) injectCA(ctx context.Context) error {
-	mutating, validating := &admissionv1.MutatingWebhookConfiguration{}, &admissionv1.ValidatingWebhookConfiguration{}
-	return errors.Join(
-		r.injectInto(ctx, mutating, func() []*admissionv1.WebhookClientConfig {
-			return collect.Map(collect.Pointers(mutating.Webhooks), func(w *admissionv1.MutatingWebhook) *admissionv1.WebhookClientConfig { return &w.ClientConfig })
-		}),
-		r.injectInto(ctx, validating, func() []*admissionv1.WebhookClientConfig {
-			return collect.Map(collect.Pointers(validating.Webhooks), func(w *admissionv1.ValidatingWebhook) *admissionv1.WebhookClientConfig { return &w.ClientConfig })
-		}),
-	)
-}
-
-// injectInto writes the CA into the clients of a configuration, which it reads into object.
-func (r *Controller) injectInto(ctx context.Context, object client.Object, clients func() []*admissionv1.WebhookClientConfig) error {
-	err := r.Client.Get(ctx, types.NamespacedName{Name: r.WebhookConfiguration}, object)
-	changed := false
-	if err == nil {
-		for _, c := range clients() {
-			changed = changed || !bytes.Equal(c.CABundle, r.Serving.Bundle())
-			c.CABundle = r.Serving.Bundle()
+	meta, ca := metav1.ObjectMeta{Name: r.WebhookConfiguration}, r.Serving.Bundle()
+	_, mutating := controllers.Change(ctx, r.Client, &admissionv1.MutatingWebhookConfiguration{ObjectMeta: meta}, func(c *admissionv1.MutatingWebhookConfiguration) {
+		for i := range c.Webhooks {
+			c.Webhooks[i].ClientConfig.CABundle = ca
 		}
-	}
-	if changed {
-		err = r.Client.Update(ctx, object)
-	}
-	return failure.Wrap(err, "writing the CA into %T %s", object, r.WebhookConfiguration)
+	})
+	_, validating := controllers.Change(ctx, r.Client, &admissionv1.ValidatingWebhookConfiguration{ObjectMeta: meta}, func(c *admissionv1.ValidatingWebhookConfiguration) {
+		for i := range c.Webhooks {
+			c.Webhooks[i].ClientConfig.CABundle = ca
+		}
+	})
+	return errors.Join(
+		failure.Wrap(mutating, "writing the CA into MutatingWebhookConfiguration %s", meta.Name),
+		failure.Wrap(validating, "writing the CA into ValidatingWebhookConfiguration %s", meta.Name),
+	)
 }

@@ -3,6 +3,7 @@ package endpoint
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"strconv"
@@ -10,11 +11,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
@@ -42,27 +41,25 @@ func (c *Controller) Reconcile(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	have := &discoveryv1.EndpointSlice{}
-	err = c.Client.Get(ctx, types.NamespacedName{Namespace: want.Namespace, Name: want.Name}, have)
-	switch {
-	case apierrors.IsNotFound(err):
-		err = c.Client.Create(ctx, want)
-	case err == nil && have.AddressType != want.AddressType:
-		// Immutable: the cluster has another first IP family than before.
+	have := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: want.Namespace, Name: want.Name}}
+	_, err = controllerutil.CreateOrUpdate(ctx, c.Client, have, func() error {
+		if have.AddressType != "" && have.AddressType != want.AddressType {
+			return errFamily
+		}
+		have.AddressType, have.Labels, have.Endpoints, have.Ports = want.AddressType, want.Labels, want.Endpoints, want.Ports
+		return nil
+	})
+	if errors.Is(err, errFamily) {
 		if err = c.Client.Delete(ctx, have); err == nil {
 			err = c.Client.Create(ctx, want)
 		}
-	case err == nil && !sameEndpoint(have, want):
-		have.Labels, have.Endpoints, have.Ports = want.Labels, want.Endpoints, want.Ports
-		err = c.Client.Update(ctx, have)
 	}
 	return failure.Wrap(err, "writing EndpointSlice %s/%s", want.Namespace, want.Name)
 }
 
-func sameEndpoint(a, b *discoveryv1.EndpointSlice) bool {
-	same := equality.Semantic.DeepEqual
-	return same(a.Endpoints, b.Endpoints) && same(a.Ports, b.Ports) && same(a.Labels, b.Labels)
-}
+// errFamily means that the cluster has another first IP family than before, which the
+// EndpointSlice cannot change to.
+var errFamily = errors.New("the EndpointSlice is of another IP family")
 
 // endpoint returns the EndpointSlice as it should be.
 func (c *Controller) endpoint() (*discoveryv1.EndpointSlice, error) {
