@@ -134,7 +134,7 @@ func extend(n *atomic.Int64, v int64) {
 }
 
 func number(b []byte, at int) *atomic.Int64 {
-	return (*atomic.Int64)(unsafe.Pointer(&b[at])) //nolint:gosec // aligned: a mapping begins at a page
+	return (*atomic.Int64)(unsafe.Pointer(&b[at])) // aligned: a mapping begins at a page
 }
 
 // bootTime is the time since the node started, suspension included.

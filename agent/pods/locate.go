@@ -327,7 +327,7 @@ func inode(info fs.FileInfo, err error) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	return info.Sys().(*syscall.Stat_t).Ino, nil //nolint:forcetypeassert // what it is on Linux
+	return info.Sys().(*syscall.Stat_t).Ino, nil // what it is on Linux
 }
 
 // FindUnified returns the mount of the unified cgroup hierarchy at dir, or at

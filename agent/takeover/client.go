@@ -106,7 +106,7 @@ func dial(ctx context.Context, path string) (*peer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connecting to the running agent: %w", err)
 	}
-	unixConn := conn.(*net.UnixConn) //nolint:forcetypeassert // the type of this network
+	unixConn := conn.(*net.UnixConn) // the type of this network
 	if err := trust(unixConn); err != nil {
 		conn.Close()
 		return nil, fmt.Errorf("connecting to the running agent: %w", err)

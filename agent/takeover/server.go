@@ -67,7 +67,7 @@ func idOf(info os.FileInfo) ID {
 	if !ok {
 		return ID{}
 	}
-	return ID{int64(stat.Ino), info.ModTime().UnixNano()} //nolint:gosec // compared only
+	return ID{int64(stat.Ino), info.ModTime().UnixNano()} // compared only
 }
 
 // At returns the ID of the socket at path.

@@ -49,7 +49,7 @@ func (e *exposition) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", string(textFormat))
-	all := shared.Val.(rendering) //nolint:forcetypeassert // what render returns
+	all := shared.Val.(rendering) // what render returns
 	body := all.text
 	if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
 		w.Header().Set("Content-Encoding", "gzip")

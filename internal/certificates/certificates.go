@@ -91,7 +91,7 @@ func checkKey(contents []byte) error {
 func partsOf(der []byte) (parts []asn1.RawValue, err error) {
 	var whole asn1.RawValue
 	if _, err := asn1.Unmarshal(der, &whole); err != nil || whole.Class != asn1.ClassUniversal || whole.Tag != asn1.TagSequence {
-		return nil, nil //nolint:nilerr // no sequence
+		return nil, nil // no sequence
 	}
 	for rest := whole.Bytes; len(rest) > 0; {
 		var part asn1.RawValue

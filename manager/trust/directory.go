@@ -2,7 +2,7 @@ package trust
 
 import (
 	"bytes"
-	"crypto/sha1" //nolint:gosec // names of files, as OpenSSL has them
+	"crypto/sha1" // names of files, as OpenSSL has them
 	"crypto/x509"
 	"encoding/asn1"
 	"encoding/binary"
@@ -52,6 +52,6 @@ func subjectHash(c *x509.Certificate) (uint32, error) {
 		}
 		canonical.Write(der)
 	}
-	sum := sha1.Sum(canonical.Bytes()) //nolint:gosec // see above
+	sum := sha1.Sum(canonical.Bytes())
 	return binary.LittleEndian.Uint32(sum[:]), nil
 }

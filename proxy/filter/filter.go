@@ -124,7 +124,7 @@ func (r *Reader) Read(p []byte) (n int, err error) {
 		switch {
 		case !r.plain:
 			r.in.await()
-			if r.out, err = r.form.next(r); err == errWait { //nolint:errorlint // never wrapped
+			if r.out, err = r.form.next(r); errors.Is(err, errWait) {
 				return n, nil
 			}
 			if r.plain = r.plain || err != nil && r.lenient; !r.plain {

@@ -3,6 +3,7 @@ package filter_test
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"io"
 	"testing"
 	"testing/iotest"
@@ -212,7 +213,7 @@ func FuzzJSONWatch(f *testing.F) {
 				require.True(t, stays, "something foreign was passed: %s", e.Object)
 			}
 		}
-		if err == nil && beforeErr == io.EOF { //nolint:errorlint // as decoders end
+		if err == nil && errors.Is(beforeErr, io.EOF) {
 			require.Equal(t, lessColumns(t, want), lessColumns(t, after))
 		}
 	})
@@ -323,7 +324,7 @@ func FuzzProtobufWatch(f *testing.F) {
 		for _, e := range after {
 			require.True(t, stays(e), "something foreign was passed")
 		}
-		if err == nil && beforeErr == io.EOF { //nolint:errorlint // as decoders end
+		if err == nil && errors.Is(beforeErr, io.EOF) {
 			require.Equal(t, want, after)
 		}
 	})

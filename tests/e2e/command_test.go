@@ -115,7 +115,7 @@ func (p *pair) pages(t *testing.T) {
 	browser := &http.Client{Timeout: patience}
 	get := func(url string) string {
 		t.Helper()
-		resp, err := browser.Get(url) //nolint:noctx // the client has a time limit
+		resp, err := browser.Get(url) // the client has a time limit
 		require.NoError(t, err)
 		defer resp.Body.Close()
 		text, err := io.ReadAll(resp.Body)

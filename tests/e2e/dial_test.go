@@ -123,7 +123,7 @@ func (c *pickyClient) connect(t *testing.T, sni, protocol string) net.Conn {
 	require.NoError(t, raw.SetDeadline(time.Now().Add(patience)))
 	conn := tls.Client(raw, &tls.Config{
 		ServerName: sni, NextProtos: []string{protocol},
-		InsecureSkipVerify: true, //nolint:gosec // below, under another name than that of the SNI
+		InsecureSkipVerify: true, // below, under another name than that of the SNI
 		VerifyConnection: func(s tls.ConnectionState) error {
 			_, err := s.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: c.roots, DNSName: "kubernetes.default.svc", Intermediates: x509.NewCertPool()})
 			return err

@@ -113,7 +113,7 @@ func Received(files []*os.File, namespace *os.File) map[netip.Addr]*net.TCPListe
 		if err != nil {
 			continue
 		}
-		l := opened.(*net.TCPListener) //nolint:forcetypeassert // as check requires
+		l := opened.(*net.TCPListener) // as check requires
 		at := l.Addr().(*net.TCPAddr).AddrPort().Addr()
 		if listeners[at] != nil {
 			l.Close()

@@ -283,7 +283,7 @@ func CheckCgroups() error {
 		return fmt.Errorf("asking for the cgroup of a socket: %w", err)
 	}
 	defer l.Close()
-	local := l.Addr().(*net.TCPAddr).AddrPort() //nolint:forcetypeassert // what this network is
+	local := l.Addr().(*net.TCPAddr).AddrPort() // what this network is
 	found, err := Find(local, netip.AddrPortFrom(local.Addr(), 0))
 	if err == nil && found.Cgroup == 0 {
 		return ErrNoCgroups

@@ -77,7 +77,7 @@ func request(conn httpstream.Connection, port int32, path string) (*http.Respons
 	if err != nil {
 		return nil, fmt.Errorf("forwarding port %d: %w", port, err)
 	}
-	get, err := http.NewRequest(http.MethodGet, "http://localhost"+path, nil) //nolint:noctx // the connection ends with the context
+	get, err := http.NewRequest(http.MethodGet, "http://localhost"+path, nil) // the connection ends with the context
 	if err != nil {
 		return nil, err
 	}

@@ -29,7 +29,7 @@ func TestUIServesUntilItIsInterrupted(t *testing.T) {
 	url, _, _ := strings.Cut(strings.TrimPrefix(line, "open "), " ")
 	require.Regexp(t, `^http://127\.0\.0\.1:\d+/\w{26}/$`, url)
 
-	resp, err := http.Get(url) //nolint:noctx,gosec // the test's own server
+	resp, err := http.Get(url) // the test's own server
 	require.NoError(t, err)
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)

@@ -124,7 +124,7 @@ func (b *tab) picture(name string) {
 	}
 	var shot struct{ Data []byte }
 	b.call(&shot, "Page.captureScreenshot", map[string]any{"format": "png"})
-	require.NoError(b, os.WriteFile(filepath.Join(*pictures, name+".png"), shot.Data, 0o644)) //nolint:gosec // it is committed
+	require.NoError(b, os.WriteFile(filepath.Join(*pictures, name+".png"), shot.Data, 0o644)) // it is committed
 }
 
 // A real browser runs the script under the policy of the pages, and shows them.
