@@ -78,13 +78,13 @@ func TestWhatTriggersEachController(t *testing.T) {
 
 func TestPeriodsOfControllers(t *testing.T) {
 	type period struct {
-		settle, resync time.Duration
-		rests          bool
+		debounce, resync time.Duration
+		rests            bool
 	}
 	const ms, s = time.Millisecond, time.Second
 	is := map[string]period{}
 	for name, spec := range newWorld(t).specs {
-		is[name] = period{spec.Settle, spec.Resync, spec.Rests}
+		is[name] = period{spec.Debounce, spec.Resync, spec.Rests}
 	}
 	require.Equal(t, map[string]period{
 		"policies":  {50 * ms, 0, false},

@@ -15,12 +15,12 @@ const (
 	// longestRest bounds how long a controller rests.
 	longestRest = 2 * time.Second
 
-	// SettleEvents is how long controllers wait for more events.
-	SettleEvents = 50 * time.Millisecond
-	// SettleStatus is how long controllers wait that write statuses.
-	SettleStatus = 200 * time.Millisecond
-	// SettleAcks is how long controllers wait that each step of a handover depends on.
-	SettleAcks = 10 * time.Millisecond
+	// DebounceEvents is how long controllers wait for more events.
+	DebounceEvents = 50 * time.Millisecond
+	// DebounceStatus is how long controllers wait that write statuses.
+	DebounceStatus = 200 * time.Millisecond
+	// DebounceAcks is how long controllers wait that each step of a handover depends on.
+	DebounceAcks = 10 * time.Millisecond
 )
 
 // Reconciler is a controller of a package below this one.
@@ -35,9 +35,9 @@ type Spec struct {
 	// Reconcile runs when a source of On has changed, and again if it failed.
 	Reconcile func(context.Context) error
 	On        []Source
-	// Settle is the time between a change and the run, so that changes which come
+	// Debounce is the time between a change and the run, so that changes which come
 	// together are handled together.
-	Settle time.Duration
+	Debounce time.Duration
 	// Resync is the time after which Reconcile runs again without a change; 0 for never.
 	Resync time.Duration
 	// Next returns when time alone makes a change, the zero time for never. It may be nil.
@@ -63,7 +63,7 @@ type Controller struct {
 // New returns a controller that has subscribed to its sources.
 func New(log *slog.Logger, s Spec) *Controller {
 	c := &Controller{
-		Spec: s, log: log, interval: s.Settle,
+		Spec: s, log: log, interval: s.Debounce,
 		queue:   workqueue.NewTypedDelayingQueue[struct{}](),
 		retries: workqueue.NewTypedItemExponentialFailureRateLimiter[struct{}](firstRetry, lastRetry),
 	}
@@ -122,9 +122,9 @@ func (c *Controller) run(ctx context.Context) {
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.running, c.interval = false, c.Settle
+	c.running, c.interval = false, c.Debounce
 	if c.Rests {
-		c.interval = max(c.Settle, min(2*took, longestRest))
+		c.interval = max(c.Debounce, min(2*took, longestRest))
 	}
 	if c.due && (!again || c.interval < after) {
 		after, again = c.interval, true
@@ -147,7 +147,7 @@ func (c *Controller) after(ctx context.Context, err error) (after time.Duration,
 		return after, again
 	}
 	if at := c.Next(); !at.IsZero() {
-		if next := time.Until(at) + c.Settle; !again || next < after {
+		if next := time.Until(at) + c.Debounce; !again || next < after {
 			return next, true
 		}
 	}

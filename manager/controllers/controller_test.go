@@ -19,7 +19,7 @@ func TestControllerRunsWhenItFailedAndWhenTriggered(t *testing.T) {
 		fail.Store(2)
 		var changed Signal
 		c := New(slog.New(slog.DiscardHandler), Spec{
-			Name: "test", Settle: time.Millisecond, On: []Source{&changed},
+			Name: "test", Debounce: time.Millisecond, On: []Source{&changed},
 			Reconcile: func(context.Context) error {
 				ran <- struct{}{}
 				if fail.Add(-1) >= 0 {
@@ -51,7 +51,7 @@ func TestControllerRests(t *testing.T) {
 		runs := 0
 		var changed Signal
 		c := New(slog.New(slog.DiscardHandler), Spec{
-			Name: "shares", Settle: 10 * time.Millisecond, Rests: true, On: []Source{&changed},
+			Name: "shares", Debounce: 10 * time.Millisecond, Rests: true, On: []Source{&changed},
 			Reconcile: func(context.Context) error {
 				runs++
 				time.Sleep(100 * time.Millisecond)
@@ -95,8 +95,8 @@ func TestTimesOfRuns(t *testing.T) {
 	}{
 		"once":                            {Spec{}, succeed, nil, []time.Duration{0}},
 		"resync counts from the last run": {Spec{Resync: 4 * s}, succeed, []time.Duration{3 * s}, []time.Duration{0, 3 * s, 7 * s}},
-		"triggers settle together":        {Spec{Settle: s}, succeed, []time.Duration{s, s + s/2}, []time.Duration{0, 2 * s}},
-		"a trigger during a run settles after it": {Spec{Settle: s}, func(run int) error {
+		"triggers debounce together":      {Spec{Debounce: s}, succeed, []time.Duration{s, s + s/2}, []time.Duration{0, 2 * s}},
+		"a trigger during a run is debounced after it": {Spec{Debounce: s}, func(run int) error {
 			if run == 1 {
 				time.Sleep(3 * s)
 			}

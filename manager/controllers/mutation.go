@@ -16,8 +16,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
-// PolicySettles is the time until all apiservers evaluate a policy. What it replaces stays as long.
-const PolicySettles = 30 * time.Second
+// PolicyDelay is the time until all apiservers evaluate a policy. What it replaces stays as long.
+const PolicyDelay = 30 * time.Second
 
 // PolicySince returns since when the cluster has a MutatingAdmissionPolicy of the mesh and its
 // binding, which have one name; the zero time if it has none. The manager has no permission to

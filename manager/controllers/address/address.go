@@ -40,7 +40,7 @@ type Controller struct {
 // Spec implements controllers.Reconciler.
 func (c *Controller) Spec() controllers.Spec {
 	return controllers.Spec{
-		Name: "addresses", Reconcile: c.Reconcile, Settle: controllers.SettleEvents, Resync: every,
+		Name: "addresses", Reconcile: c.Reconcile, Debounce: controllers.DebounceEvents, Resync: every,
 		On: []controllers.Source{c.State.Settings.When(otherAddresses)},
 	}
 }

@@ -79,7 +79,7 @@ func (r *Controller) observe(cm *corev1.ConfigMap) {
 func (r *Controller) Spec() controllers.Spec {
 	changed := &r.State.Changed
 	return controllers.Spec{
-		Name: "bundles", Reconcile: r.Reconcile, Settle: controllers.SettleEvents, Resync: 10 * time.Minute,
+		Name: "bundles", Reconcile: r.Reconcile, Debounce: controllers.DebounceEvents, Resync: 10 * time.Minute,
 		Rests: true, // a run reads the bundles of all namespaces, and any tenant may edit its own
 		On:    []controllers.Source{&changed.Bundles, &changed.MeshCA, &changed.EgressCA, r.State.Compiled.When(otherNeeds)},
 	}

@@ -47,7 +47,7 @@ type Controller struct {
 // Spec implements controllers.Reconciler.
 func (r *Controller) Spec() controllers.Spec {
 	return controllers.Spec{
-		Name: "trust", Reconcile: r.Reconcile, Settle: time.Second, Resync: time.Minute,
+		Name: "trust", Reconcile: r.Reconcile, Debounce: time.Second, Resync: time.Minute,
 		On: []controllers.Source{
 			r.State.Cluster.When(otherCluster),
 			// A rotation waits for the bundles.

@@ -40,7 +40,7 @@ type Controller struct {
 // Spec implements controllers.Reconciler.
 func (r *Controller) Spec() controllers.Spec {
 	return controllers.Spec{
-		Name: "entries", Reconcile: r.Reconcile, Settle: controllers.SettleEvents, Resync: resync,
+		Name: "entries", Reconcile: r.Reconcile, Debounce: controllers.DebounceEvents, Resync: resync,
 		On: []controllers.Source{r.State.Listed.When(otherConfigs)},
 	}
 }
@@ -62,7 +62,7 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	case err == nil && since.IsZero():
 		err = r.byWebhook(ctx, l.Configs)
 	case err == nil:
-		err = r.byPolicy(ctx, l.Configs, r.Now().Sub(since) >= controllers.PolicySettles)
+		err = r.byPolicy(ctx, l.Configs, r.Now().Sub(since) >= controllers.PolicyDelay)
 	}
 	if err != nil {
 		r.State.Entries.Store(nil)
@@ -93,8 +93,8 @@ func (r *Controller) byWebhook(ctx context.Context, configs []*v1alpha1.Sharding
 }
 
 // byPolicy labels the namespaces in which the policy reads VirtualApps. Entries of the webhook
-// stay until it has settled.
-func (r *Controller) byPolicy(ctx context.Context, configs []*v1alpha1.ShardingConfig, settled bool) error {
+// stay until all apiservers evaluate it.
+func (r *Controller) byPolicy(ctx context.Context, configs []*v1alpha1.ShardingConfig, evaluated bool) error {
 	apps := inject.Apps(configs, r.Service.Namespace)
 	labelled, err := r.Namespaces.Set(ctx, v1alpha1.VirtualAppsLabel, func(namespace string) string {
 		if slices.ContainsFunc(apps, func(c *v1alpha1.ShardingConfig) bool { return c.Namespace == namespace }) {
@@ -106,7 +106,7 @@ func (r *Controller) byPolicy(ctx context.Context, configs []*v1alpha1.ShardingC
 		return err
 	}
 	before, err := r.write(ctx, func(c *admissionv1.MutatingWebhookConfiguration) {
-		if settled {
+		if evaluated {
 			c.Webhooks = nil
 		}
 	})

@@ -148,7 +148,7 @@ func TestPolicyReplacesEntries(t *testing.T) {
 	require.Equal(t, since, r.State.Entry(one), "pods were admitted throughout")
 	require.Equal(t, now, r.State.Entry(two).Since)
 
-	now = now.Add(controllers.PolicySettles)
+	now = now.Add(controllers.PolicyDelay)
 	entries, _ = reconcile(one, two)
 	require.Zero(t, entries)
 	require.Equal(t, since, r.State.Entry(one))

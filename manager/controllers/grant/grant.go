@@ -62,7 +62,7 @@ type answer struct {
 // Spec implements controllers.Reconciler.
 func (r *Controller) Spec() controllers.Spec {
 	return controllers.Spec{
-		Name: "grants", Reconcile: r.Reconcile, Settle: controllers.SettleEvents, Resync: askEvery,
+		Name: "grants", Reconcile: r.Reconcile, Debounce: controllers.DebounceEvents, Resync: askEvery,
 		On: []controllers.Source{&r.State.Compiled, r.State.Settings.When(otherAccess)},
 	}
 }

@@ -47,7 +47,7 @@ type Controller struct {
 // Spec implements controllers.Reconciler.
 func (r *Controller) Spec() controllers.Spec {
 	return controllers.Spec{
-		Name: "locks", Reconcile: r.Reconcile, Settle: controllers.SettleAcks, Resync: locks.Every,
+		Name: "locks", Reconcile: r.Reconcile, Debounce: controllers.DebounceAcks, Resync: locks.Every,
 		On: []controllers.Source{&r.State.Changed.Demands},
 	}
 }

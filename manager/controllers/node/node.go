@@ -29,7 +29,7 @@ type Controller struct {
 // Spec implements controllers.Reconciler.
 func (c *Controller) Spec() controllers.Spec {
 	return controllers.Spec{
-		Name: "nodes", Reconcile: c.Reconcile, Settle: time.Second, Resync: 15 * time.Second,
+		Name: "nodes", Reconcile: c.Reconcile, Debounce: time.Second, Resync: 15 * time.Second,
 		On: []controllers.Source{&c.State.Changed.Agents},
 	}
 }

@@ -71,7 +71,7 @@ type Controller struct {
 func (r *Controller) Spec() controllers.Spec {
 	changed := &r.State.Changed
 	return controllers.Spec{
-		Name: "policies", Reconcile: r.Reconcile, Settle: controllers.SettleEvents,
+		Name: "policies", Reconcile: r.Reconcile, Debounce: controllers.DebounceEvents,
 		Next: func() time.Time { return r.until },
 		On: []controllers.Source{
 			&changed.Objects, &changed.Roots, &changed.Locks, &changed.Shares, &changed.Resources,

@@ -30,7 +30,7 @@ type Controller struct {
 // Spec implements controllers.Reconciler.
 func (r *Controller) Spec() controllers.Spec {
 	return controllers.Spec{
-		Name: "roots", Reconcile: r.Reconcile, Settle: controllers.SettleAcks, Resync: 10 * time.Second,
+		Name: "roots", Reconcile: r.Reconcile, Debounce: controllers.DebounceAcks, Resync: 10 * time.Second,
 		Next: func() time.Time { return r.next },
 		On:   []controllers.Source{&r.State.Listed, r.State.Compiled.When(otherwiseEnacted), &r.State.Entries, &r.State.ForbiddenLocks, &r.State.MissingBundles, &r.State.Changed.Agents, &r.State.Changed.Weights, &r.State.Changed.Answers},
 	}

@@ -20,7 +20,7 @@ type Controller struct {
 // and policies wait for it, so it rests.
 func (r *Controller) Spec() controllers.Spec {
 	return controllers.Spec{
-		Name: "shares", Reconcile: r.Reconcile, Settle: controllers.SettleAcks, Resync: 10 * time.Second, Rests: true,
+		Name: "shares", Reconcile: r.Reconcile, Debounce: controllers.DebounceAcks, Resync: 10 * time.Second, Rests: true,
 		On: []controllers.Source{&r.State.Compiled, &r.State.Changed.Agents, &r.State.Changed.Recorded},
 	}
 }

@@ -39,7 +39,7 @@ type Controller struct {
 // Spec implements controllers.Reconciler.
 func (r *Controller) Spec() controllers.Spec {
 	return controllers.Spec{
-		Name: "stamp", Reconcile: r.Reconcile, Settle: controllers.SettleEvents, Resync: time.Minute,
+		Name: "stamp", Reconcile: r.Reconcile, Debounce: controllers.DebounceEvents, Resync: time.Minute,
 		On: []controllers.Source{&r.State.Settings, r.State.Listed.When(otherNamespaces), r.State.Compiled.When(otherConfigs)},
 	}
 }
@@ -76,7 +76,7 @@ func (r *Controller) admission(ctx context.Context, groups []v1alpha1.ResourceGr
 	unlabelled := r.labelNamespaces(ctx, len(stamped) > 0)
 	return errors.Join(unlabelled, r.write(ctx, len(stamped) > 0, func(c *admissionv1.MutatingWebhookConfiguration) {
 		c.Annotations = annotated(c.Annotations, stamped)
-		if unlabelled == nil && r.Now().Sub(since) >= controllers.PolicySettles {
+		if unlabelled == nil && r.Now().Sub(since) >= controllers.PolicyDelay {
 			c.Webhooks = nil
 		}
 	}))

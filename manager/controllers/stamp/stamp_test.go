@@ -102,7 +102,7 @@ func TestPolicyReplacesWebhookWithoutGap(t *testing.T) {
 	require.Equal(t, "services", policy)
 	require.Equal(t, []string{"configmaps"}, webhook, "a policy refuses other rules")
 
-	w.now = w.now.Add(controllers.PolicySettles)
+	w.now = w.now.Add(controllers.PolicyDelay)
 	policy, webhook = w.written(t)
 	require.Equal(t, "services", policy)
 	require.Empty(t, webhook)
@@ -116,7 +116,7 @@ func TestPolicyReplacesWebhookWithoutGap(t *testing.T) {
 func TestWebhookReturnsWithoutPolicy(t *testing.T) {
 	w := newWorld(t)
 	w.install(t)
-	w.now = w.now.Add(controllers.PolicySettles)
+	w.now = w.now.Add(controllers.PolicyDelay)
 	_, webhook := w.written(t)
 	require.Empty(t, webhook)
 	require.NoError(t, w.Env.Client.Delete(t.Context(), &admissionv1.MutatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: label.Configuration}}))
@@ -136,7 +136,7 @@ func TestWebhookStaysWhileNamespacesLackLabels(t *testing.T) {
 	w := newWorld(t)
 	_, webhook := w.written(t)
 	w.install(t)
-	w.now = w.now.Add(controllers.PolicySettles)
+	w.now = w.now.Add(controllers.PolicyDelay)
 	w.Namespaces.Client = failing{w.Env.Client}
 	require.ErrorContains(t, w.Reconcile(t.Context()), "labelling namespace ns")
 	c := testenv.Get(t, w.Env, "", label.Configuration, &admissionv1.MutatingWebhookConfiguration{})

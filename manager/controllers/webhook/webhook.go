@@ -35,7 +35,7 @@ const resync = 10 * time.Second
 // Spec implements controllers.Reconciler.
 func (r *Controller) Spec() controllers.Spec {
 	return controllers.Spec{
-		Name: "webhooks", Reconcile: r.Reconcile, Settle: controllers.SettleStatus, Resync: resync, Rests: true,
+		Name: "webhooks", Reconcile: r.Reconcile, Debounce: controllers.DebounceStatus, Resync: resync, Rests: true,
 		On: []controllers.Source{&r.State.Compiled},
 	}
 }
