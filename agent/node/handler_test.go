@@ -226,8 +226,8 @@ func TestRefusalBarsItsSerial(t *testing.T) {
 
 func TestRemovedPolicyKeepsSerial(t *testing.T) {
 	for what, remove := range map[string]func(*running){
-		"removed": func(r *running) { _, err := r.RemovePolicy("a"); require.NoError(t, err) },
-		"untold":  func(r *running) { r.Synced(nil) },
+		"removed":  func(r *running) { _, err := r.RemovePolicy("a"); require.NoError(t, err) },
+		"unlisted": func(r *running) { r.Synced(nil) },
 	} {
 		r := start(t, 0)
 		r.served(t, "a")

@@ -47,7 +47,7 @@ func TestAgentsAcceptAllPoliciesOfRoots(t *testing.T) {
 			known.State.Members = map[string]handover.Member{"uid": {UID: "uid", Name: "op-0", Node: "node", Shard: "op-1-normal", Serial: 7}}
 		}
 		if has(6) {
-			known.State.Shards["op-1-normal"] = handover.Shard{Serial: 7, Held: sharding.All(), Target: sharding.All()}
+			known.State.Shards["op-1-normal"] = handover.Shard{Serial: 7, Owned: sharding.All(), Target: sharding.All()}
 		}
 		if has(7) {
 			known.Forgotten = map[string]bool{"uid": true}

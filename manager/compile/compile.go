@@ -64,8 +64,8 @@ type Shard struct {
 	Config *v1alpha1.ShardingConfig
 	// Root is the root that a derived shard was derived from; nil for other shards.
 	Root *v1alpha1.ShardingConfig
-	// Held is the scope that a derived shard owns.
-	Held sharding.Scope
+	// Owned is the scope that a derived shard owns.
+	Owned sharding.Scope
 	// Members are its pods, sorted by name. The members of a root are all pods of its
 	// workload.
 	Members []*corev1.Pod

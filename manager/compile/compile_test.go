@@ -242,7 +242,7 @@ func readState(t require.TestingT, doc []byte) (types.NamespacedName, Root) {
 	}
 	out := Root{Namespaces: in.Namespaces, Locks: in.Locks, Standby: in.Standby, State: handover.State{Shards: map[string]handover.Shard{}, Members: in.Members}}
 	for name, s := range in.Shards {
-		out.State.Shards[name] = handover.Shard{Serial: s.Serial, Held: parse(s.Held), Target: parse(s.Target)}
+		out.State.Shards[name] = handover.Shard{Serial: s.Serial, Owned: parse(s.Held), Target: parse(s.Target)}
 	}
 	return in.Root, out
 }
@@ -296,7 +296,7 @@ func transcript(t require.TestingT, r Result) []byte {
 		out.Until = &until
 	}
 	for _, s := range r.Shards {
-		v := shard{Held: s.Held.Strings(), Lock: s.Lock, Problem: s.Problem, Conflicts: s.Conflicts}
+		v := shard{Held: s.Owned.Strings(), Lock: s.Lock, Problem: s.Problem, Conflicts: s.Conflicts}
 		for _, l := range s.Locks {
 			v.Locks = append(v.Locks, l.Namespace+"/"+l.UpstreamName)
 		}

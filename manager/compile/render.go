@@ -153,11 +153,11 @@ func labelKeys(s *metav1.LabelSelector) []string {
 	return slices.AppendSeq(keys, maps.Keys(s.MatchLabels))
 }
 
-// heldBy returns what each shard of a root owns.
-func heldBy(s handover.State) map[string]sharding.Scope {
+// ownedBy returns what each shard of a root owns.
+func ownedBy(s handover.State) map[string]sharding.Scope {
 	out := make(map[string]sharding.Scope, len(s.Shards))
 	for name, shard := range s.Shards {
-		out[name] = shard.Held
+		out[name] = shard.Owned
 	}
 	return out
 }

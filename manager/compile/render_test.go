@@ -78,15 +78,15 @@ func TestNoScopeWithoutNamespaces(t *testing.T) {
 // By labels a shard sees what is its own, of the namespaces that exist.
 func TestLabelSelectorAgreesWithTheScope(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		held := rapid.SampledFrom([]sharding.Scope{
+		scope := rapid.SampledFrom([]sharding.Scope{
 			{}, sharding.All(), sharding.InBuckets(1, 5, 17), sharding.Keys("a", "tenant-0001"),
 			sharding.Of(sharding.Range{First: 0, Last: rapid.Uint64().Draw(rt, "last")}),
 			sharding.All().Minus(sharding.Keys("b")).Minus(sharding.InBuckets(3)),
 		}).Draw(rt, "scope")
-		sel, err := labels.Parse(held.LabelSelector(somePlaces))
+		sel, err := labels.Parse(scope.LabelSelector(somePlaces))
 		require.NoError(rt, err)
 		for _, ns := range somePlaces {
-			require.Equal(rt, held.Owns(ns), sel.Matches(labels.Set(label.Of(ns))), "%s by %s", ns, sel)
+			require.Equal(rt, scope.Owns(ns), sel.Matches(labels.Set(label.Of(ns))), "%s by %s", ns, sel)
 		}
 	})
 }

@@ -51,7 +51,7 @@ type sharedKey struct {
 func newRoot(own *Shard, r Root, known bool, objects map[types.NamespacedName]*v1alpha1.ShardingConfig, read objectLimits) *root {
 	c := own.Config
 	out := &root{
-		Root: r, known: known, config: c, chooses: layout.Selects(c.Spec.Root), derived: map[string]*Shard{}, owners: ownersOf(heldBy(r.State)),
+		Root: r, known: known, config: c, chooses: layout.Selects(c.Spec.Root), derived: map[string]*Shard{}, owners: ownersOf(ownedBy(r.State)),
 		rendered: map[sharedKey]*meshv1.Sharding{}, waiting: map[string]*meshv1.Sharding{},
 	}
 	if err := Invalid(c); err != nil {
@@ -61,7 +61,7 @@ func newRoot(own *Shard, r Root, known bool, objects map[types.NamespacedName]*v
 	}
 	out.problem = own.Problem
 	for name, s := range r.State.Shards {
-		d := &Shard{NamespacedName: types.NamespacedName{Namespace: c.Namespace, Name: name}, Root: c, Held: s.Held}
+		d := &Shard{NamespacedName: types.NamespacedName{Namespace: c.Namespace, Name: name}, Root: c, Owned: s.Owned}
 		if o := objects[d.NamespacedName]; o != nil && derivedFrom(o, c) {
 			d.Config = o
 		}

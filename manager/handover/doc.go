@@ -3,7 +3,7 @@
 //
 // # Invariants
 //
-// A State records the keys that each shard owns (Shard.Held): no member of the shard acts
+// A State records the keys that each shard owns (Shard.Owned): no member of the shard acts
 // on any other key. The keys of different shards are always disjoint. The State also
 // records the keys that each shard should own (Shard.Target). Members of a shard are sent
 // the keys that are in both (Shard.Sent), with a serial that grows whenever they change.

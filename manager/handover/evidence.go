@@ -15,7 +15,7 @@ func (n *next) accepts(w Want) bool {
 // verified. A history that was lost may have used its next serial, so an agent that is
 // ahead could not be recognised.
 func (s State) Pinned(shard string) bool {
-	return !s.Shards[shard].Held.Empty() && !s.Evidence.Verified[shard]
+	return !s.Shards[shard].Owned.Empty() && !s.Evidence.Verified[shard]
 }
 
 // pin removes from targets what must not change. Pinned shards keep the keys that they were
@@ -28,7 +28,7 @@ func (n *next) pin(targets map[string]sharding.Scope) {
 		}
 	}
 	for name, shard := range n.Shards {
-		targets[name] = targets[name].Minus(pinned).Minus(shard.Held.Intersect(n.Evidence.Doubtful))
+		targets[name] = targets[name].Minus(pinned).Minus(shard.Owned.Intersect(n.Evidence.Doubtful))
 		if n.Pinned(name) {
 			targets[name] = shard.Sent()
 		}
@@ -86,7 +86,7 @@ func (n *next) releasedByVerified() sharding.Scope {
 	var out sharding.Scope
 	for name, shard := range n.before.Shards {
 		if n.Evidence.Verified[name] {
-			out = sharding.Union(out, shard.Held)
+			out = sharding.Union(out, shard.Owned)
 		}
 	}
 	return out.Minus(n.Evidence.Doubtful)
@@ -114,7 +114,7 @@ func (n *next) barred(uid string, serial int64) {
 // verify the shard, because it may confirm the new policy.
 func (n *next) changed(shard string) {
 	if _, decided := n.Evidence.Verified[shard]; !decided {
-		n.Evidence.Verified[shard] = n.before.Shards[shard].Held.Empty()
+		n.Evidence.Verified[shard] = n.before.Shards[shard].Owned.Empty()
 	}
 	n.resend[shard] = true
 }
@@ -143,7 +143,7 @@ func (n *next) ahead(uid string, serial int64) {
 	n.MinSerial++
 	n.RolledBack = len(n.Shards) > 0
 	for name := range n.Shards {
-		n.Shards[name] = Shard{Serial: n.MinSerial, Held: n.Shards[name].Held}
+		n.Shards[name] = Shard{Serial: n.MinSerial, Owned: n.Shards[name].Owned}
 		n.resend[name] = true
 	}
 	n.Evidence = Evidence{LocksHeld: n.Evidence.LocksHeld, OthersIdle: n.Evidence.OthersIdle, Confirmed: map[string]bool{}, Verified: map[string]bool{}}

@@ -53,7 +53,7 @@ type Evidence struct {
 
 // Holds reports whether any shard owns keys.
 func (s State) Holds() bool {
-	return collect.Any(s.Shards, func(_ string, shard Shard) bool { return !shard.Held.Empty() })
+	return collect.Any(s.Shards, func(_ string, shard Shard) bool { return !shard.Owned.Empty() })
 }
 
 // Shard is the state of one shard.
@@ -61,9 +61,9 @@ type Shard struct {
 	// Serial grows whenever Sent changes. It begins with the milliseconds of the
 	// Unix time, so that it grows even if the configuration is made anew.
 	Serial int64
-	// Held is the scope that the shard owns: members may be acting on its keys. It is
+	// Owned is the scope that the shard owns: members may be acting on its keys. It is
 	// disjoint from the scopes of other shards.
-	Held sharding.Scope
+	Owned sharding.Scope
 	// Target is the scope that the shard should own.
 	Target sharding.Scope
 	// Wanted is the scope in the last Want. It differs from Target by the keys that wait
@@ -72,7 +72,7 @@ type Shard struct {
 }
 
 // Sent returns the scope that members are sent as theirs.
-func (s Shard) Sent() sharding.Scope { return s.Held.Intersect(s.Target) }
+func (s Shard) Sent() sharding.Scope { return s.Owned.Intersect(s.Target) }
 
 // Member is a pod that was assigned to a shard. It never changes its shard.
 type Member struct {

@@ -21,24 +21,24 @@ func (n *next) track() {
 		}
 	}
 	names := slices.Sorted(maps.Keys(n.Shards))
-	before, now := n.before.held(), n.held()
+	before, now := n.before.owned(), n.owned()
 	for _, to := range names {
-		gained := n.Shards[to].Held.Minus(n.before.Shards[to].Held)
+		gained := n.Shards[to].Owned.Minus(n.before.Shards[to].Owned)
 		if gained.Empty() {
 			continue
 		}
 		for _, from := range names {
-			moves = n.granted(moves, from, to, gained.Intersect(n.before.Shards[from].Held))
+			moves = n.granted(moves, from, to, gained.Intersect(n.before.Shards[from].Owned))
 		}
 		moves = n.granted(moves, "", to, gained.Minus(before))
 	}
 	for _, from := range names {
-		left := n.before.Shards[from].Held.Minus(now)
+		left := n.before.Shards[from].Owned.Minus(now)
 		if !left.Empty() {
 			m := n.move(from, "", left)
 			n.effects = append(n.effects, Released{m}, Settled{m})
 		}
-		leaving := n.Shards[from].Held.Minus(n.Shards[from].Target)
+		leaving := n.Shards[from].Owned.Minus(n.Shards[from].Target)
 		if leaving.Empty() {
 			continue
 		}

@@ -31,15 +31,15 @@ func TestProperties(t *testing.T) {
 
 			var all sharding.Scope
 			for name, shard := range next.Shards {
-				require.False(t, all.Overlaps(shard.Held), "%s holds what another holds", name)
-				all = sharding.Union(all, shard.Held)
+				require.False(t, all.Overlaps(shard.Owned), "%s holds what another holds", name)
+				all = sharding.Union(all, shard.Owned)
 				old, ok := s.Shards[name]
 				require.GreaterOrEqual(t, shard.Serial, old.Serial)
 				if ok && !shard.Sent().Equal(old.Sent()) {
 					require.Greater(t, shard.Serial, old.Serial, "%s is sent a new policy", name)
 				}
 				// Nothing is taken from a shard while a member may act on it.
-				if taken := old.Held.Minus(shard.Held); !taken.Empty() {
+				if taken := old.Owned.Minus(shard.Owned); !taken.Empty() {
 					for _, m := range next.members(func(m Member) bool { return m.Shard == name }) {
 						require.GreaterOrEqual(t, m.Serial, old.Serial)
 						require.False(t, taken.Overlaps(old.Sent()), "%s was sent what is taken", m.UID)
@@ -86,7 +86,7 @@ func TestProperties(t *testing.T) {
 		}
 		require.Empty(t, s.Moves)
 		for name, shard := range s.Shards {
-			require.True(t, shard.Held.Equal(want.Scopes[name]), name)
+			require.True(t, shard.Owned.Equal(want.Scopes[name]), name)
 		}
 	})
 }
@@ -144,7 +144,7 @@ func clone(s State) State {
 
 func equal(a, b State) bool {
 	return a.MinSerial == b.MinSerial && a.RolledBack == b.RolledBack && reflect.DeepEqual(a.Evidence, b.Evidence) && maps.EqualFunc(a.Shards, b.Shards, func(x, y Shard) bool {
-		return x.Serial == y.Serial && x.Held.Equal(y.Held) && x.Target.Equal(y.Target) && x.Wanted.Equal(y.Wanted)
+		return x.Serial == y.Serial && x.Owned.Equal(y.Owned) && x.Target.Equal(y.Target) && x.Wanted.Equal(y.Wanted)
 	}) && maps.Equal(a.Members, b.Members) && slices.EqualFunc(a.Moves, b.Moves, func(x, y Move) bool {
 		return x.Keys.Equal(y.Keys) && reflect.DeepEqual([]any{x.From, x.To, x.Phase, x.Began}, []any{y.From, y.To, y.Phase, y.Began})
 	})

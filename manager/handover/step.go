@@ -129,7 +129,7 @@ func (n *next) targets(e Want) map[string]sharding.Scope {
 			if giver == taker || n.Pinned(giver) || !populated[giver] && !pinned {
 				continue
 			}
-			kept := shard.Held.Intersect(wanted)
+			kept := shard.Owned.Intersect(wanted)
 			targets[giver] = sharding.Union(targets[giver], kept)
 			targets[taker] = targets[taker].Minus(kept)
 		}
@@ -196,7 +196,7 @@ func (n *next) acted(name string) {
 		n.Evidence.Verified[name] = true
 		shard := n.Shards[name]
 		n.Evidence.Acting = n.Evidence.Acting || !shard.Sent().Empty()
-		n.Evidence.Doubtful = sharding.Union(n.Evidence.Doubtful, shard.Held.Minus(shard.Sent()))
+		n.Evidence.Doubtful = sharding.Union(n.Evidence.Doubtful, shard.Owned.Minus(shard.Sent()))
 	}
 }
 
@@ -213,7 +213,7 @@ func (n *next) release() {
 	}
 	for name, shard := range n.Shards {
 		if len(n.lagging(name)) == 0 {
-			shard.Held = shard.Sent()
+			shard.Owned = shard.Sent()
 			n.put(name, shard)
 		}
 	}
@@ -225,10 +225,10 @@ func (n *next) grant() {
 	if !n.conclusive() {
 		grantable = n.releasedByVerified()
 	}
-	grantable = grantable.Minus(n.held())
+	grantable = grantable.Minus(n.owned())
 	for name, shard := range n.Shards {
 		if free := shard.Target.Intersect(grantable); !free.Empty() {
-			shard.Held = sharding.Union(shard.Held, free)
+			shard.Owned = sharding.Union(shard.Owned, free)
 			n.put(name, shard)
 		}
 	}
@@ -249,7 +249,7 @@ func (n *next) put(name string, shard Shard) {
 func (n *next) forget(wanted map[string]sharding.Scope) {
 	populated := n.populated()
 	for name, shard := range n.Shards {
-		if _, ok := wanted[name]; !ok && !populated[name] && shard.Held.Empty() {
+		if _, ok := wanted[name]; !ok && !populated[name] && shard.Owned.Empty() {
 			delete(n.Shards, name)
 			delete(n.resend, name)
 			delete(n.Evidence.Verified, name)
@@ -266,11 +266,11 @@ func (s State) populated() map[string]bool {
 	return out
 }
 
-// held returns the keys that any shard owns.
-func (s State) held() sharding.Scope {
+// owned returns the keys that any shard owns.
+func (s State) owned() sharding.Scope {
 	var all sharding.Scope
 	for _, shard := range s.Shards {
-		all = sharding.Union(all, shard.Held)
+		all = sharding.Union(all, shard.Owned)
 	}
 	return all
 }

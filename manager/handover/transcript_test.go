@@ -164,8 +164,8 @@ func show(s State) string {
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Shards)) {
 		shard := s.Shards[name]
-		fmt.Fprintf(&b, "%s@%d: holds %s", name, shard.Serial, showScope(shard.Held))
-		if !shard.Held.Equal(shard.Target) {
+		fmt.Fprintf(&b, "%s@%d: holds %s", name, shard.Serial, showScope(shard.Owned))
+		if !shard.Owned.Equal(shard.Target) {
 			fmt.Fprintf(&b, ", is to hold %s, sent %s", showScope(shard.Target), showScope(shard.Sent()))
 		}
 		if !shard.Wanted.Equal(shard.Target) {

@@ -147,14 +147,14 @@ func (l line) moves(runs []run, before, after []int) string {
 
 // Skew is the weight of the heaviest automatic shard over the mean; 1 when there
 // is nothing to weigh.
-func Skew(held map[string]sharding.Scope, root *v1alpha1.RootConfig, w Weights) float64 {
+func Skew(owned map[string]sharding.Scope, root *v1alpha1.RootConfig, w Weights) float64 {
 	names := normals(root)
 	weights := make([]int64, len(names))
 	total := int64(0)
 	for key, weight := range w {
 		h := sharding.Hash(key)
 		for i, name := range names {
-			if held[name].OwnsHash(h) {
+			if owned[name].OwnsHash(h) {
 				weights[i] += max(weight, 0)
 				total += max(weight, 0)
 				break
@@ -206,17 +206,17 @@ func scopes(root *v1alpha1.RootConfig, runs []run) map[string]sharding.Scope {
 // between two, a canary's keys or another shard's, is the first's. It finds none
 // where shards are not in runs.
 func runsOf(names []string, last map[string]sharding.Scope) []run {
-	type held struct {
+	type interval struct {
 		shard string
 		sharding.Range
 	}
-	var hulls []held
+	var hulls []interval
 	for _, name := range names {
 		if hull, ok := last[name].WithoutPoints().Hull(); ok {
-			hulls = append(hulls, held{name, hull})
+			hulls = append(hulls, interval{name, hull})
 		}
 	}
-	slices.SortFunc(hulls, func(a, b held) int { return cmp.Compare(a.First, b.First) })
+	slices.SortFunc(hulls, func(a, b interval) int { return cmp.Compare(a.First, b.First) })
 	var runs []run
 	for i, h := range hulls {
 		if i == 0 {

@@ -31,8 +31,8 @@ func sharesOf(record []v1alpha1.RuleShares) shares {
 	return out
 }
 
-// held is the bound on a pod's share.
-type held struct {
+// podBound is the bound on a pod's share.
+type podBound struct {
 	pod string
 	may Share
 }
@@ -49,15 +49,15 @@ func (br *breaker) write() (out []v1alpha1.RuleShares, ok bool) {
 		byRule[at[0]] = append(byRule[at[0]], g)
 	}
 	slices.Sort(rules)
-	var written [][]held // the content of out, by index
+	var written [][]podBound // the content of out, by index
 	size := 0
 	for _, rule := range rules {
-		now := holders(byRule[rule])
+		now := boundsOf(byRule[rule])
 		if len(now) == 0 {
 			continue
 		}
 		size += len(rule) + len(`"",`)
-		i := slices.IndexFunc(written, func(w []held) bool { return slices.Equal(w, now) })
+		i := slices.IndexFunc(written, func(w []podBound) bool { return slices.Equal(w, now) })
 		if i < 0 {
 			i = len(out)
 			pods := make(map[string]string, len(now))
@@ -76,19 +76,19 @@ func (br *breaker) write() (out []v1alpha1.RuleShares, ok bool) {
 	return out, true
 }
 
-// holders returns the bounds of a rule, sorted by the names of the pods. Pods with the same
+// boundsOf returns the bounds of a rule, sorted by the names of the pods. Pods with the same
 // name share one bound, which covers all of them.
-func holders(groups []*group) []held {
-	var all []held
+func boundsOf(groups []*group) []podBound {
+	var all []podBound
 	for _, g := range groups {
 		all = slices.Grow(all, len(g.members))
 		for _, m := range g.members {
 			if !m.May.None() {
-				all = append(all, held{m.name, m.May})
+				all = append(all, podBound{m.name, m.May})
 			}
 		}
 	}
-	slices.SortFunc(all, func(a, b held) int { return cmp.Compare(a.pod, b.pod) })
+	slices.SortFunc(all, func(a, b podBound) int { return cmp.Compare(a.pod, b.pod) })
 	out := all[:0]
 	for _, h := range all {
 		if last := len(out) - 1; last >= 0 && out[last].pod == h.pod {

@@ -94,7 +94,7 @@ func TestSpecChangesWhileNoShardOwnsAnything(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m, pods := sharded(t, 2)
-			before := m.held()
+			before := m.owned()
 			late := string(pods[1].UID)
 			m.change(func(c *v1alpha1.ShardingConfig) {
 				c.Spec.Root.OnChange = v1alpha1.OnChangeRelist // no pod is replaced
@@ -111,9 +111,9 @@ func TestSpecChangesWhileNoShardOwnsAnything(t *testing.T) {
 			m.deaf[late] = false
 			m.goOn(time.Minute, m.oneSpec)
 			if name != "key" {
-				require.Equal(t, before, m.held(), "no namespace moves")
+				require.Equal(t, before, m.owned(), "no namespace moves")
 			}
-			require.Len(t, m.held(), 2)
+			require.Len(t, m.owned(), 2)
 			require.Len(t, m.acting(), 2)
 			require.True(t, tt.ends(m), "%v", m.policies["uid-0-1"])
 			require.Equal(t, string(v1alpha1.ReasonSettled), m.ready().Reason, "%s", m.ready().Message)
@@ -182,7 +182,7 @@ func TestNoPodIsAssignedDuringASpecChange(t *testing.T) {
 	m.deaf[late] = false
 	m.goOn(time.Minute, m.oneSpec)
 	require.Equal(t, "op-1-normal", m.shardOf(added))
-	require.Len(t, m.held(), 2)
+	require.Len(t, m.owned(), 2)
 }
 
 // Without an election, members of the former workload would act on the same keys as those of the
@@ -209,7 +209,7 @@ func TestPodsOfAnotherWorkloadWaitForTheFormerMembers(t *testing.T) {
 	m.funcs.SubResourceCreate = nil
 	m.goOn(2*time.Minute, m.oneSpec)
 	require.Equal(t, []string{"next"}, m.acting(), "the former member is evicted")
-	require.Len(t, m.held(), 1)
+	require.Len(t, m.owned(), 1)
 }
 
 // Under onChange Restart the members are replaced, because their caches have what they released.
@@ -222,7 +222,7 @@ func TestSpecChangeRestartsMembers(t *testing.T) {
 		m.replace(2)
 	}
 	require.Equal(t, string(v1alpha1.ReasonSettled), m.ready().Reason, "%s", m.ready().Message)
-	require.Len(t, m.held(), 2)
+	require.Len(t, m.owned(), 2)
 	for _, p := range pods {
 		require.NotContains(t, m.acting(), string(p.UID))
 	}
@@ -296,14 +296,14 @@ func TestUnknownResourcesGrantNothing(t *testing.T) {
 	}
 	m.unknown = resources.Unknown{} // the definition was created
 	m.goOn(time.Minute, nil)
-	require.Len(t, m.held(), 2)
+	require.Len(t, m.owned(), 2)
 	require.Equal(t, string(v1alpha1.ReasonSettled), m.ready().Reason)
 }
 
 func TestUnknownResourcesLeaveTheDivision(t *testing.T) {
 	t.Parallel()
 	m, _ := sharded(t, 2)
-	before := m.held()
+	before := m.owned()
 	m.change(func(c *v1alpha1.ShardingConfig) {
 		c.Spec.Root.OnChange = v1alpha1.OnChangeRelist
 		c.Spec.Root.ResourceSelector[0].RelateResources[0].Resources = []string{"secret"}
@@ -311,7 +311,7 @@ func TestUnknownResourcesLeaveTheDivision(t *testing.T) {
 	m.unknown = resources.Unknown{Message: "secret: did you mean secrets?"}
 	both := func() { require.Len(t, m.acting(), 2) }
 	m.goOn(time.Minute, both)
-	require.Equal(t, before, m.held())
+	require.Equal(t, before, m.owned())
 	require.Equal(t, "configmaps", m.policies["uid-0-1"].GetSharding().GetLimits()[0].GetResources()[0].GetResources()[0])
 	require.Equal(t, string(v1alpha1.ReasonUnknownResource), m.ready().Reason)
 	require.Contains(t, m.ready().Message, "former spec")

@@ -92,7 +92,7 @@ func (g *growing) neighbours(prefix string) {
 }
 
 func (g *growing) skew() float64 {
-	return layout.Skew(g.held(), g.get().Spec.Root, g.Objects())
+	return layout.Skew(g.owned(), g.get().Spec.Root, g.Objects())
 }
 
 func automatic(root *v1alpha1.RootConfig) { root.Auto.Rebalance = v1alpha1.RebalanceAutomatic }
@@ -127,11 +127,11 @@ func TestSkewIsSuggested(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		g := grow(t, func(root *v1alpha1.RootConfig) { root.Auto.Rebalance = v1alpha1.RebalanceSuggest }, nil)
-		before := g.held()
+		before := g.owned()
 		g.neighbours("kcm-s")
 		took := g.until(2*time.Minute, func() bool { return g.get().Status.Root.Suggestion != "" })
 		require.LessOrEqual(t, took, time.Minute)
-		require.Equal(t, before, g.held())
+		require.Equal(t, before, g.owned())
 	})
 }
 
@@ -144,11 +144,11 @@ func TestNoRestartForBalanceWithoutLeader(t *testing.T) {
 		waits := string(get(g.mesh, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "op-1"}}).UID)
 		g.idle[waits] = true
 		g.pass(10 * time.Second)
-		before := g.held()
+		before := g.owned()
 		g.neighbours("kcm-s")
 		g.pass(5 * time.Minute)
 		require.Zero(t, g.evicted)
-		require.Equal(t, before, g.held())
+		require.Equal(t, before, g.owned())
 
 		delete(g.idle, waits)
 		g.until(2*time.Minute, func() bool { return g.skew() <= layout.Threshold })

@@ -32,5 +32,5 @@ func TestNewLeaderKeepsLocksBeforeItDecides(t *testing.T) {
 		require.Equal(t, "ctrlmesh:ns/op", m.holder("lock"))
 	}
 	m.goOn(time.Minute, nil)
-	require.Len(t, m.held(), 2)
+	require.Len(t, m.owned(), 2)
 }

@@ -43,7 +43,7 @@ func TestDryRunEndsWithAFirstGrant(t *testing.T) {
 		m.shardsOwnNothing()
 		m.deaf[string(last.UID)] = false
 		m.goOn(30*time.Second, nil)
-		require.Len(t, m.held(), 2)
+		require.Len(t, m.owned(), 2)
 		for _, p := range m.policies {
 			require.False(t, p.GetSharding().GetDryRun())
 		}

@@ -37,7 +37,7 @@ func TestDeletedMemberIsKeptUntilProvenExited(t *testing.T) {
 			m.settle()
 			require.Equal(t, "op-1-normal", m.shardOf(p))
 			require.NotEmpty(t, m.policies[p.UID].Refuse)
-			require.True(t, m.held()["op-2-normal"].Empty())
+			require.True(t, m.owned()["op-2-normal"].Empty())
 
 			m.now = m.now.Add(status.BlockedAfter + time.Second)
 			require.NoError(t, m.round())
@@ -54,7 +54,7 @@ func TestDeletedMemberIsKeptUntilProvenExited(t *testing.T) {
 			c.do(m, p)
 			m.settle()
 			require.Empty(t, m.shardOf(p))
-			require.False(t, m.held()["op-2-normal"].Empty())
+			require.False(t, m.owned()["op-2-normal"].Empty())
 		})
 	}
 }

@@ -109,7 +109,7 @@ func TestNothingIsGrantedWhileTheLockIsHeldOutside(t *testing.T) {
 	m.goOn(10*time.Second, nil)
 	m.shardsOwnNothing()
 	m.goOn(10*time.Second, nil)
-	require.Len(t, m.held(), 2)
+	require.Len(t, m.owned(), 2)
 	require.Equal(t, "ctrlmesh:ns/op", m.holder("lock"))
 	require.True(t, m.get().Status.Locks[0].HeldByMesh)
 	m.goOn(time.Minute, nil)
@@ -134,7 +134,7 @@ func TestPodsLabelledBeforeTheRootAreReplaced(t *testing.T) {
 		m.replace(2)
 	}
 	m.settle()
-	require.Len(t, m.held(), 2)
+	require.Len(t, m.owned(), 2)
 	for _, p := range m.world().Pods {
 		require.Equal(t, v1alpha1.TrustMesh, p.Annotations[v1alpha1.TrustAnnotation])
 		require.NotEmpty(t, m.shardOf(p))
@@ -157,7 +157,7 @@ func TestNothingIsGrantedBesidePodsOutsideWithoutLocks(t *testing.T) {
 	old.Status.Phase = corev1.PodFailed
 	require.NoError(t, m.Status().Update(t.Context(), old))
 	m.goOn(10*time.Second, nil)
-	require.Len(t, m.held(), 2)
+	require.Len(t, m.owned(), 2)
 	require.NoError(t, m.Delete(t.Context(), old))
 
 	// One that comes later is said.
@@ -228,7 +228,7 @@ func TestDiscoveredLockKeepsTheGateClosed(t *testing.T) {
 	m.lead() // it is not forgotten
 	m.observed = map[string][]push.ObservedLock{}
 	m.goOn(time.Minute, nil)
-	require.Len(t, m.held(), 1)
+	require.Len(t, m.owned(), 1)
 	require.Equal(t, "found---op-1-normal", m.policies[p.UID].Sharding.Locks[0].UpstreamName)
 }
 
@@ -238,12 +238,12 @@ func TestLockDiscoveredLateKeepsOwners(t *testing.T) {
 	t.Parallel()
 	m, pods := sharded(t, 1)
 	p := pods[0]
-	m.held()
+	m.owned()
 	renew := func() { m.acquires("elsewhere_1", "late") }
 	renew()
 	m.observed[string(p.UID)] = []push.ObservedLock{{Namespace: "ns", Name: "late", Resource: "leases", Written: true}}
 	m.goOn(time.Minute, renew)
-	m.held()
+	m.owned()
 	require.Len(t, m.policies[p.UID].Sharding.Locks, 1)
 	require.EqualValues(t, v1alpha1.ReasonHeldOutside, m.ready().Reason)
 	require.Contains(t, m.ready().Message, "elsewhere_1")
@@ -271,7 +271,7 @@ func TestNothingIsGrantedBesideALeaderForLife(t *testing.T) {
 	require.NoError(t, m.Delete(t.Context(), old))
 	require.NoError(t, m.Delete(t.Context(), lock))
 	m.goOn(time.Minute, nil)
-	require.Len(t, m.held(), 2)
+	require.Len(t, m.owned(), 2)
 }
 
 func TestNoMoreLocksAreDiscoveredThanTheBound(t *testing.T) {
@@ -315,7 +315,7 @@ func TestLockIsReleasedUnderDisable(t *testing.T) {
 		m.goOn(30*time.Second, nil)
 		m.replace(2)
 	}
-	require.Len(t, m.held(), 2)
+	require.Len(t, m.owned(), 2)
 }
 
 // An earlier version granted shards without holding the lock: members keep theirs.
@@ -330,7 +330,7 @@ func TestUpgradeKeepsLocksOfMembers(t *testing.T) {
 	require.NoError(t, m.Delete(context.Background(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "lock"}}))
 	renew := func() { m.acquires("outside_1", "lock") }
 	m.goOn(time.Minute, renew)
-	m.held()
+	m.owned()
 	require.Equal(t, "lock---op-1-normal", m.policies[p.UID].Sharding.Locks[0].UpstreamName)
 	m.goOn(time.Minute, nil)
 	require.True(t, m.get().Status.Locks[0].HeldByMesh)
@@ -436,7 +436,7 @@ func TestLockWithLongLeaseIsDiscoveredFromReads(t *testing.T) {
 	m.goOn(renewed.Add(135*time.Second).Sub(m.now), nil)
 	m.shardsOwnNothing()
 	m.goOn(8*time.Second, nil)
-	require.Len(t, m.held(), 1)
+	require.Len(t, m.owned(), 1)
 	require.Equal(t, "ctrlmesh:ns/op", m.holder("slow"))
 	require.Equal(t, "slow---op-1-normal", m.policies[p.UID].Sharding.Locks[0].UpstreamName)
 }
@@ -463,11 +463,11 @@ func TestFirstLockDiscoveredLateKeepsOwners(t *testing.T) {
 	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Controller = nil })
 	p := m.pod(0)
 	m.settle()
-	m.held()
+	m.owned()
 	m.leasedFor("custom identity", "late", 137)
 	m.observed[string(p.UID)] = []push.ObservedLock{{Namespace: "ns", Name: "late", Resource: "leases", Holder: "custom identity", Written: true}}
 	m.goOn(time.Minute, nil)
-	m.held()
+	m.owned()
 	require.Empty(t, m.policies[p.UID].Sharding.Locks)
 	require.EqualValues(t, v1alpha1.ReasonHeldOutside, m.ready().Reason)
 	m.goOn(time.Minute+20*time.Second, nil)
@@ -491,5 +491,5 @@ func TestNothingIsGrantedUnderAnOlderAgent(t *testing.T) {
 
 	delete(m.deaf, uid)
 	m.settle()
-	require.Len(t, m.held(), 1)
+	require.Len(t, m.owned(), 1)
 }

@@ -67,7 +67,7 @@ func TestFirstGrantWaitsForPodsDeletedByForce(t *testing.T) {
 			require.NotEmpty(t, m.policies[p.UID].Refuse)
 			c.end(m, p)
 			m.settle()
-			require.Len(t, m.held(), 1)
+			require.Len(t, m.owned(), 1)
 			require.NotContains(t, m.policies, p.UID)
 		})
 	}
@@ -97,7 +97,7 @@ func servedAgainAfterARefusal(t *testing.T, oldAgents bool) {
 	require.Empty(t, m.inForce[string(p.UID)].Refuse)
 	require.Equal(t, before+1, m.inForce[string(p.UID)].Serial)
 	require.False(t, m.get().Status.Root.RolledBack)
-	require.Len(t, m.held(), 2)
+	require.Len(t, m.owned(), 2)
 }
 
 // A pod that loses the label of the mesh is refused and leaves its shard. It is no sign of a
@@ -118,7 +118,7 @@ func TestPodThatLostItsLabelJoinsAgain(t *testing.T) {
 	require.False(t, m.get().Status.Root.RolledBack)
 	m.notRolledBack()
 	require.NotEmpty(t, m.inForce[string(other.UID)].Serial)
-	require.Len(t, m.held(), 2)
+	require.Len(t, m.owned(), 2)
 }
 
 // notRolledBack asserts that no Event said that a root was rolled back.
@@ -169,8 +169,8 @@ func TestNothingMovesBesideAPodWithAnUnknownSerial(t *testing.T) {
 	require.Len(t, m.get().Status.Root.Shards, 2)
 	delete(m.deaf, uid)
 	m.settle()
-	require.Len(t, m.held(), 3)
-	require.False(t, m.held()["op-3-normal"].Empty())
+	require.Len(t, m.owned(), 3)
+	require.False(t, m.owned()["op-3-normal"].Empty())
 	m.notRolledBack()
 }
 
@@ -185,12 +185,12 @@ func TestKeysLeaveAShardWithARefusedMember(t *testing.T) {
 	m.settle()
 	m.conflict(p)
 	m.settle()
-	refused, before := m.shardOf(p), m.held()
+	refused, before := m.shardOf(p), m.owned()
 	m.pod(2)
 	m.size(3)
 	m.settle()
-	require.False(t, m.held()["op-3-normal"].Empty())
-	require.True(t, m.held()[refused].Minus(before[refused]).Empty())
+	require.False(t, m.owned()["op-3-normal"].Empty())
+	require.True(t, m.owned()[refused].Minus(before[refused]).Empty())
 	require.Empty(t, m.get().Status.Root.Handovers)
 }
 
@@ -203,13 +203,13 @@ func TestHandoversGoOnBesideAPartitionedNode(t *testing.T) {
 	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.OnChange = v1alpha1.OnChangeRelist })
 	pods := []*corev1.Pod{m.pod(0), m.pod(1), m.pod(2)}
 	m.settle()
-	before := m.held()
+	before := m.owned()
 	m.away["node-0"] = true
 	m.lead()
 	m.size(2)
 	m.goOn(status.Grace+10*time.Second, nil)
 	m.settle()
-	held := m.held()
+	held := m.owned()
 	lone := m.shardOf(pods[0])
 	require.Equal(t, "op-1-normal", lone)
 	require.True(t, held[lone].Equal(before[lone]))
@@ -218,6 +218,6 @@ func TestHandoversGoOnBesideAPartitionedNode(t *testing.T) {
 	require.Contains(t, progressing.Message, "an agent that confirms which keys shard op-1-normal owns")
 	m.away = map[string]bool{}
 	m.settle()
-	require.True(t, m.held()["op-3-normal"].Empty())
-	require.False(t, m.held()[lone].Equal(before[lone]))
+	require.True(t, m.owned()["op-3-normal"].Empty())
+	require.False(t, m.owned()[lone].Equal(before[lone]))
 }

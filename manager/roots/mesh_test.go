@@ -374,15 +374,15 @@ func (m *mesh) settle() {
 }
 
 // held is what shards hold, which must be everything.
-func (m *mesh) held() map[string]sharding.Scope {
+func (m *mesh) owned() map[string]sharding.Scope {
 	m.Helper()
 	state, err := decide.Load(m.get().Status.Root)
 	require.NoError(m, err)
 	out := map[string]sharding.Scope{}
 	var all sharding.Scope
 	for name, s := range state.Shards {
-		out[name] = s.Held
-		all = sharding.Union(all, s.Held)
+		out[name] = s.Owned
+		all = sharding.Union(all, s.Owned)
 	}
 	require.True(m, all.Everything(), "%s", all)
 	return out

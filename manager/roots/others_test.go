@@ -90,18 +90,18 @@ func TestNoKeyMovesBeforeAgentsConnect(t *testing.T) {
 		m.pod(n)
 	}
 	m.settle()
-	before := m.held()
+	before := m.owned()
 	m.lead()
 	m.unconnected = []string{"node-9"}
 	m.size(2)
 	m.goOn(10*time.Second, nil)
-	require.Equal(t, before, m.held())
+	require.Equal(t, before, m.owned())
 	m.unconnected, m.removed = nil, []push.Removed{{Node: "node-9", UID: "made-later"}}
 	m.later(time.Minute)
-	require.Equal(t, before, m.held())
+	require.Equal(t, before, m.owned())
 	m.removed = nil
 	m.settle()
-	require.NotEqual(t, before, m.held())
+	require.NotEqual(t, before, m.owned())
 }
 
 // What holds back a withdrawal is in the status.

@@ -45,15 +45,15 @@ func TestRelabelledNamespaceIsHandedOver(t *testing.T) {
 	m.version(0, "v1")
 	m.version(1, "v2")
 	m.settle()
-	require.True(t, m.held()["op-v2"].Equal(sharding.Keys("blue")))
+	require.True(t, m.owned()["op-v2"].Equal(sharding.Keys("blue")))
 
 	m.labels["green"] = labels.Set{"tier": "one"}
 	m.settle()
-	require.True(t, m.held()["op-v2"].Equal(sharding.Keys("blue", "green")))
+	require.True(t, m.owned()["op-v2"].Equal(sharding.Keys("blue", "green")))
 	m.labels["blue"] = nil
 	m.lead() // a new leader follows the labels too
 	m.settle()
-	require.True(t, m.held()["op-v2"].Equal(sharding.Keys("green")))
+	require.True(t, m.owned()["op-v2"].Equal(sharding.Keys("green")))
 	require.Empty(t, m.get().Status.Root.Handovers)
 }
 
@@ -74,10 +74,10 @@ func TestNamespaceWaitsForAPodOfItsSubset(t *testing.T) {
 	m.settle()
 	m.labels["blue"] = labels.Set{"tier": "one"}
 	m.settle()
-	require.True(t, m.held()["op-default"].Everything(), "no pod of v2 could act on it")
+	require.True(t, m.owned()["op-default"].Everything(), "no pod of v2 could act on it")
 	m.version(1, "v2")
 	m.settle()
-	require.True(t, m.held()["op-v2"].Equal(sharding.Keys("blue")))
+	require.True(t, m.owned()["op-v2"].Equal(sharding.Keys("blue")))
 }
 
 func TestPodWithAnotherVersionLabelIsReplaced(t *testing.T) {
@@ -104,7 +104,7 @@ func TestTooManyMatchingNamespacesChangeNothing(t *testing.T) {
 		m.labels[fmt.Sprint("many-", i)] = labels.Set{"tier": "one"}
 	}
 	m.settle()
-	require.True(t, m.held()["op-v2"].Equal(sharding.Keys("blue")))
+	require.True(t, m.owned()["op-v2"].Equal(sharding.Keys("blue")))
 	degraded := apimeta.FindStatusCondition(m.get().Status.Conditions, v1alpha1.ConditionDegraded)
 	require.Equal(t, metav1.ConditionTrue, degraded.Status)
 	require.Contains(t, degraded.Message, "1101 namespaces match, and at most 1024")

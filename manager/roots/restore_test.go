@@ -50,7 +50,7 @@ func TestRestoredLockGrantsNothing(t *testing.T) {
 	m.goOn(locksProven-20*time.Second, nil)
 	m.shardsOwnNothing()
 	m.goOn(20*time.Second, nil)
-	require.Len(t, m.held(), 1)
+	require.Len(t, m.owned(), 1)
 }
 
 // moved is a root of three shards, a backup of it, and what happened since: the third shard
@@ -66,7 +66,7 @@ func moved(t *testing.T) (m *mesh, pods []*corev1.Pod, backup v1alpha1.ShardingC
 	backup = m.get().Status
 	m.size(2)
 	m.settle()
-	require.True(t, m.held()["op-3-normal"].Empty())
+	require.True(t, m.owned()["op-3-normal"].Empty())
 	return m, pods, backup
 }
 
@@ -92,7 +92,7 @@ func TestRestoredBackupGivesNoKeyASecondOwner(t *testing.T) {
 			m.settle()
 			m.later(locksProven)
 			m.settle()
-			require.Len(t, m.held(), 4)
+			require.Len(t, m.owned(), 4)
 			require.False(t, m.get().Status.Root.RolledBack)
 			for _, p := range pods {
 				require.NotEmpty(t, m.shardOf(p))
@@ -140,11 +140,11 @@ func TestRestoredMemberThatItsAgentForgot(t *testing.T) {
 			m.settle()
 			m.later(locksProven)
 			m.settle()
-			require.Len(t, m.held(), 2)
+			require.Len(t, m.owned(), 2)
 			require.Empty(t, m.shardOf(former))
 			m.size(3)
 			m.settle()
-			require.Len(t, m.held(), 3)
+			require.Len(t, m.owned(), 3)
 			require.Equal(t, "op-3-normal", m.shardOf(former))
 		})
 	}
@@ -183,7 +183,7 @@ func TestRestoredRootWaitsForPodsWithoutObject(t *testing.T) {
 			m.removed = []push.Removed{{Node: "node-9", Namespace: "another", UID: "another"}}
 			m.settle()
 			m.later(time.Minute)
-			require.Len(t, m.held(), 3)
+			require.Len(t, m.owned(), 3)
 		})
 	}
 }
@@ -233,7 +233,7 @@ func TestRestoredRootWaitsForAllMembers(t *testing.T) {
 	m.shardsOwnNothing()
 	require.Contains(t, m.ready().Message, "lock ns/lock is in the mesh's name, but this manager has not acquired it")
 	m.later(locksProven)
-	require.Len(t, m.held(), 2)
+	require.Len(t, m.owned(), 2)
 	require.Greater(t, m.get().Status.Root.Shards[0].Serial, root.MinSerial)
 }
 
@@ -281,7 +281,7 @@ func TestRestoredRootDoesNotWaitForRefusedMembers(t *testing.T) {
 	m.settle()
 	require.NotEmpty(t, m.shardOf(p))
 	require.Empty(t, m.inForce[string(p.UID)].Refuse)
-	require.Len(t, m.held(), 2)
+	require.Len(t, m.owned(), 2)
 }
 
 // The watch of a manager may show a spec for a while that a restore undid. The status does

@@ -18,7 +18,7 @@ func TestRootDerivesShardsAndRevertsEdits(t *testing.T) {
 	t.Parallel()
 	m, pods := sharded(t, 2)
 	a, b := pods[0], pods[1]
-	require.Len(t, m.held(), 2)
+	require.Len(t, m.owned(), 2)
 	require.Equal(t, "op-1-normal", m.shardOf(a))
 	require.Equal(t, "op-2-normal", m.shardOf(b))
 	require.Equal(t, "op-2-normal", m.policies[b.UID].Sharding.Shard)
@@ -74,9 +74,9 @@ func TestNextLeaderContinuesAfterFailedWrites(t *testing.T) {
 	}
 	fail = false
 	m.settle()
-	held := m.held()
-	require.Len(t, held, 3)
-	for name, s := range held {
+	owned := m.owned()
+	require.Len(t, owned, 3)
+	for name, s := range owned {
 		require.False(t, s.Empty(), name)
 	}
 	require.Empty(t, m.get().Status.Root.Handovers)

@@ -49,11 +49,11 @@ func TestHandoverReleasesBeforeItGrants(t *testing.T) {
 	t.Parallel()
 	m, a, b := releasing(t)
 	require.Equal(t, "op-2-normal", m.shardOf(b))
-	require.True(t, m.held()["op-2-normal"].Empty(), "a has not let go")
+	require.True(t, m.owned()["op-2-normal"].Empty(), "a has not let go")
 	require.Equal(t, "Releasing", m.get().Status.Root.Handovers[0].Phase)
 	delete(m.deaf, string(a.UID))
 	m.settle()
-	require.False(t, m.held()["op-2-normal"].Empty())
+	require.False(t, m.owned()["op-2-normal"].Empty())
 	require.Empty(t, m.get().Status.Root.Handovers)
 
 	// a held objects in its caches that are another shard's now.
@@ -85,7 +85,7 @@ func TestPlanSurvivesItsLeader(t *testing.T) {
 	require.NoError(t, err)
 	last := before.Shards["op-5-normal"]
 	require.False(t, last.Wanted.Empty())
-	require.True(t, last.Held.Empty(), "it has no pod")
+	require.True(t, last.Owned.Empty(), "it has no pod")
 
 	m.lead()
 	m.settle()
@@ -97,7 +97,7 @@ func TestPlanSurvivesItsLeader(t *testing.T) {
 
 	m.pod(4)
 	m.settle()
-	require.True(t, m.held()["op-5-normal"].Equal(last.Wanted))
+	require.True(t, m.owned()["op-5-normal"].Equal(last.Wanted))
 }
 
 // What was begun is not taken back because agents are away for a moment: they come
@@ -134,5 +134,5 @@ func TestShardWithoutAgentReturnsItsKeys(t *testing.T) {
 	m.now = m.now.Add(status.Grace)
 	m.settle()
 	require.Empty(t, m.get().Status.Root.Handovers)
-	require.True(t, m.held()["op-1-normal"].Everything())
+	require.True(t, m.owned()["op-1-normal"].Everything())
 }

@@ -110,9 +110,9 @@ func TestVirtualAppWaitsForPodsOlderThanItsEntry(t *testing.T) {
 	require.Equal(t, "ctrlmesh:ns/app", m.holder("lock"))
 	state, err := decide.Load(app.Status.Root)
 	require.NoError(t, err)
-	require.True(t, state.Shards["app-v2"].Held.OwnsHash(sharding.Hash("blue")))
-	require.False(t, state.Shards["app-v2"].Held.OwnsHash(sharding.Hash("red")))
-	require.True(t, state.Shards["app-default"].Held.OwnsHash(sharding.Hash("red")))
+	require.True(t, state.Shards["app-v2"].Owned.OwnsHash(sharding.Hash("blue")))
+	require.False(t, state.Shards["app-v2"].Owned.OwnsHash(sharding.Hash("red")))
+	require.True(t, state.Shards["app-default"].Owned.OwnsHash(sharding.Hash("red")))
 	require.Contains(t, app.Finalizers, v1alpha1.HandoverFinalizer)
 	child := m.children()["app-v2"]
 	require.Equal(t, "VirtualApp", child.OwnerReferences[0].Kind)

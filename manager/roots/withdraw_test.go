@@ -63,7 +63,7 @@ func TestDisableRestartsPodsOneByOne(t *testing.T) {
 
 	m.change(func(c *v1alpha1.ShardingConfig) { c.Spec.Root.Disable = nil })
 	m.settle()
-	require.Len(t, m.held(), 3)
+	require.Len(t, m.owned(), 3)
 }
 
 // Shards are given nothing while a pod may run unsharded, though they have members.
@@ -92,7 +92,7 @@ func TestEnableWaitsForUnshardedPods(t *testing.T) {
 	require.False(t, state.Holds())
 	clear(m.away)
 	m.settle()
-	require.Len(t, m.held(), 2)
+	require.Len(t, m.owned(), 2)
 	require.Len(t, m.get().Status.Root.Assignments, 2)
 }
 
@@ -147,7 +147,7 @@ func TestFirstGrantWaitsForUnshardedPods(t *testing.T) {
 			m.settle()
 			m.goOn(locksProven, nil)
 			require.NotEmpty(t, m.shardOf(a))
-			require.Len(t, m.held(), 2)
+			require.Len(t, m.owned(), 2)
 		})
 	}
 }

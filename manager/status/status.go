@@ -97,7 +97,7 @@ func Of(in Input) v1alpha1.ShardingConfigStatus {
 		out.Shards = 1
 	}
 	if in.Shard.Root != nil {
-		out.Held = in.Shard.Held.Strings()
+		out.Held = in.Shard.Owned.Strings()
 	}
 	verdicts := make([]verdict, len(in.Shard.Members))
 	for i, pod := range in.Shard.Members {

@@ -213,7 +213,7 @@ func TestDerived(t *testing.T) {
 	in := input(o, pod("a"), pod("b"))
 	in.Observe = func(_, _ string) push.Observation { return o }
 	in.Shard.Root = &v1alpha1.ShardingConfig{Spec: v1alpha1.ShardingConfigSpec{Root: &v1alpha1.RootConfig{Method: v1alpha1.MethodAuto}}}
-	in.Shard.Held = sharding.Of(sharding.Range{First: 1, Last: 2})
+	in.Shard.Owned = sharding.Of(sharding.Range{First: 1, Last: 2})
 	s := Of(in)
 	require.Equal(t, []string{"0000000000000001-0000000000000002"}, s.Held)
 	require.Empty(t, s.Method, "no agent has reported")

@@ -108,7 +108,7 @@ func operators(c compile.Result, services []Service) []*operator {
 			continue
 		}
 		o := byRoot[s.Root.UID]
-		o.owned[s.Name] = s.Held
+		o.owned[s.Name] = s.Owned
 		for _, pod := range s.Members {
 			o.shards[pod.UID] = s.Name
 		}

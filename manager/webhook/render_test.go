@@ -33,8 +33,8 @@ func config(name string, change func(*v1alpha1.ShardingConfigSpec)) *v1alpha1.Sh
 	return c
 }
 
-func shardOf(c, root *v1alpha1.ShardingConfig, name string, held sharding.Scope, pods ...*corev1.Pod) compile.Shard {
-	return compile.Shard{NamespacedName: types.NamespacedName{Namespace: "ns", Name: name}, Config: c, Root: root, Held: held, Members: pods}
+func shardOf(c, root *v1alpha1.ShardingConfig, name string, owned sharding.Scope, pods ...*corev1.Pod) compile.Shard {
+	return compile.Shard{NamespacedName: types.NamespacedName{Namespace: "ns", Name: name}, Config: c, Root: root, Owned: owned, Members: pods}
 }
 
 // rooted returns a root with two shards. One pod is in none.

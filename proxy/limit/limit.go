@@ -38,12 +38,12 @@ import (
 // Ticket counts nowhere.
 type Ticket struct {
 	started time.Time
-	first   held
-	rest    []held
+	first   claim
+	rest    []claim
 }
 
-// held is what a request takes from one rule.
-type held struct {
+// claim is what a request takes from one rule.
+type claim struct {
 	*state
 	flies bool   // it counts as in flight
 	probe uint64 // number of the probe; 0: the request is no probe
@@ -81,7 +81,7 @@ func (t Ticket) Answered(now time.Time, o Outcome) {
 
 // of reports whether the rule with state s counted the ticket.
 func (t Ticket) of(s *state) bool {
-	return t.first.state == s || slices.ContainsFunc(t.rest, func(h held) bool { return h.state == s })
+	return t.first.state == s || slices.ContainsFunc(t.rest, func(h claim) bool { return h.state == s })
 }
 
 // Leave records that a request has ended: it is not in flight any more.
@@ -92,11 +92,11 @@ func (t Ticket) Leave() {
 	}
 }
 
-func (h held) leave() {
-	if h.flies {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		h.inFlight--
+func (c claim) leave() {
+	if c.flies {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.inFlight--
 	}
 }
 
@@ -315,7 +315,7 @@ func (f *found) take(now time.Time, flies bool) (Ticket, *Refusal) {
 			return Ticket{}, refusal
 		}
 	}
-	t := Ticket{started: now, first: rules[0].state.take(now, flies), rest: make([]held, 0, len(rules)-1)}
+	t := Ticket{started: now, first: rules[0].state.take(now, flies), rest: make([]claim, 0, len(rules)-1)}
 	for _, r := range rules[1:] {
 		t.rest = append(t.rest, r.state.take(now, flies))
 	}

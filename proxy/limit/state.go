@@ -291,9 +291,9 @@ func (s *state) places() uint64 {
 }
 
 // take counts a request that check allowed. The caller must hold the lock.
-func (s *state) take(now time.Time, flies bool) held {
+func (s *state) take(now time.Time, flies bool) claim {
 	s.passed++
-	h := held{state: s, flies: flies && s.maxInFlight > 0}
+	h := claim{state: s, flies: flies && s.maxInFlight > 0}
 	if h.flies {
 		s.inFlight++
 	}
@@ -319,7 +319,7 @@ func (s *state) take(now time.Time, flies bool) held {
 }
 
 // answered records the outcome of a request that began at started.
-func (s *state) answered(h held, started, now time.Time, o Outcome) {
+func (s *state) answered(h claim, started, now time.Time, o Outcome) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.trigger == meshv1.Trigger_TRIGGER_FORCE_CLOSED {

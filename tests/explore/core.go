@@ -180,8 +180,8 @@ func (c *core) number(s handover.State) int32 {
 	var key strings.Builder
 	for i := range shards {
 		shard, ok := s.Shards[shardName(i)]
-		in.held[i], in.sent[i], in.serial[i] = mask(shard.Held), mask(shard.Sent()), int8(shard.Serial)
-		in.settled = in.settled && shard.Held.Equal(shard.Target)
+		in.held[i], in.sent[i], in.serial[i] = mask(shard.Owned), mask(shard.Sent()), int8(shard.Serial)
+		in.settled = in.settled && shard.Owned.Equal(shard.Target)
 		for j := range i {
 			in.disjoint = in.disjoint && in.held[i]&in.held[j] == 0
 		}

@@ -159,8 +159,8 @@ func TestDecideIsAFunction(t *testing.T) {
 				var all sharding.Scope
 				owners := 0
 				for _, s := range w.stored.State.Shards {
-					require.False(t, all.Overlaps(s.Held))
-					if all = sharding.Union(all, s.Held); !s.Held.Empty() {
+					require.False(t, all.Overlaps(s.Owned))
+					if all = sharding.Union(all, s.Owned); !s.Owned.Empty() {
 						owners++
 					}
 				}

@@ -30,7 +30,7 @@ func (l leading) find(v *view, state handover.State, holder func(lock types.Name
 	config := v.Spec.Config
 	var shards []status.Led
 	for _, s := range v.Shards {
-		if state.Shards[s.Name].Held.Empty() || compile.Withdrawn(config) || config.Spec.DryRun {
+		if state.Shards[s.Name].Owned.Empty() || compile.Withdrawn(config) || config.Spec.DryRun {
 			continue
 		}
 		led := status.Led{Name: s.Name, Config: types.NamespacedName{Namespace: config.Namespace, Name: config.Name}, Locks: s.Locks, Known: v.locks}

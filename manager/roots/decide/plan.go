@@ -176,7 +176,7 @@ func (d *deciding) balance() {
 // settled reports whether shards own what they should. If moves of keys restart members, no
 // member may be left to restart: there is one batch at a time.
 func settled(state handover.State, restarts bool) bool {
-	moving := func(_ string, s handover.Shard) bool { return !s.Wanted.Equal(s.Held) }
+	moving := func(_ string, s handover.Shard) bool { return !s.Wanted.Equal(s.Owned) }
 	stale := func(_ string, m handover.Member) bool { return m.Stale && restarts }
 	return len(state.Moves) == 0 && !collect.Any(state.Shards, moving) && !collect.Any(state.Members, stale)
 }

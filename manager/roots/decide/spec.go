@@ -60,7 +60,7 @@ func (d *deciding) changing() *locks.Obstacle {
 		return nil
 	}
 	message := fmt.Sprintf("%s changed: no shard acts by the new spec before all have released what they own by the former one", strings.Join(v.Spec.Change.Fields, ", "))
-	holding := collect.Filter(slices.Sorted(maps.Keys(state.Shards)), func(name string) bool { return !state.Shards[name].Held.Empty() })
+	holding := collect.Filter(slices.Sorted(maps.Keys(state.Shards)), func(name string) bool { return !state.Shards[name].Owned.Empty() })
 	if len(holding) > 0 {
 		message += "; waiting for shard " + firstOf(holding)
 	} else if left := d.lingers(); !d.memory.releasedAt.IsZero() && left > forLife {

@@ -111,7 +111,7 @@ func (d *deciding) addWeights(out *v1alpha1.RootStatus) {
 	owned := map[string]sharding.Scope{}
 	for i := range out.Shards {
 		s := &out.Shards[i]
-		owned[s.Name] = d.next.Shards[s.Name].Held
+		owned[s.Name] = d.next.Shards[s.Name].Owned
 		s.Namespaces, s.Weight = sizes[s.Name].namespaces, sizes[s.Name].weight
 	}
 	out.Suggestion, out.Weighing = d.memory.plan.suggestion, d.v.Weights.Problem
@@ -132,7 +132,7 @@ func (d *deciding) sizes() map[string]size {
 	for ns, weight := range d.v.Weights.Of {
 		h := sharding.Hash(ns)
 		for name, s := range d.next.Shards {
-			if s.Held.OwnsHash(h) {
+			if s.Owned.OwnsHash(h) {
 				out[name] = size{out[name].namespaces + 1, out[name].weight + weight}
 			}
 		}

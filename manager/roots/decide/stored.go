@@ -20,7 +20,7 @@ func Save(s handover.State) v1alpha1.RootStatus {
 	for _, name := range slices.Sorted(maps.Keys(s.Shards)) {
 		shard := s.Shards[name]
 		out.Shards = append(out.Shards, v1alpha1.ShardStatus{
-			Name: name, Serial: shard.Serial, Held: shard.Held.Strings(), Target: shard.Target.Strings(), Wanted: shard.Wanted.Strings(),
+			Name: name, Serial: shard.Serial, Held: shard.Owned.Strings(), Target: shard.Target.Strings(), Wanted: shard.Wanted.Strings(),
 		})
 	}
 	for _, m := range s.Members {
@@ -62,7 +62,7 @@ func Load(r *v1alpha1.RootStatus) (handover.State, error) {
 			return s, fmt.Errorf("status.root.shards[%s].held: another shard owns %s too", shard.Name, owned.Intersect(scopes[0]))
 		}
 		owned = sharding.Union(owned, scopes[0])
-		s.Shards[shard.Name] = handover.Shard{Serial: shard.Serial, Held: scopes[0], Target: scopes[1], Wanted: scopes[2]}
+		s.Shards[shard.Name] = handover.Shard{Serial: shard.Serial, Owned: scopes[0], Target: scopes[1], Wanted: scopes[2]}
 	}
 	for _, a := range r.Assignments {
 		if _, known := s.Shards[a.Shard]; !known {

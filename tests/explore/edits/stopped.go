@@ -34,7 +34,7 @@ func (x *explorer) stopped(w world) string {
 	}
 	var all sharding.Scope
 	for _, s := range record.state.Shards {
-		all = sharding.Union(all, s.Held)
+		all = sharding.Union(all, s.Owned)
 	}
 	switch {
 	case !all.Everything():

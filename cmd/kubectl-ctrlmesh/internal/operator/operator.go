@@ -28,10 +28,10 @@ type Shard struct {
 	// Status is what the root's status says about the shard. For a hand-written shard, only the
 	// name and the counts of pods are set.
 	Status v1alpha1.ShardStatus
-	// Held are the keys that the shard owns. Target are those that it is to own, and Wanted those that
+	// Owned are the keys of the shard. Target are those that it is to own, and Wanted those that
 	// are planned for it.
-	Held, Target, Wanted sharding.Scope
-	Leader               Leader
+	Owned, Target, Wanted sharding.Scope
+	Leader                Leader
 	// Pods are its labelled pods.
 	Pods []*corev1.Pod
 	// Members is what the status says about them, at most 200 of all shards.
@@ -84,7 +84,7 @@ func Shards(s *snapshot.Snapshot, c *v1alpha1.ShardingConfig) ([]Shard, error) {
 		for _, scope := range []struct {
 			of   []string
 			into *sharding.Scope
-		}{{status.Held, &one.Held}, {status.Target, &one.Target}, {status.Wanted, &one.Wanted}} {
+		}{{status.Held, &one.Owned}, {status.Target, &one.Target}, {status.Wanted, &one.Wanted}} {
 			var err error
 			if *scope.into, err = sharding.Parse(scope.of); err != nil {
 				return nil, fmt.Errorf("reading what shard %s of %s/%s owns: %w", status.Name, c.Namespace, c.Name, err)
@@ -93,7 +93,7 @@ func Shards(s *snapshot.Snapshot, c *v1alpha1.ShardingConfig) ([]Shard, error) {
 		one.Pods = podsOf(s, c.Namespace, func(pod *corev1.Pod) bool {
 			return cmp.Or(shardOf[pod.UID], pod.Labels[v1alpha1.ShardLabel]) == status.Name
 		})
-		one.complete(s, c, !one.Held.Empty())
+		one.complete(s, c, !one.Owned.Empty())
 		out = append(out, one)
 	}
 	return out, nil

@@ -136,7 +136,7 @@ func (p *Plan) weigh(s *snapshot.Snapshot) (out layout.Weights, counted bool) {
 
 // divide fills in the shards with what they would own.
 func (p *Plan) divide(s *snapshot.Snapshot, root *v1alpha1.RootConfig, w layout.Weights, counted bool) {
-	next, last := layout.First(root, w), held(s.Config(p.Namespace, p.Root))
+	next, last := layout.First(root, w), owned(s.Config(p.Namespace, p.Root))
 	if len(last) > 0 {
 		next = layout.Next(root, last, w)
 	}
@@ -203,8 +203,8 @@ func unit(k v1alpha1.Key, n int) string {
 	return one + "s"
 }
 
-// held returns what each shard of a root owns now; nothing if there is no root yet.
-func held(root *v1alpha1.ShardingConfig) map[string]sharding.Scope {
+// owned returns what each shard of a root owns now; nothing if there is no root yet.
+func owned(root *v1alpha1.ShardingConfig) map[string]sharding.Scope {
 	out := map[string]sharding.Scope{}
 	if root == nil || root.Status.Root == nil {
 		return out

@@ -77,7 +77,7 @@ func OwnerOf(s *snapshot.Snapshot, c *v1alpha1.ShardingConfig, key Key) (Owner, 
 		return out, err
 	}
 	for i := range shards {
-		if shards[i].Held.OwnsHash(hash) {
+		if shards[i].Owned.OwnsHash(hash) {
 			out.owned(&shards[i])
 			out.Writable = shards[i].Target.OwnsHash(hash) && !c.Status.Root.RolledBack
 		}
