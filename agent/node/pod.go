@@ -41,8 +41,8 @@ type pod struct {
 // assignment is the policy of a pod: what the manager wants, what is in force, and what the
 // next agent knows of it.
 type assignment struct {
-	policy *meshv1.PodPolicy // nil: none
-	fence  lifecycle.Fence
+	policy  *meshv1.PodPolicy // nil: none
+	serials lifecycle.Serials
 	// applied is what the proxy decides by.
 	applied proxy.Applied
 	// rules are the last valid rules of a policy, applied here or by an earlier agent; nil

@@ -34,7 +34,7 @@ func (e *effects) setPolicy(policy *meshv1.PodPolicy) (settled <-chan struct{}, 
 			p.reported = nil // the manager no longer knows what applies
 		}
 	}()
-	if err := p.fence.Check(policy); err != nil {
+	if err := p.serials.Check(policy); err != nil {
 		return nil, err
 	}
 	policy = p.withRules(policy)
@@ -72,7 +72,7 @@ func (e *effects) assign(uid string, p *pod, policy *meshv1.PodPolicy) error {
 	p.state, effects = p.state.Next(lifecycle.PolicySet)
 	for _, effect := range effects {
 		if effect == lifecycle.Save {
-			p.fence.Raise(policy)
+			p.serials.Raise(policy)
 		}
 		err := e.perform(uid, p, effect)
 		switch {
@@ -212,7 +212,7 @@ func (e *effects) setFailOpen(p *pod) {
 
 func (e *effects) saveAssignment(p *pod) error {
 	switch {
-	case p.policy == nil && p.fence.Least == 0 && p.rules.GetEgress() == nil:
+	case p.policy == nil && p.serials.Least == 0 && p.rules.GetEgress() == nil:
 		return e.Store.DeletePolicy(p.info.UID)
 	case p.state.Proxy == lifecycle.Waiting:
 		return nil // requests get 503, also in the next agent
@@ -231,9 +231,9 @@ func (p *pod) record() state.Saved {
 	if !p.decided() {
 		saved.Since = state.NotApplied
 	}
-	if saved.GetSerial() < p.fence.Least { // a refusal: it is saved with the least serial
+	if saved.GetSerial() < p.serials.Least { // a refusal: it is saved with the least serial
 		saved.PodPolicy = proto.CloneOf(saved.PodPolicy)
-		saved.Serial = p.fence.Least
+		saved.Serial = p.serials.Least
 	}
 	return saved
 }
@@ -244,7 +244,7 @@ func (e *effects) savedByAnother(p *pod) bool {
 		return true
 	}
 	saved, err := e.Store.Policy(p.policy.GetUid())
-	return err == nil && saved.GetVersion() == p.policy.GetVersion() && saved.GetSerial() >= p.fence.Least
+	return err == nil && saved.GetVersion() == p.policy.GetVersion() && saved.GetSerial() >= p.serials.Least
 }
 
 // retry repeats effects that have failed. The first failure was logged.

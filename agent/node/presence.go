@@ -43,7 +43,7 @@ func (s *presence) restore(d *destinations, offered []takeover.Pod, drained <-ch
 		p := s.restored(saved.GetUid(), saved.GetNamespace(), saved.GetName())
 		p.policy, p.cachedBy = saved.PodPolicy, saved
 		s.effects.handle(saved.GetUid(), p, lifecycle.PolicyRestored)
-		p.fence = lifecycle.RestoreFence(saved.PodPolicy)
+		p.serials = lifecycle.RestoreSerials(saved.PodPolicy)
 		if p.rules = saved.InForce; p.rules == nil {
 			p.rules = saved.GetTraffic()
 		}

@@ -8,7 +8,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-func TestFenceRejectsLowerSerials(t *testing.T) {
+func TestLowerSerialsAreRejected(t *testing.T) {
 	serial := func(n uint64) *meshv1.PodPolicy { return &meshv1.PodPolicy{Serial: n} }
 	refusal := func(n uint64) *meshv1.PodPolicy { return &meshv1.PodPolicy{Serial: n, Refuse: "tested"} }
 	required := func(n uint64) *meshv1.PodPolicy { return &meshv1.PodPolicy{Serial: n + 1, RequiredSerial: n} }
@@ -30,11 +30,11 @@ func TestFenceRejectsLowerSerials(t *testing.T) {
 		{"a required serial after a refusal", []*meshv1.PodPolicy{serial(7), refusal(7)}, required(7), "which this agent does not know"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var f Fence
+			var s Serials
 			for _, p := range tt.had {
-				f.Raise(p)
+				s.Raise(p)
 			}
-			if err := f.Check(tt.policy); tt.err == "" {
+			if err := s.Check(tt.policy); tt.err == "" {
 				assert.NoError(t, err)
 			} else {
 				assert.ErrorContains(t, err, tt.err)
@@ -43,10 +43,10 @@ func TestFenceRejectsLowerSerials(t *testing.T) {
 	}
 }
 
-func TestRestoredFenceRejectsTheSame(t *testing.T) {
-	assert.Equal(t, Fence{7, 7}, RestoreFence(&meshv1.PodPolicy{Serial: 7}))
-	f := RestoreFence(&meshv1.PodPolicy{Serial: 8, Refuse: "tested"})
-	assert.Equal(t, Fence{7, 8}, f)
-	assert.True(t, f.Barred())
-	assert.Equal(t, Fence{}, RestoreFence(&meshv1.PodPolicy{Refuse: "tested"}))
+func TestRestoredSerialsRejectTheSame(t *testing.T) {
+	assert.Equal(t, Serials{7, 7}, RestoreSerials(&meshv1.PodPolicy{Serial: 7}))
+	s := RestoreSerials(&meshv1.PodPolicy{Serial: 8, Refuse: "tested"})
+	assert.Equal(t, Serials{7, 8}, s)
+	assert.True(t, s.Barred())
+	assert.Equal(t, Serials{}, RestoreSerials(&meshv1.PodPolicy{Refuse: "tested"}))
 }
