@@ -57,7 +57,7 @@ func (h handler) RemovePolicy(uid string) (applied control.Applied, err error) {
 func (h handler) applied(uid string, settled <-chan struct{}) control.Applied {
 	a := control.Applied{Settled: settled}
 	if p := h.pods[uid]; p != nil {
-		a.TrafficProblem, a.Serial, a.Barred = p.trafficProblem(), p.fence.Highest, p.fence.Barred()
+		a.TrafficProblem, a.Serial, a.Barred = p.trafficProblem(), p.serials.Highest, p.serials.Barred()
 	}
 	return a
 }

@@ -50,9 +50,9 @@ type State struct {
 	ForbiddenLocks Value[map[types.UID]string]
 	// LocksKnown: the lock controller has looked at the operators' locks.
 	LocksKnown atomic.Bool
-	// Book is the record of the shares of rules. Sharing is locked while shares are
+	// Shares is the record of the shares of rules. Sharing is locked while shares are
 	// decided, and from a compilation that reads them until its policies are pushed.
-	Book    quota.Book
+	Shares  quota.Allocator
 	Sharing sync.Mutex
 
 	Changed Signals

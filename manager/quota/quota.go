@@ -1,6 +1,6 @@
 // Package quota splits rules of scope Workload among the members of a workload. Together
 // the members never have more than the rule allows, even while earlier shares may still be
-// in force. [Split] is pure; a [Book] keeps its state.
+// in force. [Split] is pure; an [Allocator] keeps its state.
 //
 // A rule with burst b gives a member with share {i, n} those of the tokens 0..b-1 whose
 // remainder modulo n is i. For any b, that is no more than what a share {j, m} with

@@ -14,10 +14,10 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
-// Book keeps the shares of all rules of scope Workload. It is recorded in the statuses of
+// Allocator keeps the shares of all rules of scope Workload. It is recorded in the statuses of
 // CircuitBreakers, from which the next leader continues. Its zero value is empty and ready
 // to use. It is safe for concurrent use.
-type Book struct {
+type Allocator struct {
 	mu       sync.Mutex
 	breakers map[types.NamespacedName]*breaker
 	pods     map[types.UID]*pod
@@ -89,12 +89,12 @@ func (m *member) leave() {
 func (g *group) change() { g.changed, g.breaker.known = true, false }
 
 // Lacks reports whether Open must be called for a CircuitBreaker before agents are sent
-// any of its rules. This is so if the book does not contain it, and it has rules of scope
+// any of its rules. This is so if the Allocator does not contain it, and it has rules of scope
 // Workload or shares on record.
-func (b *Book) Lacks(c *v1alpha1.CircuitBreaker) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.breakers[nameOf(c)] == nil && (len(c.Status.Shares) > 0 ||
+func (a *Allocator) Lacks(c *v1alpha1.CircuitBreaker) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.breakers[nameOf(c)] == nil && (len(c.Status.Shares) > 0 ||
 		slices.ContainsFunc(c.Spec.RateLimitings, func(l v1alpha1.Limiting) bool { return l.Scope == v1alpha1.LimitScopeWorkload }))
 }
 
@@ -104,29 +104,29 @@ func nameOf(c *v1alpha1.CircuitBreaker) types.NamespacedName {
 
 // Open adds a CircuitBreaker with the shares that its status records. The status must not
 // come from a cache.
-func (b *Book) Open(name types.NamespacedName, s v1alpha1.CircuitBreakerStatus) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.breakers == nil {
-		b.breakers, b.pods = map[types.NamespacedName]*breaker{}, map[types.UID]*pod{}
+func (a *Allocator) Open(name types.NamespacedName, s v1alpha1.CircuitBreakerStatus) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.breakers == nil {
+		a.breakers, a.pods = map[types.NamespacedName]*breaker{}, map[types.UID]*pod{}
 	}
-	if b.breakers[name] == nil {
-		b.breakers[name] = &breaker{found: sharesOf(s.Shares), groups: map[[2]string]*group{}, record: s.Shares, known: true}
-		b.opened = true
+	if a.breakers[name] == nil {
+		a.breakers[name] = &breaker{found: sharesOf(s.Shares), groups: map[[2]string]*group{}, record: s.Shares, known: true}
+		a.opened = true
 	}
 }
 
 // Share returns the share to send to a pod. It is empty if Open was not called for the
 // CircuitBreaker.
-func (b *Book) Share(name types.NamespacedName, rule, pod string, uid types.UID) *meshv1.Share {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	br := b.breakers[name]
+func (a *Allocator) Share(name types.NamespacedName, rule, pod string, uid types.UID) *meshv1.Share {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	br := a.breakers[name]
 	if br == nil {
 		return &meshv1.Share{}
 	}
 	s := br.found[rule][pod]
-	if p := b.pods[uid]; p != nil {
+	if p := a.pods[uid]; p != nil {
 		if m := p.members[place{name.Name, rule}]; m != nil {
 			s = m.Sent
 		}
@@ -138,12 +138,12 @@ func (b *Book) Share(name types.NamespacedName, rule, pod string, uid types.UID)
 // compiled, and inForce reports whether a policy is in force. Round reports whether pods
 // must be sent other shares (send), and whether any pod waits for its bound to be recorded
 // (record). Policies with the same version must be equal.
-func (b *Book) Round(policies map[types.UID]compile.Policy, inForce func(compile.Policy) bool) (send, record bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.read(policies, inForce)
+func (a *Allocator) Round(policies map[types.UID]compile.Policy, inForce func(compile.Policy) bool) (send, record bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.read(policies, inForce)
 	var s splitter
-	for _, br := range b.breakers {
+	for _, br := range a.breakers {
 		for at, g := range br.groups {
 			if g.changed {
 				send = s.split(g) || send
@@ -193,20 +193,20 @@ func (g *group) look() {
 }
 
 // read updates which members exist, which are leaving, and which have confirmed.
-func (b *Book) read(policies map[types.UID]compile.Policy, inForce func(compile.Policy) bool) {
-	for uid, p := range b.pods {
+func (a *Allocator) read(policies map[types.UID]compile.Policy, inForce func(compile.Policy) bool) {
+	for uid, p := range a.pods {
 		if policies[uid].PodPolicy == nil {
 			for _, m := range p.members {
 				m.leave()
 			}
-			delete(b.pods, uid)
+			delete(a.pods, uid)
 		}
 	}
-	if len(b.breakers) == 0 {
+	if len(a.breakers) == 0 {
 		return
 	}
 	opened := map[types.NamespacedName]*breaker{}
-	for name, br := range b.breakers {
+	for name, br := range a.breakers {
 		if len(br.found) > 0 {
 			opened[name] = br
 		}
@@ -215,25 +215,25 @@ func (b *Book) read(policies map[types.UID]compile.Policy, inForce func(compile.
 		if policy.Node == "" {
 			continue // no agent was sent the policy yet
 		}
-		p := b.pods[uid]
+		p := a.pods[uid]
 		if p == nil {
 			p = &pod{members: map[place]*member{}}
-			b.pods[uid] = p
-		} else if !b.opened && p.version == policy.Version && (p.settled || !inForce(policy)) {
+			a.pods[uid] = p
+		} else if !a.opened && p.version == policy.Version && (p.settled || !inForce(policy)) {
 			continue // nothing relevant has changed
 		}
-		b.readPod(p, policy, opened, inForce(policy))
+		a.readPod(p, policy, opened, inForce(policy))
 	}
 	for _, br := range opened {
 		br.found, br.known = nil, false
 	}
-	b.opened = false
+	a.opened = false
 }
 
-func (b *Book) readPod(p *pod, policy compile.Policy, opened map[types.NamespacedName]*breaker, inForce bool) {
+func (a *Allocator) readPod(p *pod, policy compile.Policy, opened map[types.NamespacedName]*breaker, inForce bool) {
 	p.version, p.settled = policy.Version, inForce
 	for _, t := range policy.GetTraffic().GetBreakers() {
-		br := b.breakers[types.NamespacedName{Namespace: policy.Namespace, Name: t.Name}]
+		br := a.breakers[types.NamespacedName{Namespace: policy.Namespace, Name: t.Name}]
 		like := p.first(t)
 		for _, r := range t.Rules {
 			if r.Share == nil || br == nil {
@@ -319,10 +319,10 @@ func (br *breaker) enter(p *pod, at place, policy compile.Policy) *member {
 // that exceeds the previous record. If Open was not called for the CircuitBreaker, its
 // record stays as it is. ok is false if the record is too large for a status: then nothing
 // must be recorded. The caller must not modify the result.
-func (b *Book) Record(c *v1alpha1.CircuitBreaker) (record []v1alpha1.RuleShares, ok bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	br := b.breakers[nameOf(c)]
+func (a *Allocator) Record(c *v1alpha1.CircuitBreaker) (record []v1alpha1.RuleShares, ok bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	br := a.breakers[nameOf(c)]
 	if br == nil {
 		return c.Status.Shares, true
 	}
@@ -350,10 +350,10 @@ func (b *Book) Record(c *v1alpha1.CircuitBreaker) (record []v1alpha1.RuleShares,
 }
 
 // Recorded updates the members of a CircuitBreaker after record was written to its status.
-func (b *Book) Recorded(name types.NamespacedName, record []v1alpha1.RuleShares) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if br := b.breakers[name]; br != nil {
+func (a *Allocator) Recorded(name types.NamespacedName, record []v1alpha1.RuleShares) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if br := a.breakers[name]; br != nil {
 		known := sharesOf(record)
 		for at, g := range br.groups {
 			pods := known[at[0]]
@@ -369,17 +369,17 @@ func (b *Book) Recorded(name types.NamespacedName, record []v1alpha1.RuleShares)
 
 // Unrecorded reports whether a member of a CircuitBreaker waits for its bound to be
 // recorded.
-func (b *Book) Unrecorded(name types.NamespacedName) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	br := b.breakers[name]
+func (a *Allocator) Unrecorded(name types.NamespacedName) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	br := a.breakers[name]
 	return br != nil && collect.Any(br.groups, func(_ [2]string, g *group) bool { return g.waits })
 }
 
 // Close removes the CircuitBreakers for which there returns false, once no pod may have a
 // share of them.
-func (b *Book) Close(there func(types.NamespacedName) bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	maps.DeleteFunc(b.breakers, func(name types.NamespacedName, br *breaker) bool { return len(br.groups) == 0 && !there(name) })
+func (a *Allocator) Close(there func(types.NamespacedName) bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	maps.DeleteFunc(a.breakers, func(name types.NamespacedName, br *breaker) bool { return len(br.groups) == 0 && !there(name) })
 }

@@ -23,7 +23,7 @@ var cb = types.NamespacedName{Namespace: "ns", Name: "cb"}
 
 // mesh is what pods were sent, and which agents do not answer.
 type mesh struct {
-	*Book
+	*Allocator
 	pods  map[string]bool // whether the CircuitBreaker selects them
 	away  map[string]bool
 	sent  map[types.UID]compile.Policy
@@ -31,7 +31,7 @@ type mesh struct {
 }
 
 func newMesh(s v1alpha1.CircuitBreakerStatus) *mesh {
-	m := &mesh{Book: &Book{}, pods: map[string]bool{}, away: map[string]bool{}, force: map[types.UID]compile.Policy{}}
+	m := &mesh{Allocator: &Allocator{}, pods: map[string]bool{}, away: map[string]bool{}, force: map[types.UID]compile.Policy{}}
 	m.Open(cb, s)
 	return m
 }
@@ -71,8 +71,8 @@ func sealed(p *meshv1.PodPolicy) compile.Policy {
 }
 
 // record is what is to be recorded.
-func record(t require.TestingT, b *Book) []v1alpha1.RuleShares {
-	out, ok := b.Record((&bookWorld{}).breaker())
+func record(t require.TestingT, b *Allocator) []v1alpha1.RuleShares {
+	out, ok := b.Record((&fixture{}).breaker())
 	require.True(t, ok)
 	return out
 }
@@ -82,7 +82,7 @@ func (m *mesh) round(t *testing.T) bool {
 	inForce := func(p compile.Policy) bool { return m.force[types.UID(p.Name)].PodPolicy == p.PodPolicy }
 	send, waits := m.Round(m.sent, inForce)
 	if waits {
-		m.Recorded(cb, record(t, m.Book))
+		m.Recorded(cb, record(t, m.Allocator))
 	}
 	return send || waits
 }
@@ -103,11 +103,11 @@ func (m *mesh) settle(t *testing.T) map[string]string {
 	return nil
 }
 
-func TestBook(t *testing.T) {
+func TestAllocator(t *testing.T) {
 	m := newMesh(v1alpha1.CircuitBreakerStatus{})
 	m.pods["a"], m.pods["b"] = true, true
 	require.Equal(t, map[string]string{"a": "1/2", "b": "2/2"}, m.settle(t))
-	require.Equal(t, []v1alpha1.RuleShares{{Rules: []string{"r"}, Pods: map[string]string{"a": "1/2", "b": "2/2"}}}, record(t, m.Book))
+	require.Equal(t, []v1alpha1.RuleShares{{Rules: []string{"r"}, Pods: map[string]string{"a": "1/2", "b": "2/2"}}}, record(t, m.Allocator))
 
 	// One does not answer: who comes waits.
 	m.away["b"], m.pods["c"] = true, true
@@ -118,8 +118,8 @@ func TestBook(t *testing.T) {
 	// One is selected no more, but its agent does not answer: it keeps its share.
 	m.away["b"], m.pods["b"] = true, false
 	require.Equal(t, map[string]string{"a": "1/3", "b": "2/3", "c": "3/3"}, m.settle(t))
-	require.Equal(t, "2/3", record(t, m.Book)[0].Pods["b"])
-	m.Recorded(cb, record(t, m.Book))
+	require.Equal(t, "2/3", record(t, m.Allocator)[0].Pods["b"])
+	m.Recorded(cb, record(t, m.Allocator))
 	delete(m.away, "b")
 	require.Equal(t, map[string]string{"a": "1/2", "c": "2/2"}, m.settle(t))
 
@@ -153,15 +153,15 @@ func TestANewLeader(t *testing.T) {
 func TestARecordStandsUntilPodsAreKnown(t *testing.T) {
 	found := []v1alpha1.RuleShares{{Rules: []string{"r"}, Pods: map[string]string{"a": "1/2", "gone": "2/2"}}}
 	m := newMesh(v1alpha1.CircuitBreakerStatus{Shares: found})
-	require.Equal(t, found, record(t, m.Book))
+	require.Equal(t, found, record(t, m.Allocator))
 	m.Recorded(cb, found)
 	m.pods["a"] = true
 	require.Equal(t, map[string]string{"a": "1/1"}, m.settle(t))
-	require.Equal(t, map[string]string{"a": "1/1"}, record(t, m.Book)[0].Pods)
+	require.Equal(t, map[string]string{"a": "1/1"}, record(t, m.Allocator)[0].Pods)
 
 	m = newMesh(v1alpha1.CircuitBreakerStatus{Shares: found})
 	m.settle(t)
-	require.Empty(t, record(t, m.Book), "there are none")
+	require.Empty(t, record(t, m.Allocator), "there are none")
 }
 
 // Until it is recorded what a pod may have, it is not sent.
@@ -175,14 +175,14 @@ func TestFirstRecordThenSend(t *testing.T) {
 		require.True(t, m.Unrecorded(cb))
 		require.Zero(t, m.Share(cb, "r", "a", "a").Of)
 	}
-	m.Recorded(cb, record(t, m.Book))
+	m.Recorded(cb, record(t, m.Allocator))
 	require.False(t, m.Unrecorded(cb))
 	require.Equal(t, map[string]string{"a": "1/1"}, m.settle(t))
 
 	// While a lesser one is being recorded, the greater that is on record is not sent.
 	m.pods["b"] = true
 	require.Equal(t, map[string]string{"a": "1/2", "b": "2/2"}, m.settle(t))
-	record(t, m.Book)
+	record(t, m.Allocator)
 	delete(m.pods, "b")
 	m.push()
 	m.Round(m.sent, func(compile.Policy) bool { return true })
@@ -192,7 +192,7 @@ func TestFirstRecordThenSend(t *testing.T) {
 // Rules of the same pods are recorded once, also one that is written when the pods have
 // come and gone.
 func TestEqualRulesAreRecordedTogether(t *testing.T) {
-	w := &bookWorld{book: &Book{}, rules: 2}
+	w := &fixture{shares: &Allocator{}, rules: 2}
 	w.lead()
 	for i := range 4 {
 		w.join(fmt.Sprint(9-i), []bool{true, true, false})
@@ -209,7 +209,7 @@ func TestEqualRulesAreRecordedTogether(t *testing.T) {
 // Who was to have more, and is not any more before it was sent, still has what it has, and
 // that is known without his policy being another.
 func TestMoreThatWasNeverSent(t *testing.T) {
-	w := &bookWorld{book: &Book{}, rules: 1}
+	w := &fixture{shares: &Allocator{}, rules: 1}
 	w.lead()
 	w.join("a", []bool{true})
 	w.join("b", []bool{true})
@@ -218,7 +218,7 @@ func TestMoreThatWasNeverSent(t *testing.T) {
 	w.pods[1].selected[0] = false
 	w.compile()
 	w.arrive()
-	_, waits := w.book.Round(w.compiled, w.inForce)
+	_, waits := w.shares.Round(w.compiled, w.inForce)
 	require.True(t, waits, "a may have all, once it is recorded")
 	w.pods[1].selected[0] = true
 	w.settle(t)
@@ -226,19 +226,19 @@ func TestMoreThatWasNeverSent(t *testing.T) {
 	require.Equal(t, "2/2", w.pods[1].share(0).String())
 }
 
-// A CircuitBreaker of which the pods' policies named shares before the book was opened with it.
+// A CircuitBreaker of which the pods' policies named shares before the Allocator was opened with it.
 func TestOpenedLate(t *testing.T) {
-	w := &bookWorld{book: &Book{}, rules: 1}
-	w.book.Open(types.NamespacedName{Namespace: "ns", Name: "another"}, v1alpha1.CircuitBreakerStatus{})
+	w := &fixture{shares: &Allocator{}, rules: 1}
+	w.shares.Open(types.NamespacedName{Namespace: "ns", Name: "another"}, v1alpha1.CircuitBreakerStatus{})
 	w.join("a", []bool{true})
 	for range 2 {
 		w.compile()
 		w.arrive()
-		_, waits := w.book.Round(w.compiled, w.inForce)
+		_, waits := w.shares.Round(w.compiled, w.inForce)
 		require.False(t, waits)
 	}
-	w.book.Open(cb, v1alpha1.CircuitBreakerStatus{})
-	_, waits := w.book.Round(w.compiled, w.inForce)
+	w.shares.Open(cb, v1alpha1.CircuitBreakerStatus{})
+	_, waits := w.shares.Round(w.compiled, w.inForce)
 	require.True(t, waits)
 	w.settle(t)
 	require.Equal(t, "1/1", w.pods[0].share(0).String())
@@ -246,7 +246,7 @@ func TestOpenedLate(t *testing.T) {
 
 // What a status has no room for is not recorded, and no pod is sent it. What was goes on.
 func TestTooManyShares(t *testing.T) {
-	w := &bookWorld{book: &Book{}, rules: 1}
+	w := &fixture{shares: &Allocator{}, rules: 1}
 	w.lead()
 	name := func(i int) string { return fmt.Sprint(strings.Repeat("x", maxRecord/10), i) }
 	for i := range 9 {
@@ -263,12 +263,12 @@ func TestTooManyShares(t *testing.T) {
 	for n := range 6 {
 		w.compile()
 		w.arrive()
-		_, waits := w.book.Round(w.compiled, w.inForce)
+		_, waits := w.shares.Round(w.compiled, w.inForce)
 		if n > 1 { // who had all has less
 			require.True(t, waits)
-			_, ok := w.book.Record(w.breaker())
+			_, ok := w.shares.Record(w.breaker())
 			require.False(t, ok)
-			w.book.Recorded(cb, before) // the rest of the status was written
+			w.shares.Recorded(cb, before) // the rest of the status was written
 		}
 		w.check(t)
 	}
@@ -280,13 +280,13 @@ func TestTooManyShares(t *testing.T) {
 	require.EqualValues(t, 9, w.pods[8].share(0).Of)
 }
 
-// bookWorld is a CircuitBreaker with rules, of scope Workload at times, and the mesh around it.
+// fixture is a CircuitBreaker with rules, of scope Workload at times, and the mesh around it.
 // Everything in it may happen in any order, and be late.
-type bookWorld struct {
+type fixture struct {
 	rules    int
 	apart    bool // its rules are of scope Pod
 	pods     []*bookPod
-	book     *Book
+	shares   *Allocator
 	status   []v1alpha1.RuleShares
 	compiled map[types.UID]compile.Policy
 }
@@ -309,12 +309,12 @@ func (p *bookPod) share(rule int) Share {
 	return Share{}
 }
 
-func (w *bookWorld) join(name string, selected []bool) {
+func (w *fixture) join(name string, selected []bool) {
 	w.pods = append(w.pods, &bookPod{name: name, workload: "w", selected: selected})
 }
 
 // breaker is the CircuitBreaker as it is now.
-func (w *bookWorld) breaker() *v1alpha1.CircuitBreaker {
+func (w *fixture) breaker() *v1alpha1.CircuitBreaker {
 	c := &v1alpha1.CircuitBreaker{Status: v1alpha1.CircuitBreakerStatus{Shares: w.status}}
 	c.Namespace, c.Name = cb.Namespace, cb.Name
 	scope := v1alpha1.LimitScopeWorkload
@@ -327,22 +327,22 @@ func (w *bookWorld) breaker() *v1alpha1.CircuitBreaker {
 	return c
 }
 
-// open opens the book if that is needed.
-func (w *bookWorld) open() {
-	if c := w.breaker(); w.book.Lacks(c) {
-		w.book.Open(cb, c.Status)
+// open opens the Allocator if that is needed.
+func (w *fixture) open() {
+	if c := w.breaker(); w.shares.Lacks(c) {
+		w.shares.Open(cb, c.Status)
 	}
 }
 
 // record is what is to be recorded.
-func (w *bookWorld) record(t require.TestingT) []v1alpha1.RuleShares {
-	out, ok := w.book.Record(w.breaker())
+func (w *fixture) record(t require.TestingT) []v1alpha1.RuleShares {
+	out, ok := w.shares.Record(w.breaker())
 	require.True(t, ok)
 	return out
 }
 
 // compile sends all pods what they are to have.
-func (w *bookWorld) compile() {
+func (w *fixture) compile() {
 	w.compiled = map[types.UID]compile.Policy{}
 	for _, p := range w.pods {
 		b := &meshv1.Breaker{Name: cb.Name}
@@ -350,7 +350,7 @@ func (w *bookWorld) compile() {
 			if name := fmt.Sprint("r", rule); p.selected[rule] {
 				r := &meshv1.LimitRule{Name: name}
 				if !w.apart {
-					r.Share = w.book.Share(cb, name, p.name, types.UID(p.name))
+					r.Share = w.shares.Share(cb, name, p.name, types.UID(p.name))
 				}
 				b.Rules = append(b.Rules, r)
 			}
@@ -368,7 +368,7 @@ func (w *bookWorld) compile() {
 }
 
 // arrive lets everything that was sent arrive.
-func (w *bookWorld) arrive() {
+func (w *fixture) arrive() {
 	for _, p := range w.pods {
 		p.arrive()
 	}
@@ -381,30 +381,30 @@ func (p *bookPod) arrive() {
 	p.sent = nil
 }
 
-func (w *bookWorld) inForce(policy compile.Policy) bool {
+func (w *fixture) inForce(policy compile.Policy) bool {
 	i := slices.IndexFunc(w.pods, func(p *bookPod) bool { return p.name == policy.Name })
 	return i >= 0 && len(w.pods[i].sent) == 0 && w.pods[i].force.GetVersion() == policy.Version
 }
 
 // lead lets another take the lead, who knows only what is recorded.
-func (w *bookWorld) lead() {
-	w.book = &Book{}
+func (w *fixture) lead() {
+	w.shares = &Allocator{}
 	w.open()
 	w.compile()
 }
 
 // turn is one of each of the manager's loops. It reports whether there is more to do.
-func (w *bookWorld) turn(t require.TestingT) bool {
-	send, waits := w.book.Round(w.compiled, w.inForce)
+func (w *fixture) turn(t require.TestingT) bool {
+	send, waits := w.shares.Round(w.compiled, w.inForce)
 	if w.status = w.record(t); waits {
-		w.book.Recorded(cb, w.status)
+		w.shares.Recorded(cb, w.status)
 	}
 	w.open()
 	w.compile()
 	return send || waits
 }
 
-func (w *bookWorld) settle(t require.TestingT) {
+func (w *fixture) settle(t require.TestingT) {
 	w.open()
 	w.compile()
 	for range 30 {
@@ -417,7 +417,7 @@ func (w *bookWorld) settle(t require.TestingT) {
 	require.Fail(t, "it does not end")
 }
 
-func (w *bookWorld) check(t require.TestingT) {
+func (w *fixture) check(t require.TestingT) {
 	for rule := range w.rules {
 		force := map[string][]Share{}
 		for _, p := range w.pods {
@@ -430,7 +430,7 @@ func (w *bookWorld) check(t require.TestingT) {
 }
 
 // checkRecord checks that what is in force is on record, and nothing else.
-func (w *bookWorld) checkRecord(t require.TestingT) {
+func (w *fixture) checkRecord(t require.TestingT) {
 	have := shares{}
 	for rule := range w.rules {
 		for _, p := range w.pods {
@@ -451,7 +451,7 @@ func (w *bookWorld) checkRecord(t require.TestingT) {
 // all have the same of it, and nothing changes any more.
 func TestInterleavingsOfABook(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := &bookWorld{book: &Book{}, rules: 3}
+		w := &fixture{shares: &Allocator{}, rules: 3}
 		w.lead()
 		for n := range rapid.IntRange(1, 150).Draw(t, "steps") {
 			one := func() *bookPod {
@@ -480,10 +480,10 @@ func TestInterleavingsOfABook(t *testing.T) {
 				w.open()
 				w.compile()
 			case "round":
-				w.book.Round(w.compiled, w.inForce)
+				w.shares.Round(w.compiled, w.inForce)
 			case "record":
 				w.status = w.record(t)
-				w.book.Recorded(cb, w.status)
+				w.shares.Recorded(cb, w.status)
 			case "lose": // what became of a write
 				if now := w.record(t); rapid.Bool().Draw(t, "written") {
 					w.status = now
@@ -514,7 +514,7 @@ func TestInterleavingsOfABook(t *testing.T) {
 				}
 			}
 		}
-		for _, br := range w.book.breakers {
+		for _, br := range w.shares.breakers {
 			for g := range maps.Values(br.groups) {
 				require.False(t, g.changed)
 			}
@@ -527,7 +527,7 @@ func TestInterleavingsOfABook(t *testing.T) {
 // nothing stays there that they have no more.
 func TestScopesThatChange(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := &bookWorld{book: &Book{}, rules: 1}
+		w := &fixture{shares: &Allocator{}, rules: 1}
 		w.lead()
 		w.join("p", []bool{true})
 		w.settle(t)
@@ -562,7 +562,7 @@ func TestScopesThatChange(t *testing.T) {
 
 // BenchmarkRound is of 2000 pods that share 100 rules.
 func BenchmarkRound(b *testing.B) {
-	w := &bookWorld{book: &Book{}, rules: 100}
+	w := &fixture{shares: &Allocator{}, rules: 100}
 	w.lead()
 	all := slices.Repeat([]bool{true}, w.rules)
 	for i := range 2000 {
@@ -571,13 +571,13 @@ func BenchmarkRound(b *testing.B) {
 	w.compile()
 	force := w.compiled
 	inForce := func(p compile.Policy) bool { return force[types.UID(p.Uid)].GetVersion() == p.Version }
-	round := func() { w.book.Round(w.compiled, inForce) }
+	round := func() { w.shares.Round(w.compiled, inForce) }
 	settle := func() {
 		for going := true; going; {
 			w.compile()
 			force = w.compiled
-			send, waits := w.book.Round(w.compiled, inForce)
-			w.book.Recorded(cb, record(b, w.book))
+			send, waits := w.shares.Round(w.compiled, inForce)
+			w.shares.Recorded(cb, record(b, w.shares))
 			going = send || waits
 		}
 	}
@@ -594,7 +594,7 @@ func BenchmarkRound(b *testing.B) {
 			w.compile()
 			force = maps.Clone(w.compiled)
 			round()
-			w.book.Recorded(cb, record(b, w.book))
+			w.shares.Recorded(cb, record(b, w.shares))
 			round()
 			w.compile()
 			round()
@@ -624,16 +624,16 @@ func BenchmarkRound(b *testing.B) {
 	b.Run("new leader", func(b *testing.B) {
 		for b.Loop() {
 			b.StopTimer()
-			book := &Book{}
-			book.Open(cb, v1alpha1.CircuitBreakerStatus{Shares: record(b, w.book)})
+			restored := &Allocator{}
+			restored.Open(cb, v1alpha1.CircuitBreakerStatus{Shares: record(b, w.shares)})
 			b.StartTimer()
-			book.Round(w.compiled, inForce)
+			restored.Round(w.compiled, inForce)
 		}
 	})
 	b.Run("record", func(b *testing.B) {
 		for b.Loop() {
-			w.book.breakers[cb].known = false
-			w.book.Recorded(cb, record(b, w.book))
+			w.shares.breakers[cb].known = false
+			w.shares.Recorded(cb, record(b, w.shares))
 		}
 	})
 }
