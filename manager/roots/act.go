@@ -23,7 +23,7 @@ import (
 )
 
 // act carries out a decision that was written. It may do so again after a crash.
-func (rt *root) act(ctx context.Context, w World, f decide.Facts, d decide.Decision, now time.Time) error {
+func (rt *root) act(ctx context.Context, w Input, f decide.Facts, d decide.Decision, now time.Time) error {
 	config, c := f.Spec.Config, rt.of.Client
 	asked := rt.demand.Asked
 	rt.demand = d.Demand

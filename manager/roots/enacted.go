@@ -48,9 +48,9 @@ func (e *Enacted) follow(uid types.UID, by *v1alpha1.ActingSpec) bool {
 	return ok && equality.Semantic.DeepEqual(was, by)
 }
 
-// Follows reports whether the configuration and the policies of a World follow from what a root
+// Follows reports whether the configuration and the policies of an Input follow from what a root
 // acts by.
-func (w World) Follows(uid types.UID, by *v1alpha1.ActingSpec) bool {
+func (w Input) Follows(uid types.UID, by *v1alpha1.ActingSpec) bool {
 	return w.Enacted.follow(uid, by) && (w.Compiled.Policies == nil || w.CompiledBy.follow(uid, by))
 }
 

@@ -225,8 +225,8 @@ func (m *mesh) pod(ordinal int) *corev1.Pod {
 	return p
 }
 
-func (m *mesh) world() World {
-	w := World{Compiled: m.compiled, CompiledBy: m.by, Removed: m.removed, Unconnected: m.unconnected, Namespaces: namespaces, RequestTimeout: requestTimeout, Node: func(name string) bool { return !m.nodes[name] }}
+func (m *mesh) world() Input {
+	w := Input{Compiled: m.compiled, CompiledBy: m.by, Removed: m.removed, Unconnected: m.unconnected, Namespaces: namespaces, RequestTimeout: requestTimeout, Node: func(name string) bool { return !m.nodes[name] }}
 	var configs v1alpha1.ShardingConfigList
 	var pods corev1.PodList
 	require.NoError(m, m.List(m.Context(), &configs))

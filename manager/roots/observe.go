@@ -49,7 +49,7 @@ type statefulSet struct {
 	allows       bool // the manager to restore its template
 }
 
-// Sources are what a leader knows besides the World and the recorded state.
+// Sources are what a leader knows besides the Input and the recorded state.
 type Sources struct {
 	// Observe returns what the agent of a node reported about a pod.
 	Observe func(node, uid string) push.Observation
@@ -61,9 +61,9 @@ type Sources struct {
 	Asked uint64
 }
 
-// FactsOf returns the facts about a root that follow from a World, the recorded state and what
+// FactsOf returns the facts about a root that follow from an Input, the recorded state and what
 // the leader knows. The others must be read from the apiserver.
-func FactsOf(config *v1alpha1.ShardingConfig, w World, stored decide.Stored, m decide.Memory, s Sources) decide.Facts {
+func FactsOf(config *v1alpha1.ShardingConfig, w Input, stored decide.Stored, m decide.Memory, s Sources) decide.Facts {
 	f := decide.Facts{Spec: specOf(config, w), Stored: stored, Pods: podsOf(config, w, stored.State.Members), Namespaces: w.Namespaces}
 	f.Agents = decide.Agents{
 		Observed: map[decide.PodKey]push.Observation{}, Policies: w.Compiled.Policies,
@@ -82,7 +82,7 @@ func FactsOf(config *v1alpha1.ShardingConfig, w World, stored decide.Stored, m d
 }
 
 // observe gathers what a decision depends on.
-func (rt *root) observe(ctx context.Context, config *v1alpha1.ShardingConfig, w World, now time.Time) (decide.Facts, error) {
+func (rt *root) observe(ctx context.Context, config *v1alpha1.ShardingConfig, w Input, now time.Time) (decide.Facts, error) {
 	f := FactsOf(config, w, rt.stored, rt.memory, Sources{Observe: rt.of.Observe, Locks: rt.of.Locks, Since: rt.of.since, Asked: rt.demand.Asked})
 	f.Weights, f.Answers = rt.weights(), rt.of.Queries.Answers(rt.uid)
 	if config.Spec.Root.Method == v1alpha1.MethodLabels {
@@ -115,7 +115,7 @@ func (rt *root) observe(ctx context.Context, config *v1alpha1.ShardingConfig, w 
 }
 
 // specOf returns what is asked of a root.
-func specOf(config *v1alpha1.ShardingConfig, w World) decide.Spec {
+func specOf(config *v1alpha1.ShardingConfig, w Input) decide.Spec {
 	s := decide.Spec{Config: config, Asked: w.Enacted.Asked[config.UID], Change: w.Enacted.Changes[config.UID], Unknown: w.Unknown[config.UID]}
 	if s.Problem = compile.Invalid(config); s.Problem == nil {
 		s.Problem = w.Unresolved[config.UID]
@@ -133,7 +133,7 @@ func specOf(config *v1alpha1.ShardingConfig, w World) decide.Spec {
 }
 
 // podsOf returns the pods of a root.
-func podsOf(config *v1alpha1.ShardingConfig, w World, members map[string]handover.Member) decide.Pods {
+func podsOf(config *v1alpha1.ShardingConfig, w Input, members map[string]handover.Member) decide.Pods {
 	out := decide.Pods{ByUID: map[string]*corev1.Pod{}, NodesGone: map[string]bool{}}
 	selects := layout.Selects(config.Spec.Root)
 	for _, p := range w.Pods {
@@ -163,7 +163,7 @@ func (rt *root) weights() decide.Weights {
 }
 
 // survey returns what is known of the operator's locks.
-func survey(config *v1alpha1.ShardingConfig, w World, f decide.Facts, s Sources) decide.Locks {
+func survey(config *v1alpha1.ShardingConfig, w Input, f decide.Facts, s Sources) decide.Locks {
 	observe := func(node, uid string) push.Observation { return f.Agents.Observed[decide.PodKey{Node: node, UID: uid}] }
 	out := decide.Locks{States: map[types.NamespacedName]locks.State{}, Claimed: map[types.NamespacedName]bool{}, Forbidden: w.ForbiddenLocks[config.UID], Asked: s.Asked}
 	out.Surveyed, out.Undiscovered = locks.Survey(config, f.Stored.Status.Locks, locks.Sightings(f.Pods.Workload, observe), w.Configs, s.Locks)

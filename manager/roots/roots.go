@@ -41,9 +41,9 @@ import (
 // perRoot bounds the time that a round spends on one root.
 const perRoot = 15 * time.Second
 
-// World is the input of a round. The policies of Compiled must be the last ones that were
+// Input is what a round is about. The policies of Compiled must be the last ones that were
 // pushed, nil before the first push, and Removed must not be older than they are.
-type World struct {
+type Input struct {
 	Configs  []*v1alpha1.ShardingConfig
 	Pods     []*corev1.Pod
 	Compiled compile.Result
@@ -147,7 +147,7 @@ func (r *Roots) Known(configs []*v1alpha1.ShardingConfig, namespaces []string) (
 func (r *Roots) Young() bool { return r.roots == nil || r.Now().Sub(r.since) < status.Grace }
 
 // Round takes the steps that are possible now for each root.
-func (r *Roots) Round(ctx context.Context, w World) error {
+func (r *Roots) Round(ctx context.Context, w Input) error {
 	if r.roots == nil {
 		r.since, r.roots = r.Now(), map[origin.Name]*root{}
 	}

@@ -49,22 +49,22 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	}
 	// Read after what was listed, so that it is no older. Before the first pods have
 	// no policies, so that nothing follows from what agents say of them.
-	world := roots.World{Configs: l.Configs, Pods: l.Pods, Namespaces: l.Namespaces, Enacted: l.Enacted, Unknown: l.Unknown, Unresolved: l.Resolved.Errors, RequestTimeout: r.State.RequestTimeout(), Node: func(name string) bool {
+	in := roots.Input{Configs: l.Configs, Pods: l.Pods, Namespaces: l.Namespaces, Enacted: l.Enacted, Unknown: l.Unknown, Unresolved: l.Resolved.Errors, RequestTimeout: r.State.RequestTimeout(), Node: func(name string) bool {
 		return !apierrors.IsNotFound(r.Cache.Get(ctx, types.NamespacedName{Name: name}, controllers.MetadataOf(controllers.NodeKind)))
 	}}
 	if forbidden := r.State.ForbiddenLocks.Load(); forbidden != nil {
-		world.ForbiddenLocks = *forbidden
+		in.ForbiddenLocks = *forbidden
 	}
 	if c := r.State.Compiled.Load(); c != nil {
-		world.Compiled, world.CompiledBy, world.Removed = c.Result, c.Enacted, r.Push.Removed()
+		in.Compiled, in.CompiledBy, in.Removed = c.Result, c.Enacted, r.Push.Removed()
 	}
 	if r.Roots.Young() {
 		var err error
-		if world.Unconnected, err = r.unconnected(ctx); err != nil {
+		if in.Unconnected, err = r.unconnected(ctx); err != nil {
 			return err
 		}
 	}
-	err := r.Roots.Round(ctx, world)
+	err := r.Roots.Round(ctx, in)
 	r.next = time.Time{}
 	if r.Roots.Correcting() {
 		r.next = time.Now().Add(roots.CorrectEvery)

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// leastSample is the least number of requests, or writes, that an analysis judges.
+	// leastSample is the least number of requests, or writes, that an analysis evaluates.
 	leastSample = 50
 	// leastTrial is how long a shard is analyzed at least: agents report counts every ten
 	// seconds, each at a time of its own.

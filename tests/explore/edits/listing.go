@@ -29,7 +29,7 @@ type listingID int32
 // listed is a listing and what follows from it.
 type listed struct {
 	listing
-	world roots.World
+	world roots.Input
 	// compiled reports whether all roots were known, so that policies followed.
 	compiled bool
 	policies [slots]policyID
@@ -103,7 +103,7 @@ func (x *explorer) compile(l listing) listed {
 
 // enact makes the configurations follow what their shards act by, and at once the part of the
 // spec of which a flaw says so.
-func (x *explorer) enact(w *roots.World, known map[origin.Name]compile.Root) {
+func (x *explorer) enact(w *roots.Input, known map[origin.Name]compile.Root) {
 	given := maps.Clone(known)
 	for _, c := range w.Configs {
 		one := given[origin.Of(c)]

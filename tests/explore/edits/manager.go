@@ -44,7 +44,7 @@ func (x *explorer) lists(w world) world {
 }
 
 // world returns what a round of roots begins with.
-func (x *explorer) world(w world) roots.World {
+func (x *explorer) world(w world) roots.Input {
 	m := w.manager
 	out := x.listings[m.listed].world
 	c := x.listings[m.compiled]
