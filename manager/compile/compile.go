@@ -136,7 +136,7 @@ type source struct {
 func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[origin.Name]Root, rules Rules) Result {
 	c := &compilation{
 		Result: Result{Policies: make(map[types.UID]Policy, len(pods)), Took: map[types.NamespacedName]time.Duration{}}, pods: slices.SortedFunc(slices.Values(pods), byName), roots: roots,
-		requestTimeout: rules.RequestTimeout, seals: sealer{}, sources: map[string][]source{}, rootOf: map[types.NamespacedName]*root{}, tooLarge: map[types.UID]bool{},
+		requestTimeout: rules.RequestTimeout, versions: versioner{}, sources: map[string][]source{}, rootOf: map[types.NamespacedName]*root{}, tooLarge: map[types.UID]bool{},
 		elapsed: rules.Elapsed, cache: cmp.Or(rules.Cache, &Cache{}), read: map[origin.Name]objectLimits{},
 	}
 	c.readConfigs(configs)
@@ -154,7 +154,7 @@ type compilation struct {
 	pods           []*corev1.Pod // sorted
 	roots          map[origin.Name]Root
 	requestTimeout time.Duration
-	seals          sealer
+	versions       versioner
 	shards         []*Shard
 	sources        map[string][]source            // by namespace
 	rootOf         map[types.NamespacedName]*root // by shard
@@ -242,7 +242,7 @@ func (c *compilation) readRoot(s *source, objects map[types.NamespacedName]*v1al
 	for _, d := range r.derived {
 		c.rootOf[d.NamespacedName] = r
 	}
-	r.refuseLost(c.pods, c.seals, c.Policies)
+	r.refuseLost(c.pods, c.versions, c.Policies)
 	return r.derived
 }
 
@@ -265,10 +265,10 @@ func (c *compilation) judgePod(pod *corev1.Pod, traffic *trafficRules, sizes siz
 		c.tooLarge[pod.UID] = true
 		digest = nil
 	}
-	sealed := c.seals.seal(pod.Spec.NodeName, p, digest)
-	c.Policies[pod.UID] = sealed
+	versioned := c.versions.finish(pod.Spec.NodeName, p, digest)
+	c.Policies[pod.UID] = versioned
 	for _, t := range targets {
-		t.Version = sealed.Version
+		t.Version = versioned.Version
 	}
 	return by
 }

@@ -224,7 +224,7 @@ func (r *root) limit(s *meshv1.Sharding, owned sharding.Scope) {
 // still run on an unreachable node. The serial is never 0, so that the refusal bars all
 // earlier policies for good. An agent keeps the traffic rules that it knows, because the
 // refusal contains none.
-func (r *root) refuseLost(pods []*corev1.Pod, seals sealer, policies map[types.UID]Policy) {
+func (r *root) refuseLost(pods []*corev1.Pod, versions versioner, policies map[types.UID]Policy) {
 	lost := map[string]handover.Member{}
 	maps.Copy(lost, r.State.Members)
 	for _, m := range r.Lost {
@@ -236,7 +236,7 @@ func (r *root) refuseLost(pods []*corev1.Pod, seals sealer, policies map[types.U
 		}
 	}
 	for uid, m := range lost {
-		policies[types.UID(uid)] = seals.seal(m.Node, &meshv1.PodPolicy{
+		policies[types.UID(uid)] = versions.finish(m.Node, &meshv1.PodPolicy{
 			Uid: uid, Namespace: r.config.Namespace, Name: m.Name, Workload: m.Name,
 			Serial: uint64(max(1, m.Serial, r.State.Shards[m.Shard].Serial, r.State.MinSerial)),
 			Refuse: fmt.Sprintf("pod %s/%s was deleted or has ended", r.config.Namespace, m.Name),

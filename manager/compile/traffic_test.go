@@ -381,11 +381,11 @@ func TestAnUnsoundPolicyHasTheRules(t *testing.T) {
 	pod := sharingPods(1)[0]
 	p := &meshv1.PodPolicy{Uid: "u0", Refuse: "\xff"}
 	_, digest := newTrafficRules(rules).judge(pod, p)
-	sealed := sealer{}.seal("n", p, digest)
-	require.Contains(t, sealed.Version, "unsound")
-	require.NotNil(t, sealed.Traffic.GetEgress())
-	other := sealer{}.seal("n", p, []byte("other"))
-	require.NotEqual(t, sealed.Version, other.Version)
+	versioned := versioner{}.finish("n", p, digest)
+	require.Contains(t, versioned.Version, "unsound")
+	require.NotNil(t, versioned.Traffic.GetEgress())
+	other := versioner{}.finish("n", p, []byte("other"))
+	require.NotEqual(t, versioned.Version, other.Version)
 }
 
 // Its agent would take a refusal without a serial for that of a pod that has no rules.

@@ -71,10 +71,10 @@ func bearer(ctx context.Context) (string, error) {
 	return "", status.Error(codes.Unauthenticated, "send one bearer token in the metadata authorization")
 }
 
-// gate bounds the number of concurrent TokenReviews. Only a peer that exceeds its own
+// reviewLimiter bounds the number of concurrent TokenReviews. Only a peer that exceeds its own
 // bound is rejected: pods can reach the manager too, and one that sends invalid tokens must
 // not block an agent.
-type gate struct {
+type reviewLimiter struct {
 	once  sync.Once
 	slots chan struct{} // served in the order of arrival
 
@@ -82,28 +82,28 @@ type gate struct {
 	calls map[string]int // under way or waiting, by peer
 }
 
-func (g *gate) enter(ctx context.Context) (leave func(), err error) {
-	g.once.Do(func() {
-		g.slots, g.calls = make(chan struct{}, maxReviews), map[string]int{}
+func (l *reviewLimiter) enter(ctx context.Context) (leave func(), err error) {
+	l.once.Do(func() {
+		l.slots, l.calls = make(chan struct{}, maxReviews), map[string]int{}
 	})
 	who := address(ctx)
-	g.mu.Lock()
-	if g.calls[who] >= maxCallsPerPeer {
-		g.mu.Unlock()
+	l.mu.Lock()
+	if l.calls[who] >= maxCallsPerPeer {
+		l.mu.Unlock()
 		return nil, status.Error(codes.ResourceExhausted, "too many calls at once from this address")
 	}
-	g.calls[who]++
-	g.mu.Unlock()
+	l.calls[who]++
+	l.mu.Unlock()
 	forget := func() {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		if g.calls[who]--; g.calls[who] == 0 {
-			delete(g.calls, who)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.calls[who]--; l.calls[who] == 0 {
+			delete(l.calls, who)
 		}
 	}
 	select {
-	case g.slots <- struct{}{}:
-		return func() { <-g.slots; forget() }, nil
+	case l.slots <- struct{}{}:
+		return func() { <-l.slots; forget() }, nil
 	case <-ctx.Done():
 		forget()
 		return nil, ctx.Err()

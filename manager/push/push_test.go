@@ -505,7 +505,7 @@ func TestBogusTokensDoNotStarveAgents(t *testing.T) {
 		require.NoError(t, err)
 		return peer.NewContext(t.Context(), &peer.Peer{Addr: a})
 	}
-	var g gate
+	var g reviewLimiter
 	var leave []func()
 	for i := range 3 * maxCallsPerPeer {
 		l, err := g.enter(from(fmt.Sprintf("10.0.0.66:%d", 1000+i)))

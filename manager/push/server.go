@@ -77,7 +77,7 @@ type Server struct {
 	StreamLife time.Duration
 	Log        *slog.Logger
 
-	reviews gate
+	reviews reviewLimiter
 
 	mu      sync.Mutex
 	cluster *meshv1.Cluster

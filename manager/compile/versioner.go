@@ -14,12 +14,12 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
-// sealer computes the versions of policies. It caches the digests of shardings that
-// several pods share. These may be large, and must not change while the sealer is in use.
-type sealer map[*meshv1.Sharding][]byte
+// versioner computes the versions of policies. It caches the digests of shardings that
+// several pods share. These may be large, and must not change while the versioner is in use.
+type versioner map[*meshv1.Sharding][]byte
 
-// seal sets the version of a policy. traffic is the digest of its Traffic, if it has one.
-func (s sealer) seal(node string, p *meshv1.PodPolicy, traffic []byte) Policy {
+// finish sets the version of a policy. traffic is the digest of its Traffic, if it has one.
+func (s versioner) finish(node string, p *meshv1.PodPolicy, traffic []byte) Policy {
 	var err error
 	if p.Version, err = s.version(p, traffic); err != nil {
 		// A policy that cannot be encoded must not block the policies of other pods.
@@ -32,7 +32,7 @@ func (s sealer) seal(node string, p *meshv1.PodPolicy, traffic []byte) Policy {
 }
 
 // version returns the hash of a policy's content, prefixed with its serial if it has one.
-func (s sealer) version(p *meshv1.PodPolicy, traffic []byte) (string, error) {
+func (s versioner) version(p *meshv1.PodPolicy, traffic []byte) (string, error) {
 	sharding, rules, required := p.Sharding, p.Traffic, p.RequiredSerial
 	p.Sharding, p.Traffic, p.RequiredSerial = nil, nil, 0
 	content, err := digest(p)
