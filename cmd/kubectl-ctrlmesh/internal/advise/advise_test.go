@@ -99,7 +99,7 @@ func TestVerdicts(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := Judge(Input{Profile: seen(t, c.lines...), Namespace: "team", Workload: "sts/op", Served: served})
+			got := Evaluate(Input{Profile: seen(t, c.lines...), Namespace: "team", Workload: "sts/op", Served: served})
 			require.Equal(t, c.verdict, got.Verdict, "%+v", got)
 			require.Contains(t, got.Because, c.because)
 			require.Equal(t, c.divide, strings.Join(got.Divide, " "))
@@ -127,7 +127,7 @@ func TestRecordedRisks(t *testing.T) {
 	}
 	p := &Profile{}
 	p.Record(&meshv1.WorkloadUsage{Pods: []*meshv1.PodUsage{{Name: "op-0", Usage: &meshv1.Usage{Requests: 40, LastMs: 1000, Resources: []*meshv1.ResourceUsage{foos, secrets}}}}})
-	got := Judge(Input{Profile: p, Namespace: "team", Workload: "sts/op", Served: served})
+	got := Evaluate(Input{Profile: p, Namespace: "team", Workload: "sts/op", Served: served})
 	require.Equal(t, Divisible, got.Verdict)
 	require.Equal(t, "40 requests of 1 pod in 1s, 70 events of watches, 2 KiB of other responses", got.Seen)
 	require.Len(t, got.Risks, 4, "%s", got.Risks)
@@ -137,7 +137,7 @@ func TestRecordedRisks(t *testing.T) {
 
 func TestAdviceIsPrinted(t *testing.T) {
 	var out bytes.Buffer
-	advice := Judge(Input{Profile: seen(t, usual...), Namespace: "team", Workload: "sts/op", Served: served})
+	advice := Evaluate(Input{Profile: seen(t, usual...), Namespace: "team", Workload: "sts/op", Served: served})
 	require.NoError(t, render.Write(&out, "table", advice))
 	require.Equal(t, `VERDICT  can be divided by namespace
 SEEN     60 requests of 1 pod in 59s
@@ -145,7 +145,7 @@ DIVIDE   example.com/foos, secrets
 LOCK     team/op-lock
 NEXT     kubectl ctrlmesh adopt sts/op -n team --shards 2 --resources example.com/foos,secrets --dry-run
 `, out.String())
-	text, err := json.Marshal(Judge(Input{Profile: &Profile{}}))
+	text, err := json.Marshal(Evaluate(Input{Profile: &Profile{}}))
 	require.NoError(t, err)
 	require.NotContains(t, string(text), "null", "lists are never absent")
 }

@@ -1,7 +1,7 @@
-// Package advise judges from the requests of an operator whether it can be divided. It is pure.
+// Package advise decides from the requests of an operator whether it can be divided. It is pure.
 //
 //	profile.go  what the operator does, by resource
-//	judge.go    the verdict, and what to know before the operator is divided
+//	evaluate.go the verdict, and what to know before the operator is divided
 package advise
 
 import (

@@ -36,7 +36,7 @@ type Adviser struct {
 	Watching func()
 }
 
-// Advise judges by the requests of the operator.
+// Advise decides by the requests of the operator.
 func (a Adviser) Advise(ctx context.Context) (advise.Advice, error) {
 	s, err := a.Reader.ReadAll(ctx, snapshot.Programs, snapshot.Configs(a.Namespace), snapshot.Members(a.Namespace), snapshot.Target(a.Namespace, a.Workload), snapshot.Usage(a.Namespace, a.Workload))
 	if err == nil {
@@ -57,7 +57,7 @@ func (a Adviser) Advise(ctx context.Context) (advise.Advice, error) {
 	if root := (adoption.Request{Namespace: a.Namespace, Target: a.Workload}).Root(s); root != nil {
 		in.Root = root.Name
 	}
-	return advise.Judge(in), nil
+	return advise.Evaluate(in), nil
 }
 
 // onTheMesh returns an error if the workload has no pods on the mesh.

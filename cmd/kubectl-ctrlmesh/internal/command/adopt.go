@@ -102,7 +102,7 @@ func (w *walk) adopt(ctx context.Context, flags rootFlags, dryRun bool) error {
 		return w.refused(problems)
 	}
 	if dryRun {
-		return w.print(adoption.AdoptPlan(s, w.request, manifest), false)
+		return w.print(adoption.AdoptScript(s, w.request, manifest), false)
 	}
 	status, changes := report.StatusOf(s), "nothing is left to change"
 	if len(adoption.Adoptions(s, w.request)) > 0 {

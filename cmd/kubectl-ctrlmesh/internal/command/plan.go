@@ -63,10 +63,10 @@ func (e *environment) planned(ctx context.Context, file, namespace string) (*v1a
 }
 
 // planOf reads what a plan follows from.
-func planOf(ctx context.Context, r snapshot.Reader, root *v1alpha1.ShardingConfig) (plan.Plan, error) {
+func planOf(ctx context.Context, r snapshot.Reader, root *v1alpha1.ShardingConfig) (plan.Preview, error) {
 	lists, _, err := r.Served()
 	if err != nil {
-		return plan.Plan{}, err
+		return plan.Preview{}, err
 	}
 	resources, unknown := plan.Resources(lists, root)
 	parts := []snapshot.Part{snapshot.Configs(root.Namespace), snapshot.Namespaces, snapshot.Counts(resources)}
@@ -75,13 +75,13 @@ func planOf(ctx context.Context, r snapshot.Reader, root *v1alpha1.ShardingConfi
 	}
 	s, err := r.ReadAll(ctx, parts...)
 	if err != nil {
-		return plan.Plan{}, err
+		return plan.Preview{}, err
 	}
 	if s.Config(root.Namespace, root.Name) == nil {
 		s.Configs = append(s.Configs, *root) // whose locks are read
 	}
 	if err := r.Extend(ctx, s, snapshot.Locks, snapshot.ManagerLists(resources)); err != nil {
-		return plan.Plan{}, err
+		return plan.Preview{}, err
 	}
 	return plan.Of(s, root, unknown)
 }

@@ -68,7 +68,7 @@ func (w *walk) remove(ctx context.Context, dryRun bool) error {
 		return w.refused(problems)
 	}
 	if dryRun {
-		return w.print(adoption.RemovePlan(s, w.request), false)
+		return w.print(adoption.RemoveScript(s, w.request), false)
 	}
 	result, _, err := w.run(ctx)
 	if err != nil {

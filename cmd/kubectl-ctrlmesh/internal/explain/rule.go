@@ -121,7 +121,7 @@ func (v *Verdict) passed(s *snapshot.Snapshot, q *Request, in inForce, d *evalua
 	case x.Lock != nil:
 		v.aboutLock(s, in, d)
 	case in.GetSharding().GetShadow() != nil && strings.Contains(x.Out.Query, "dryRun="):
-		v.Effect, v.By = DryRun, describe(in.config, "shadow")
+		v.Action, v.By = DryRun, describe(in.config, "shadow")
 		v.Summary = "passes as a dry run, which changes nothing"
 	case v.narrowed(s, q, in, d):
 	case x.Exempt && q.writes():
@@ -152,7 +152,7 @@ func (v *Verdict) narrowed(s *snapshot.Snapshot, q *Request, in inForce, d *eval
 	default:
 		return false
 	}
-	v.Effect = Narrowed
+	v.Action = Narrowed
 	return true
 }
 
@@ -289,7 +289,7 @@ func (v *Verdict) aboutLock(s *snapshot.Snapshot, in inForce, d *evaluated) {
 	if d.policy.Standby {
 		v.Summary, v.By = "passes unchanged: in standby, locks keep their names and are only read", origin.Describe(in.config)
 	} else {
-		v.Effect, v.By = Renamed, describe(in.config, "locks")
+		v.Action, v.By = Renamed, describe(in.config, "locks")
 		v.Summary = fmt.Sprintf("lock %s/%s is %s at the apiserver", l.Namespace(), l.Name(), upstream)
 	}
 	name := types.NamespacedName{Namespace: l.Namespace(), Name: upstream}

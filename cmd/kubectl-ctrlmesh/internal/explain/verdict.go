@@ -20,25 +20,25 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 )
 
-// Effect is what the mesh does with a request.
-type Effect string
+// Action is what the mesh does with a request.
+type Action string
 
-// Effects.
+// Actions.
 const (
 	// Unchanged: the request passes.
-	Unchanged Effect = "Unchanged"
+	Unchanged Action = "Unchanged"
 	// Narrowed: a list, watch or deletecollection passes, restricted to some objects.
-	Narrowed Effect = "Narrowed"
+	Narrowed Action = "Narrowed"
 	// Renamed: the request is about a lock, and passes under the name of the shard's lock.
-	Renamed Effect = "Renamed"
+	Renamed Action = "Renamed"
 	// DryRun: the pod is a shadow, and the write passes as a dry run.
-	DryRun Effect = "DryRun"
+	DryRun Action = "DryRun"
 	// Faulted: a fault may be injected.
-	Faulted Effect = "Faulted"
+	Faulted Action = "Faulted"
 	// Refused: the proxy answers the request itself.
-	Refused Effect = "Refused"
+	Refused Action = "Refused"
 	// Disconnected: no agent serves the pod, so that its connections are refused.
-	Disconnected Effect = "Disconnected"
+	Disconnected Action = "Disconnected"
 )
 
 // Verdict is what the mesh does with a request.
@@ -51,7 +51,7 @@ type Verdict struct {
 	Name            string `json:"name,omitempty"`
 	Cluster         string `json:"cluster,omitempty"`
 
-	Effect Effect `json:"effect"`
+	Action Action `json:"effect"`
 	// Code is the status code of a refusal, and Reason its reason in ctrlmesh_refusals_total.
 	Code   int32          `json:"code,omitempty"`
 	Reason meshv1.Refusal `json:"reason,omitempty"`
@@ -83,7 +83,7 @@ func Of(s *snapshot.Snapshot, q *Request) (Verdict, error) {
 func verdict(s *snapshot.Snapshot, q *Request, of func(*corev1.Pod) (inForce, error)) (Verdict, error) {
 	v := Verdict{
 		Namespace: q.Pod.Namespace, Pod: q.Pod.Name, Verb: q.Verb, Resource: q.Resource.String(),
-		ObjectNamespace: q.Namespace, Name: q.Name, Cluster: q.Cluster, Effect: Unchanged, Summary: "passes unchanged",
+		ObjectNamespace: q.Namespace, Name: q.Name, Cluster: q.Cluster, Action: Unchanged, Summary: "passes unchanged",
 	}
 	pod := s.Subjects.Pod
 	if !compile.Labelled(pod) {
@@ -136,7 +136,7 @@ func (v *Verdict) decide(s *snapshot.Snapshot, q *Request, in inForce) error {
 // isolated fills in what the stages before the rules of traffic decide.
 func (v *Verdict) isolated(s *snapshot.Snapshot, q *Request, in inForce, d *evaluated) {
 	if d.end != nil {
-		v.Effect, v.Code, v.Reason = Refused, d.end.Status.ErrStatus.Code, d.end.Reason
+		v.Action, v.Code, v.Reason = Refused, d.end.Status.ErrStatus.Code, d.end.Reason
 		v.Summary = refusal(d.end)
 		v.By, v.Do = refusedBy(in, d)
 		if v.Reason == meshv1.RefusedForeign {
@@ -171,9 +171,9 @@ func (v *Verdict) withheld(s *snapshot.Snapshot, q *Request, in inForce, d *eval
 	if err != nil {
 		return err
 	}
-	other := Verdict{Effect: Unchanged, Summary: v.Summary}
+	other := Verdict{Action: Unchanged, Summary: v.Summary}
 	other.isolated(s, q, in, would)
-	if other.Effect != Unchanged {
+	if other.Action != Unchanged {
 		v.By = describe(in.config, rule)
 		v.Notes = append(v.Notes, fmt.Sprintf("without %s: %s", rule, other.Summary))
 	}
@@ -200,7 +200,7 @@ func (v *Verdict) limited(in inForce) {
 		if l.refusal == nil {
 			continue
 		}
-		v.Effect, v.Code, v.Reason = Refused, 429, meshv1.RefusedLimited
+		v.Action, v.Code, v.Reason = Refused, 429, meshv1.RefusedLimited
 		if l.refusal.Opened {
 			v.Code, v.Reason = 503, meshv1.RefusedBreaker
 		}
@@ -211,7 +211,7 @@ func (v *Verdict) limited(in inForce) {
 	}
 	if len(v.Faults) > 0 {
 		f := v.Faults[0]
-		v.Effect = Faulted
+		v.Action = Faulted
 		v.Summary = "a fault may be injected; otherwise: " + v.Summary
 		v.By = fmt.Sprintf("FaultInjection %s, rule %s", f.Injection, f.Rule)
 		v.Do = fmt.Sprintf("kubectl ctrlmesh faults stop %s -n %s ends it", f.Injection, in.GetNamespace())
@@ -232,12 +232,12 @@ func (v *Verdict) connection(s *snapshot.Snapshot, pod *corev1.Pod, in inForce) 
 	case i >= 0 && agents[i].Pod != "":
 		v.Notes = append(v.Notes, fmt.Sprintf("agent %s of node %s is not ready, so that connections may be refused: %s", agents[i].Pod, node, see))
 	case in.GetFailOpen():
-		v.Effect, v.Code, v.Reason, v.Owner, v.Limits, v.Faults = Unchanged, 0, "", "", nil, nil
+		v.Action, v.Code, v.Reason, v.Owner, v.Limits, v.Faults = Unchanged, 0, "", "", nil, nil
 		v.Summary, v.By = fmt.Sprintf("passes unchanged, because node %s has no agent", node), describe(in.config, "failurePolicy: Open")
 		v.Do = see
 	default:
 		v.Notes = append(v.Notes, "once the node has an agent: "+v.Summary)
-		v.Effect, v.Code, v.Reason, v.Owner = Disconnected, 0, "", ""
+		v.Action, v.Code, v.Reason, v.Owner = Disconnected, 0, "", ""
 		v.Summary, v.By = fmt.Sprintf("the connection is refused, because node %s has no agent", node), describe(in.config, "failurePolicy: Closed")
 		v.Do = see
 	}
@@ -257,7 +257,7 @@ func (v *Verdict) remarks(s *snapshot.Snapshot, q *Request, in inForce) {
 	if why := unready(in, v.Pod); why != "" {
 		v.Notes = append(v.Notes, "the manager says that the pod is not ready, so that its agent may apply an earlier policy: "+why)
 	}
-	if v.Effect == Unchanged && q.writes() && gains(in, q.Namespace) {
+	if v.Action == Unchanged && q.writes() && gains(in, q.Namespace) {
 		v.Notes = append(v.Notes, "the shard gained the namespace just now: until the caches of the pod have its objects, writes get 409")
 	}
 	if err := s.Requires(snapshot.Settings); err != nil {
@@ -345,7 +345,7 @@ func memberText(s *snapshot.Snapshot, pod *corev1.Pod, in inForce) string {
 
 // Findings reports whether the request does not pass, or may get a fault.
 func (v Verdict) Findings() bool {
-	return v.Effect == Refused || v.Effect == Faulted || v.Effect == Disconnected
+	return v.Action == Refused || v.Action == Faulted || v.Action == Disconnected
 }
 
 // WriteText implements render.Report.

@@ -19,7 +19,7 @@ const maxWriters = 8
 type Write struct {
 	Pod      string `json:"pod"`
 	Resource string `json:"resource"`
-	Effect   Effect `json:"effect"`
+	Action   Action `json:"effect"`
 	Code     int32  `json:"code,omitempty"`
 }
 
@@ -49,7 +49,7 @@ func Writes(s *snapshot.Snapshot, c *v1alpha1.ShardingConfig, namespace string) 
 		about := *s
 		about.Subjects.Pod = pod
 		if v, err := verdict(&about, q, all.of); err == nil {
-			out = append(out, Write{pod.Name, v.Resource, v.Effect, v.Code})
+			out = append(out, Write{pod.Name, v.Resource, v.Action, v.Code})
 		}
 	}
 	return out
@@ -75,7 +75,7 @@ func DescribeWrites(writes []Write) string {
 	var texts []string
 	for _, w := range writes {
 		what := "passes"
-		switch w.Effect {
+		switch w.Action {
 		case Refused:
 			what = fmt.Sprint(w.Code)
 		case Disconnected:

@@ -23,8 +23,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/resources"
 )
 
-// Plan is what a root would do.
-type Plan struct {
+// Preview is what a root would do.
+type Preview struct {
 	Namespace string       `json:"namespace"`
 	Root      string       `json:"root"`
 	Key       v1alpha1.Key `json:"key"`
@@ -77,8 +77,8 @@ func Resources(lists []*metav1.APIResourceList, root *v1alpha1.ShardingConfig) (
 
 // Of returns what a root would do, by what a snapshot has of its workload, namespaces, objects and
 // locks. The root has its defaults. unknown are what [Resources] did not find.
-func Of(s *snapshot.Snapshot, root *v1alpha1.ShardingConfig, unknown []string) (Plan, error) {
-	p := Plan{Namespace: root.Namespace, Root: root.Name, Key: operator.KeyOf(root), Shards: []Shard{}}
+func Of(s *snapshot.Snapshot, root *v1alpha1.ShardingConfig, unknown []string) (Preview, error) {
+	p := Preview{Namespace: root.Namespace, Root: root.Name, Key: operator.KeyOf(root), Shards: []Shard{}}
 	for _, u := range unknown {
 		p.Problems = append(p.Problems, u+": correct spec.root.resourceSelector, because nothing is divided until all resources are known")
 	}
@@ -100,7 +100,7 @@ func Of(s *snapshot.Snapshot, root *v1alpha1.ShardingConfig, unknown []string) (
 
 // weigh returns the weights by which the manager would divide, if it may count what the user may.
 // counted reports whether they are numbers of objects.
-func (p *Plan) weigh(s *snapshot.Snapshot) (out layout.Weights, counted bool) {
+func (p *Preview) weigh(s *snapshot.Snapshot) (out layout.Weights, counted bool) {
 	if p.Key == v1alpha1.KeyObject {
 		p.Notes = append(p.Notes, "objects are assigned by uid (key: Object), so that each shard owns an equal part of them")
 		return nil, false
@@ -135,7 +135,7 @@ func (p *Plan) weigh(s *snapshot.Snapshot) (out layout.Weights, counted bool) {
 }
 
 // divide fills in the shards with what they would own.
-func (p *Plan) divide(s *snapshot.Snapshot, root *v1alpha1.RootConfig, w layout.Weights, counted bool) {
+func (p *Preview) divide(s *snapshot.Snapshot, root *v1alpha1.RootConfig, w layout.Weights, counted bool) {
 	next, last := layout.First(root, w), owned(s.Config(p.Namespace, p.Root))
 	if len(last) > 0 {
 		next = layout.Next(root, last, w)
@@ -227,7 +227,7 @@ func ownerOf(scopes map[string]sharding.Scope, key string) string {
 }
 
 // place fills in which pods would belong to the shards.
-func (p *Plan) place(s *snapshot.Snapshot, root *v1alpha1.RootConfig) {
+func (p *Preview) place(s *snapshot.Snapshot, root *v1alpha1.RootConfig) {
 	w := s.Subjects.Workload
 	if root.TargetSelector != nil {
 		p.Notes = append(p.Notes, "pods are not assigned here, because spec.root.targetSelector selects them")
@@ -263,7 +263,7 @@ func (p *Plan) place(s *snapshot.Snapshot, root *v1alpha1.RootConfig) {
 }
 
 // lock fills in who holds the operator's locks.
-func (p *Plan) lock(s *snapshot.Snapshot, root *v1alpha1.ShardingConfig) {
+func (p *Preview) lock(s *snapshot.Snapshot, root *v1alpha1.ShardingConfig) {
 	locks := compile.NamedLocks(root)
 	if len(locks) == 0 {
 		p.Notes = append(p.Notes, "spec.controller names no lock: the mesh discovers those that the operator's pods use")
@@ -288,7 +288,7 @@ func (p *Plan) lock(s *snapshot.Snapshot, root *v1alpha1.ShardingConfig) {
 }
 
 // permit says what the manager may not do.
-func (p *Plan) permit(s *snapshot.Snapshot) {
+func (p *Preview) permit(s *snapshot.Snapshot) {
 	if err := s.Requires(snapshot.ManagerLists(nil)); err != nil {
 		p.Notes = append(p.Notes, fmt.Sprintf("whether the manager may count the objects is unknown: %v", err))
 	}

@@ -10,10 +10,10 @@ import (
 )
 
 // Findings reports whether a shard would not work.
-func (p Plan) Findings() bool { return len(p.Problems) > 0 }
+func (p Preview) Findings() bool { return len(p.Problems) > 0 }
 
 // WriteText implements render.Report.
-func (p Plan) WriteText(t *render.Text) {
+func (p Preview) WriteText(t *render.Text) {
 	t.Line("%s", p.summary())
 	var rows [][]string
 	for _, s := range p.Shards {
@@ -34,7 +34,7 @@ func (p Plan) WriteText(t *render.Text) {
 	}
 }
 
-func (p Plan) summary() string {
+func (p Preview) summary() string {
 	text := p.title
 	if p.Skew > 0 {
 		text += fmt.Sprintf("; the heaviest has %.2f times the mean", p.Skew)

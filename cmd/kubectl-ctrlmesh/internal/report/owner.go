@@ -29,8 +29,8 @@ type Owner struct {
 	LeaderlessSince *time.Time           `json:"leaderlessSince,omitempty"`
 	// Move is the handover of the key that is in progress.
 	Move *Move `json:"move,omitempty"`
-	// Planned is another shard that is to own the key, before a handover begins.
-	Planned string `json:"planned,omitempty"`
+	// Next is another shard that is to own the key, before a handover begins.
+	Next string `json:"planned,omitempty"`
 	// Summary says all this in one or two sentences.
 	Summary string `json:"summary"`
 }
@@ -84,7 +84,7 @@ func OwnerOf(s *snapshot.Snapshot, c *v1alpha1.ShardingConfig, key Key) (Owner, 
 	}
 	for i := range shards {
 		if o := &shards[i]; out.Move == nil && o.Wanted.OwnsHash(hash) && o.Status.Name != out.Shard {
-			out.Planned = o.Status.Name
+			out.Next = o.Status.Name
 		}
 	}
 	out.Summary = out.summarize(s, c)
@@ -146,8 +146,8 @@ func (o Owner) remarks(s *snapshot.Snapshot, c *v1alpha1.ShardingConfig) (text s
 	if o.Shard != "" && !o.Writable && !c.Status.Root.RolledBack {
 		text = "; no shard may write it until then"
 	}
-	if o.Planned != "" {
-		text += fmt.Sprintf(". It is planned for shard %s", operator.Short(c.Spec.Root, o.Planned))
+	if o.Next != "" {
+		text += fmt.Sprintf(". It is planned for shard %s", operator.Short(c.Spec.Root, o.Next))
 	}
 	if c.Spec.DryRun {
 		text += ". Nothing of this is enforced (spec.dryRun)"

@@ -126,7 +126,7 @@ func (l Line) details() (out []string) {
 		out = pair(out, "added", time.Duration(l.Added).String())
 		out = pair(out, "bytes", strconv.FormatInt(l.Bytes, 10))
 	}
-	return append(out, l.Effects()...)
+	return append(out, l.RuleActions()...)
 }
 
 // pair appends key=value, unless the value is empty.
@@ -137,8 +137,8 @@ func pair(to []string, key, value string) []string {
 	return append(to, key+"="+Escape(value))
 }
 
-// Effects returns what rules did to the request, as key=value.
-func (l Line) Effects() (out []string) {
+// RuleActions returns what rules did to the request, as key=value.
+func (l Line) RuleActions() (out []string) {
 	add := func(key, value string) { out = pair(out, key, value) }
 	add("limited_by", l.LimitedBy)
 	add("faults", strings.Join(l.Faults, ","))

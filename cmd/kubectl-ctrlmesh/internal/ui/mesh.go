@@ -47,8 +47,8 @@ func (s *Server) limits(ctx context.Context, _ parameters) (string, any, error) 
 
 // operatorView is what the page of an operator shows.
 type operatorView struct {
-	Is       report.Operator
-	Division report.Shards
+	Is     report.Operator
+	Report report.Shards
 	// Heaviest is the greatest number of objects of a shard.
 	Heaviest int64
 	// Key is what the owner was asked of, and KeyKind how the root assigns keys; empty if it is none.
@@ -74,7 +74,7 @@ func (s *Server) operator(ctx context.Context, in parameters) (string, any, erro
 	if err != nil {
 		return "", nil, err
 	}
-	out := operatorView{Is: report.OperatorOf(config), Division: shards, Key: in.query.Get("key")}
+	out := operatorView{Is: report.OperatorOf(config), Report: shards, Key: in.query.Get("key")}
 	for _, one := range shards.Shards {
 		if one.Objects != nil {
 			out.Heaviest = max(out.Heaviest, *one.Objects)

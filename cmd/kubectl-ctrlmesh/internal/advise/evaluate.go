@@ -81,8 +81,8 @@ func (a Advice) WriteText(t *render.Text) {
 	line("NEXT", a.Next)
 }
 
-// judge is a verdict in the making.
-type judge struct {
+// evaluation is Advice in the making.
+type evaluation struct {
 	Input
 	Advice
 	divided []schema.GroupResource // sorted
@@ -93,15 +93,15 @@ type judge struct {
 	others  int
 }
 
-// Judge says whether an operator can be divided.
-func Judge(in Input) Advice {
-	j := &judge{Input: in, Advice: Advice{Divide: []string{}, Locks: in.locks(), Risks: []string{}}, tenants: map[string]int{}}
+// Evaluate reports whether an operator can be divided.
+func Evaluate(in Input) Advice {
+	j := &evaluation{Input: in, Advice: Advice{Divide: []string{}, Locks: in.locks(), Risks: []string{}}, tenants: map[string]int{}}
 	j.sort()
 	j.Seen = fmt.Sprintf("%s of %s in %s", render.Count(in.Requests, "request"), render.Count(len(in.Pods), "pod"), j.watched())
 	if in.Events > 0 {
 		j.Seen += fmt.Sprintf(", %s of watches, %s of other responses", render.Count(in.Events, "event"), render.Size(float64(in.Bytes)))
 	}
-	j.judge()
+	j.decide()
 	if j.Verdict == Divisible || j.Verdict == ByObject {
 		j.risks()
 	}
@@ -115,10 +115,10 @@ func Judge(in Input) Advice {
 }
 
 // watched returns for how long requests were seen.
-func (j *judge) watched() time.Duration { return j.Last.Sub(j.First).Round(time.Second) }
+func (j *evaluation) watched() time.Duration { return j.Last.Sub(j.First).Round(time.Second) }
 
 // next returns the next command; empty if there is none.
-func (j *judge) next() string {
+func (j *evaluation) next() string {
 	switch {
 	case j.Root != "":
 		return fmt.Sprintf("kubectl ctrlmesh shards %s -n %s", j.Root, j.Namespace)
@@ -129,7 +129,7 @@ func (j *judge) next() string {
 }
 
 // sort finds the resources that shards would divide, and those that no namespace divides.
-func (j *judge) sort() {
+func (j *evaluation) sort() {
 	for r, u := range j.uses {
 		kind, served := j.Served.Kinds[r]
 		switch {
@@ -151,7 +151,7 @@ func (j *judge) sort() {
 	slices.SortFunc(j.global, byName)
 }
 
-func (j *judge) judge() {
+func (j *evaluation) decide() {
 	switch {
 	case j.Requests < enough:
 		j.Verdict, j.Because = Unseen, fmt.Sprintf("it needs at least %d requests: let it work for longer, and restart a pod meanwhile", enough)
@@ -169,7 +169,7 @@ func (j *judge) judge() {
 }
 
 // risks says what is to be known before the operator is divided.
-func (j *judge) risks() {
+func (j *evaluation) risks() {
 	for _, r := range j.global {
 		j.risk("writes %s, which are in no namespace (%d writes): every shard will write them, unless spec.root.clusterScoped says otherwise", r, j.uses[r].writes)
 	}
@@ -195,7 +195,7 @@ func (j *judge) risks() {
 }
 
 // crossings finds namespaces where most writes of a resource seem to have causes in others.
-func (j *judge) crossings() {
+func (j *evaluation) crossings() {
 	for _, r := range j.divided {
 		u := j.uses[r]
 		var namespaces, causes []string
@@ -218,7 +218,7 @@ func (j *judge) crossings() {
 }
 
 // singletons finds objects in the operator's own namespace that it writes over and over.
-func (j *judge) singletons() {
+func (j *evaluation) singletons() {
 	var found []string
 	for r, u := range j.uses {
 		if !isolation.Contended(r) {
@@ -236,7 +236,7 @@ func (j *judge) singletons() {
 	}
 }
 
-func (j *judge) heaviest() (total int, namespace string) {
+func (j *evaluation) heaviest() (total int, namespace string) {
 	total = j.others
 	for _, name := range slices.Sorted(maps.Keys(j.tenants)) {
 		total += j.tenants[name]
@@ -247,7 +247,7 @@ func (j *judge) heaviest() (total int, namespace string) {
 	return total, namespace
 }
 
-func (j *judge) risk(format string, args ...any) {
+func (j *evaluation) risk(format string, args ...any) {
 	j.Risks = append(j.Risks, fmt.Sprintf(format, args...))
 }
 

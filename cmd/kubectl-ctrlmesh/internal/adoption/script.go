@@ -10,8 +10,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 )
 
-// Plan is what a command would do.
-type Plan struct {
+// Script is what a command would do, for a shell.
+type Script struct {
 	Workload string    `json:"workload"`
 	Steps    []Command `json:"steps"`
 }
@@ -23,7 +23,7 @@ type Command struct {
 }
 
 // WriteText implements render.Report.
-func (p Plan) WriteText(t *render.Text) {
+func (p Script) WriteText(t *render.Text) {
 	for i, c := range p.Steps {
 		t.Line("# %d. %s", i+1, c.What)
 		t.Line("%s", strings.TrimSuffix(c.Command, "\n"))
@@ -33,7 +33,7 @@ func (p Plan) WriteText(t *render.Text) {
 	}
 }
 
-func (p *Plan) add(what, format string, args ...any) {
+func (p *Script) add(what, format string, args ...any) {
 	p.Steps = append(p.Steps, Command{what, fmt.Sprintf(format, args...)})
 }
 
@@ -46,11 +46,11 @@ func LabelPatch(set bool) []byte {
 	return fmt.Appendf(nil, `{"spec":{"template":{"metadata":{"labels":{%q:%s}}}}}`, v1alpha1.EnableProxyLabel, value)
 }
 
-// AdoptPlan returns the steps that are left of an adoption. manifest is the root in YAML. Without
+// AdoptScript returns the steps that are left of an adoption. manifest is the root in YAML. Without
 // problems, all of it can be done.
-func AdoptPlan(s *snapshot.Snapshot, r Request, manifest string) Plan {
+func AdoptScript(s *snapshot.Snapshot, r Request, manifest string) Script {
 	v := r.view(s)
-	p := Plan{Workload: r.Target.String(), Steps: []Command{}}
+	p := Script{Workload: r.Target.String(), Steps: []Command{}}
 	if Adopt(s, r).Kind == Done {
 		return p
 	}
@@ -68,10 +68,10 @@ func AdoptPlan(s *snapshot.Snapshot, r Request, manifest string) Plan {
 	return p
 }
 
-// RemovePlan returns the steps that are left of a removal.
-func RemovePlan(s *snapshot.Snapshot, r Request) Plan {
+// RemoveScript returns the steps that are left of a removal.
+func RemoveScript(s *snapshot.Snapshot, r Request) Script {
 	v := r.view(s)
-	p := Plan{Workload: r.Target.String(), Steps: []Command{}}
+	p := Script{Workload: r.Target.String(), Steps: []Command{}}
 	if v.root != nil {
 		p.add("Delete the root. The command ends when the locks are released and the members are replaced.", "kubectl -n %s delete shardingconfig %s", r.Namespace, v.root.Name)
 	}
@@ -86,7 +86,7 @@ func RemovePlan(s *snapshot.Snapshot, r Request) Plan {
 }
 
 // addRollout adds the replacement of pods, if some are left to replace.
-func (v view) addRollout(p *Plan, onMesh bool) {
+func (v view) addRollout(p *Script, onMesh bool) {
 	if v.rollout(onMesh) == nil {
 		return
 	}
