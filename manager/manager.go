@@ -90,7 +90,7 @@ func connect(ctx context.Context, config *rest.Config, dialects bool) (c clients
 	}
 	c.config = rest.CopyConfig(config)
 	c.config.UserAgent = "ctrlmesh-manager"
-	// The apiserver's priority and fairness is the judge; our own queue would
+	// The apiserver's priority and fairness decides; our own queue would
 	// only put admission behind the controllers.
 	c.config.QPS = -1
 	// Locks may be Endpoints, which are read every few seconds, and are deprecated.

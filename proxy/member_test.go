@@ -67,7 +67,7 @@ func TestCachesOfAMemberClusterFollowItsOwner(t *testing.T) {
 	to("kept") // ends the watch
 	g.requireCode(403, "GET", pods+fromFive)
 	g.requireCode(403, "PUT", object)
-	g.passTime(relist.Settling)
+	g.passTime(relist.ResumeWithin)
 	g.requireCode(403, "GET", pods) // its client tries again
 
 	to("own", "kept")

@@ -33,7 +33,7 @@ func (m *mesh) restore(s *meshv1.Sharding, since time.Time) {
 }
 
 // settle lets the time go by in which caches resume.
-func (m *mesh) settle() { m.pod.env.Ledger.Age(relist.Settling) }
+func (m *mesh) settle() { m.pod.env.Ledger.Age(relist.ResumeWithin) }
 
 // resume asks for a watch from where a cache is, and returns the answer's code.
 func (m *mesh) resume(c *http.Client, path, version string, header ...string) int {

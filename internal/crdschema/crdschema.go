@@ -22,7 +22,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/deploy/crd"
 )
 
-// Schema judges objects as the apiserver does by the schema of their kind.
+// Schema validates objects as the apiserver does by the schema of their kind.
 type Schema struct {
 	Structural *schema.Structural
 	validator  validation.SchemaValidator

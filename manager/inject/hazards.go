@@ -115,7 +115,7 @@ func exempt(at string, c corev1.Container, agents netip.AddrPort, lists *proxyLi
 }
 
 // maxProxyLists bounds the lists of hosts without a proxy that are read of a pod, in bytes. One of
-// 1 MiB would take more than a second, and anybody can have a pod judged.
+// 1 MiB would take more than a second, and anybody can have a pod examined.
 const maxProxyLists = 64 << 10
 
 // proxyLists reads a pod's lists of hosts without a proxy. Its zero value is ready to use.

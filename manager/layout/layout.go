@@ -38,7 +38,7 @@ type Shard struct {
 }
 
 // Shards returns the shards of a root, pinned ones first. A disabled root has none. An invalid
-// root has at most MaxShards automatic shards, too: anybody can have one judged.
+// root has at most MaxShards automatic shards, too: anybody can have one divided.
 func Shards(root *v1alpha1.RootConfig) []Shard {
 	if ptr.Deref(root.Disable, false) {
 		return nil

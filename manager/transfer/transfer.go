@@ -89,8 +89,8 @@ type Acting struct {
 // Memory is what the members of each configuration act by, by its uid.
 type Memory map[types.UID]Acting
 
-// Settled reports whether the members of all configurations act by the limits of the spec.
-func (m Memory) Settled() bool {
+// Complete reports whether the members of all configurations act by the limits of the spec.
+func (m Memory) Complete() bool {
 	for _, a := range m {
 		if a.Recorded != a.Wanted {
 			return false

@@ -295,7 +295,7 @@ func TestNoKeyHasTwoOwners(t *testing.T) {
 			w.record(func() bool { return false })
 		}
 		w.compile()
-		require.True(t, w.memory.Settled())
+		require.True(t, w.memory.Complete())
 		for _, c := range w.configs {
 			require.ElementsMatch(t, keys(c.Spec.Limits), w.policies[pods(c)[0]], "seed %d: %s", seed, c.Name)
 		}

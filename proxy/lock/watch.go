@@ -64,7 +64,7 @@ func (l *Lock) nextJSON(in *bufio.Reader) ([]byte, error) {
 		}
 		edited, editErr := l.eventJSON(line)
 		if editErr != nil {
-			return line, err // not an event: not ours to judge
+			return line, err // not an event: not ours to edit
 		}
 		return edited, err
 	}
@@ -98,7 +98,7 @@ func (l *Lock) nextProto(in *bufio.Reader) ([]byte, error) {
 	object := func(b []byte) ([]byte, bool, error) { return editProto(b, l.down.answerMessage) }
 	edited, _, err := message{eventObject: message{extensionRaw: object}.edit}.edit(event.Bytes())
 	if err != nil {
-		edited = event.Bytes() // not an event: not ours to judge
+		edited = event.Bytes() // not an event: not ours to edit
 	}
 	out := binary.BigEndian.AppendUint32(make([]byte, 0, 4+len(edited)), uint32(len(edited)))
 	return append(out, edited...), nil

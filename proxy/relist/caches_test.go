@@ -217,7 +217,7 @@ func TestCachesOfUnknownContentList(t *testing.T) {
 		},
 		"caches were kept": func(h *history) {
 			h.next(func(p *named) { p.keeps = true })
-			h.Age(Settling)
+			h.Age(ResumeWithin)
 			h.open()
 			h.next()
 		},
@@ -257,7 +257,7 @@ func TestUndeliveredSupplementIsRepeatedForLong(t *testing.T) {
 	h.next()
 	for range 12 {
 		h.requireResumes("5", Supplemented, "a").Leave()
-		h.Age(Settling / 10)
+		h.Age(ResumeWithin / 10)
 	}
 }
 
@@ -321,7 +321,7 @@ func TestFullLedgerForgetsResumedCaches(t *testing.T) {
 	h.Bounds.Views = 1
 	h.next()
 	h.list()
-	h.Age(Settling)
+	h.Age(ResumeWithin)
 	h.next()
 	h.Enter(h.policy, pods, Words{Path: "/others"}.View(), nil).Listed()
 	views, _ := h.Remembered()
@@ -370,7 +370,7 @@ func TestOldViewsAreForgotten(t *testing.T) {
 	for n := range 100 {
 		h.Enter(h.policy, pods, Words{Path: "/pods", Name: string(rune('a' + n))}.View(), func(error) {})
 		h.next()
-		h.Age(Settling - time.Minute)
+		h.Age(ResumeWithin - time.Minute)
 	}
 	views, _ := h.Remembered()
 	require.Less(t, views, 4)

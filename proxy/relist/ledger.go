@@ -27,12 +27,12 @@ type Bounds struct {
 	Awaited   int // views whose caches are awaited after a change
 }
 
-// Settling is how long after a change a cache may resume that had no watch open at the
+// ResumeWithin is how long after a change a cache may resume that had no watch open at the
 // change. client-go resumes within a minute. A client that comes later has no cache from
 // before, and one that still does not list cannot.
-const Settling = 10 * time.Minute
+const ResumeWithin = 10 * time.Minute
 
-func longAgo(changed time.Time) bool { return time.Since(changed) > Settling }
+func longAgo(changed time.Time) bool { return time.Since(changed) > ResumeWithin }
 
 // Policy is what a ledger asks of a policy.
 type Policy interface {

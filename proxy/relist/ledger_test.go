@@ -30,7 +30,7 @@ func TestFullLedgerForgetsOldGaps(t *testing.T) {
 	full := uint64(l.Bounds.Gaps)
 	require.Nil(t, missing(full))
 	require.True(t, enter(7).Missed("5"))
-	l.Age(Settling)
+	l.Age(ResumeWithin)
 	require.NotNil(t, missing(full))
 	_, gaps := l.Remembered()
 	require.Equal(t, 1, gaps)

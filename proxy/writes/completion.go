@@ -49,7 +49,7 @@ var builtIn = sets.New(
 	"scheduling.k8s.io", "storage.k8s.io", "storagemigration.k8s.io",
 )
 
-// Complete judges a write by its response, or by the error instead of one. The apiserver
+// Complete decides about a write by its response, or by the error instead of one. The apiserver
 // sees our end of a connection only once it has ended its own. sent means that some of the
 // write was sent, awaited that it was awaited for as long as it may go on.
 func Complete(k match.Kind, sent, awaited bool, resp *upstream.Response, err error) Completion {

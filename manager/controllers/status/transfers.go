@@ -30,7 +30,7 @@ type transfers struct {
 // transfers finds the pods that have not confirmed their policies, if a configuration waits for any.
 func (r *Controller) transfers(c *controllers.Compiled, newest map[types.UID]*writtenStatus) transfers {
 	out := transfers{c, map[types.UID]bool{}, map[types.UID]string{}, map[string]string{}}
-	if c.Acting.Settled() {
+	if c.Acting.Complete() {
 		return out
 	}
 	for _, config := range c.Configs {

@@ -17,7 +17,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/crdschema"
 )
 
-// CRD judges objects as the apiserver does by the schema of their kind.
+// CRD validates objects as the apiserver does by the schema of their kind.
 type CRD struct{ *crdschema.Schema }
 
 // Load reads a definition of deploy/crd, such as ctrlmesh.kusionstack.io_circuitbreakers. It
