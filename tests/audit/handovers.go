@@ -9,12 +9,12 @@ import (
 // Handover is a completed handover of keys.
 type Handover struct {
 	From, To string
-	// Began is when the status first had it, Settled when the status no longer had it.
-	Began, Settled time.Time
+	// Began is when the status first had it, Ended when the status no longer had it.
+	Began, Ended time.Time
 }
 
 // Took returns the time from its beginning to its end.
-func (h Handover) Took() time.Duration { return h.Settled.Sub(h.Began) }
+func (h Handover) Took() time.Duration { return h.Ended.Sub(h.Began) }
 
 // Handovers returns the handovers from one shard to another in the states. It skips those
 // that were cancelled because their keys got another destination. Keys that join a handover
@@ -49,7 +49,7 @@ func Handovers(states []State) []Handover {
 			if under[i] {
 				still = append(still, m)
 			} else if m.keys.Overlaps(s.owned[m.To]) {
-				m.Settled = s.Ended
+				m.Ended = s.Ended
 				out = append(out, m.Handover)
 			}
 		}

@@ -68,7 +68,7 @@ func ownedTimes(states []State, namespace string) []ownedTime {
 // Turns returns the writes of a shard in a namespace that it did not get from the shard that
 // wrote there before: a state that gives it the namespace must be written after the last
 // write of the other shard ended and before its own first write. Turns detects less than
-// Judge, but the states may have gaps: after a restore of etcd from a backup, the log lacks
+// Check, but the states may have gaps: after a restore of etcd from a backup, the log lacks
 // some of the states in force.
 //
 // Turns skips writes by pods that no state assigns to a shard. A write without an end is

@@ -52,7 +52,7 @@ func TestForeignWritesBesideAnOwner(t *testing.T) {
 		{"without an end", write("b", "x", 150, 0), true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			j := Judge(all, []Request{c.write}, nil)
+			j := Check(all, []Request{c.write}, nil)
 			require.Len(t, j.Foreign, 1)
 			require.Len(t, Beside(all, j.Foreign), map[bool]int{true: 1, false: 0}[c.beside])
 		})

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Judgement reports violations of the invariant that no key ever has two owners.
-type Judgement struct {
+// Findings are violations of the invariant that no key ever has two owners.
+type Findings struct {
 	Writes int
 	// Foreign are writes that reached the apiserver while the writer's shard did not own
 	// their namespace. They include those that the apiserver refused, for another reason.
@@ -31,7 +31,7 @@ func (f Foreign) String() string {
 	return fmt.Sprintf("%s wrote in %s, which %q owned: until %s: %s", f.Shard, f.Namespace, f.Owner, f.Ended.UTC().Format(time.RFC3339Nano), f.Request)
 }
 
-// Judge decides for each write whether the shard of its pod owned the namespace during the
+// Check decides for each write whether the shard of its pod owned the namespace during the
 // whole request. A shard owns the keys that it gets from the end of the request that writes
 // the state, and loses keys at the beginning of the request that writes the state. So the
 // periods of two owners do not touch. A write without an end, because the apiserver was
@@ -43,8 +43,8 @@ func (f Foreign) String() string {
 // still reported.
 //
 // States must be all of one root since its creation, oldest first.
-func Judge(states []State, writes []Request, restarts []time.Time) Judgement {
-	j := Judgement{Writes: len(writes)}
+func Check(states []State, writes []Request, restarts []time.Time) Findings {
+	j := Findings{Writes: len(writes)}
 	for _, s := range states {
 		if shared := s.Shared(); shared != "" {
 			j.Shared = append(j.Shared, shared)

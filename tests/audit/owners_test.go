@@ -78,7 +78,7 @@ func write(shard, namespace string, received, ended int) Request {
 	return r
 }
 
-func foreign(j Judgement) (out []string) {
+func foreign(j Findings) (out []string) {
 	for _, f := range j.Foreign {
 		out = append(out, f.ID)
 	}
@@ -118,28 +118,28 @@ func TestForeignWritesAreFound(t *testing.T) {
 		{"before anything was owned", []Request{write("a", "n", 10, 20)}, []string{"a-n-10"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			j := Judge(thereAndBack(t), c.writes, nil)
+			j := Check(thereAndBack(t), c.writes, nil)
 			require.Equal(t, c.want, foreign(j))
 			require.Equal(t, len(c.writes), j.Writes)
 			require.Empty(t, j.Unknown)
 			require.Empty(t, j.Shared)
 		})
 	}
-	require.Equal(t, "b", Judge(thereAndBack(t), []Request{write("a", "n", 330, 340)}, nil).Foreign[0].Owner)
+	require.Equal(t, "b", Check(thereAndBack(t), []Request{write("a", "n", 330, 340)}, nil).Foreign[0].Owner)
 }
 
 // Writes by pods without a shard are reported.
 func TestWritesByPodsWithoutShardAreReported(t *testing.T) {
 	stranger, nobody := write("c", "n", 110, 120), write("a", "n", 130, 140)
 	nobody.PodUID = "" // a token without a pod
-	j := Judge(thereAndBack(t), []Request{stranger, nobody, write("a", "n", 110, 120)}, nil)
+	j := Check(thereAndBack(t), []Request{stranger, nobody, write("a", "n", 110, 120)}, nil)
 	require.Equal(t, []Request{stranger, nobody}, j.Unknown)
 	require.Empty(t, j.Foreign)
-	require.Len(t, Judge(nil, []Request{stranger}, nil).Unknown, 1)
+	require.Len(t, Check(nil, []Request{stranger}, nil).Unknown, 1)
 }
 
 func TestStatesThatShareKeysAreReported(t *testing.T) {
-	j := Judge(states(t, wrote(t, 1, 90, 100, nil, "a:n,m", "b:m,o", "c:")), nil, nil)
+	j := Check(states(t, wrote(t, 1, 90, 100, nil, "a:n,m", "b:m,o", "c:")), nil, nil)
 	require.Len(t, j.Shared, 1)
 	require.Contains(t, j.Shared[0], "a and b")
 }
@@ -150,10 +150,10 @@ func TestRestartHidesOneStateOnly(t *testing.T) {
 	history := states(t, wrote(t, 1, 90, 100, nil, "a:n", "b:o"), wrote(t, 5, 490, 500, nil, "a:", "b:o,n"))
 	early := []Request{write("a", "n", 110, 120), write("b", "n", 310, 320)}
 	restart := []time.Time{at(200)}
-	require.Empty(t, foreign(Judge(history, early, restart)))
-	require.Equal(t, []string{"b-n-310"}, foreign(Judge(history, early, nil)))
-	require.Equal(t, []string{"b-n-310"}, foreign(Judge(history, early, []time.Time{at(50), at(600)})))
-	require.Equal(t, []string{"b-n-310"}, foreign(Judge(history, append(early, write("a", "n", 330, 340)), restart)), "in turns")
+	require.Empty(t, foreign(Check(history, early, restart)))
+	require.Equal(t, []string{"b-n-310"}, foreign(Check(history, early, nil)))
+	require.Equal(t, []string{"b-n-310"}, foreign(Check(history, early, []time.Time{at(50), at(600)})))
+	require.Equal(t, []string{"b-n-310"}, foreign(Check(history, append(early, write("a", "n", 330, 340)), restart)), "in turns")
 }
 
 func TestOnlySettledMovesBetweenShardsAreHandovers(t *testing.T) {

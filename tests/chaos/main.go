@@ -27,7 +27,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
-var suites = map[string]func(*harness.World, *harness.Result) harness.Suite{
+var suites = map[string]func(*harness.Testbed, *harness.Result) harness.Suite{
 	"alerts":   alerts.New,
 	"capture":  capture.New,
 	"sharding": sharding.New,
@@ -52,7 +52,7 @@ func main() {
 // run reports whether all counts are as they must be. An error means that no count could
 // be taken.
 func run(ctx context.Context, name, only string) (bool, error) {
-	w, r := &harness.World{}, &harness.Result{}
+	w, r := &harness.Testbed{}, &harness.Result{}
 	suite, parts, err := choose(w, r, name, only)
 	if err != nil {
 		return false, err
@@ -84,7 +84,7 @@ func run(ctx context.Context, name, only string) (bool, error) {
 }
 
 // choose returns a suite by its name, and those of its parts that only names.
-func choose(w *harness.World, r *harness.Result, name, only string) (harness.Suite, []harness.Part, error) {
+func choose(w *harness.Testbed, r *harness.Result, name, only string) (harness.Suite, []harness.Part, error) {
 	create, ok := suites[name]
 	if !ok {
 		return harness.Suite{}, nil, fmt.Errorf("no suite %q: there are alerts, capture, sharding and traffic", name)

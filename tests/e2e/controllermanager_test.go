@@ -15,7 +15,7 @@ import (
 func testKubeControllerManager(t *testing.T) {
 	operator, err := trial.Build(t.Context(), cluster, trial.Find(trial.KubeControllerManager))
 	require.NoError(t, err)
-	result, err := trial.Run(t.Context(), cluster, operator, trial.Plan{
+	result, err := trial.Run(t.Context(), cluster, operator, trial.Schedule{
 		Churn: 3 * time.Second, Sizes: []int32{2}, Kill: true, Say: t.Logf,
 	})
 	require.NoError(t, err)

@@ -82,8 +82,8 @@ func (r *reviewed) routed(t *testing.T) {
 }
 
 // judge returns a judge by the owners, which do not change.
-func (r *reviewed) judge() *reviews.Judge {
-	j := &reviews.Judge{}
+func (r *reviewed) judge() *reviews.Checker {
+	j := &reviews.Checker{}
 	for ns, version := range r.owners {
 		j.Tenures = append(j.Tenures, reviews.Tenure{Namespace: ns, Version: version})
 	}
@@ -91,9 +91,9 @@ func (r *reviewed) judge() *reviews.Judge {
 }
 
 // require requires that all creates succeeded, and that the owners answered.
-func (r *reviewed) require(t *testing.T, j *reviews.Judge, outcomes []reviews.Outcome) reviews.Verdict {
+func (r *reviewed) require(t *testing.T, j *reviews.Checker, outcomes []reviews.Outcome) reviews.Verdict {
 	t.Helper()
-	v := j.Judge(outcomes)
+	v := j.Check(outcomes)
 	t.Logf("%+v", v)
 	require.Empty(t, v.Findings)
 	require.Zero(t, v.Misrouted+v.Failed)

@@ -97,9 +97,9 @@ func visitLog(file string, visit func(string, io.Reader) error) error {
 	return visit(file, log)
 }
 
-// Settle is how much later than the apiserver's record an access line may be written, on a
+// LogDelay is how much later than the apiserver's record an access line may be written, on a
 // busy machine.
-const Settle = 30 * time.Second
+const LogDelay = 30 * time.Second
 
 // Traffic has the requests of callers, and those of them that bypassed the mesh.
 type Traffic struct {
@@ -109,14 +109,14 @@ type Traffic struct {
 }
 
 // Traffic compares the callers' requests up to now with the agents' access lines.
-// It reads the lines again for up to [Settle] before it reports a leak.
+// It reads the lines again for up to [LogDelay] before it reports a leak.
 func (c *Cluster) Traffic(ctx context.Context, of audit.Callers) (*Traffic, error) {
 	requests, err := c.Requests(of)
 	if err != nil {
 		return nil, err
 	}
 	t := &Traffic{Requests: requests}
-	ctx, cancel := context.WithTimeout(ctx, Settle)
+	ctx, cancel := context.WithTimeout(ctx, LogDelay)
 	defer cancel()
 	var failed error
 	_ = Until(ctx, "access lines", func(context.Context) error {

@@ -58,7 +58,7 @@ func (s *suite) member(ctx context.Context, part, image string) (*corev1.Pod, er
 	if err != nil {
 		return nil, err
 	}
-	f := &fleet.Fleet{World: s.World}
+	f := &fleet.Fleet{Testbed: s.Testbed}
 	if _, err := f.CreateShard(ctx, home, part, meshv1alpha1.FailClosed); err != nil {
 		return nil, err
 	}

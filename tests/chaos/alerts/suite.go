@@ -42,7 +42,7 @@ var parts = []struct {
 }
 
 // New returns the suite of alerts.
-func New(w *harness.World, r *harness.Result) harness.Suite {
+func New(w *harness.Testbed, r *harness.Result) harness.Suite {
 	s := &suite{Operators: operator.New(w, r)}
 	out := harness.Suite{Name: "alerts"}
 	var names []string

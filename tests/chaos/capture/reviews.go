@@ -31,7 +31,7 @@ type reviewing struct {
 	*suite
 	site    *reviews.Site
 	load    *reviews.Load
-	judge   reviews.Judge
+	judge   reviews.Checker
 	tenants []string
 	owners  map[string]string // versions by tenant
 }
@@ -208,7 +208,7 @@ func (r *reviewing) handOver(ctx context.Context, tenant string) error {
 
 // count judges the outcomes of the load.
 func (r *reviewing) count(outcomes []reviews.Outcome, took time.Duration) {
-	v := r.judge.Judge(outcomes)
+	v := r.judge.Check(outcomes)
 	r.counts.reviewed = v
 	kills := len(r.judge.Dying)
 	for _, why := range doubts(v, len(outcomes), kills) {

@@ -11,15 +11,15 @@ import (
 
 // suite is the state of a run.
 type suite struct {
-	*harness.World
+	*harness.Testbed
 	*harness.Result
 	fleet  *fleet.Fleet
 	counts counts
 }
 
 // New returns the capture suite. Its last part uninstalls the mesh.
-func New(w *harness.World, r *harness.Result) harness.Suite {
-	s := &suite{World: w, Result: r, fleet: &fleet.Fleet{World: w}}
+func New(w *harness.Testbed, r *harness.Result) harness.Suite {
+	s := &suite{Testbed: w, Result: r, fleet: &fleet.Fleet{Testbed: w}}
 	return harness.Suite{
 		Name: "capture",
 		Parts: []harness.Part{

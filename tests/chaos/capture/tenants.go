@@ -212,7 +212,7 @@ func (r *reviewing) undisturbed(ctx context.Context, attack func() (string, erro
 	if err != nil {
 		return "", err
 	}
-	v := r.judge.Judge(outcomes)
+	v := r.judge.Check(outcomes)
 	var took []time.Duration
 	for _, o := range outcomes {
 		took = append(took, o.End.Sub(o.Start))

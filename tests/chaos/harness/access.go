@@ -58,10 +58,10 @@ func (a *accessLog) missing(requests []audit.Request) ([]audit.Request, error) {
 // Leaks returns the requests that have no access line after some seconds, so that no agent
 // passed them. It excludes requests that were sent to the mesh and were in flight when an
 // agent was killed. sentToMesh reports whether a request was sent to the mesh alone.
-func (w *World) Leaks(ctx context.Context, requests []audit.Request, kills []time.Time, sentToMesh func(id string) bool) ([]audit.Request, error) {
+func (w *Testbed) Leaks(ctx context.Context, requests []audit.Request, kills []time.Time, sentToMesh func(id string) bool) ([]audit.Request, error) {
 	var leaked, cut []audit.Request
 	var failed error
-	ctx, cancel := context.WithTimeout(ctx, kube.Settle)
+	ctx, cancel := context.WithTimeout(ctx, kube.LogDelay)
 	defer cancel()
 	_ = kube.Until(ctx, "access lines", func(context.Context) error {
 		missing, err := w.access.missing(requests)

@@ -18,7 +18,7 @@ import (
 
 // AgentPID returns the process id of the agent on a node, in the node's PID namespace. It
 // fails unless exactly one agent runs.
-func (w *World) AgentPID(ctx context.Context, node string) (string, error) {
+func (w *Testbed) AgentPID(ctx context.Context, node string) (string, error) {
 	out, err := w.NodeExec(ctx, node, "pidof", "ctrlmesh-agent")
 	if err != nil {
 		return "", fmt.Errorf("no agent runs: %w", err)
@@ -32,7 +32,7 @@ func (w *World) AgentPID(ctx context.Context, node string) (string, error) {
 
 // WaitAgentRestart waits for an agent other than process pid, and returns when its process
 // started.
-func (w *World) WaitAgentRestart(ctx context.Context, node, pid string) (started time.Time, err error) {
+func (w *Testbed) WaitAgentRestart(ctx context.Context, node, pid string) (started time.Time, err error) {
 	const age = `pid=$(pidof ctrlmesh-agent) || exit 1
 [ "$pid" != "$1" ] || exit 1
 read -r up _ </proc/uptime
@@ -68,7 +68,7 @@ const managerPort = "8443"
 
 // CutOffAgent drops all packets between a node's agent and the managers, and returns a function that ends it. The
 // caller must call it unless it is nil, even with an error.
-func (w *World) CutOffAgent(ctx context.Context, node string) (restore func() error, err error) {
+func (w *Testbed) CutOffAgent(ctx context.Context, node string) (restore func() error, err error) {
 	agent, err := w.AgentPod(ctx, node)
 	if err != nil {
 		return nil, err
@@ -86,7 +86,7 @@ func (w *World) CutOffAgent(ctx context.Context, node string) (restore func() er
 
 // RestartAgents replaces all agents by a rolling update, and waits until the old ones have
 // exited.
-func (w *World) RestartAgents(ctx context.Context) error {
+func (w *Testbed) RestartAgents(ctx context.Context) error {
 	if _, err := w.Kubectl(ctx, "-n", kube.SystemNamespace, "rollout", "restart", "daemonset/"+kube.AgentName); err != nil {
 		return err
 	}
@@ -95,7 +95,7 @@ func (w *World) RestartAgents(ctx context.Context) error {
 
 // WithAgentArgs runs do while the agents have other arguments in addition to their own. They are
 // replaced by a rolling update, before and after.
-func (w *World) WithAgentArgs(ctx context.Context, args []string, do func(context.Context) error) error {
+func (w *Testbed) WithAgentArgs(ctx context.Context, args []string, do func(context.Context) error) error {
 	agents := kube.Agents()
 	if err := w.Get(ctx, client.ObjectKeyFromObject(agents), agents); err != nil {
 		return err
@@ -118,7 +118,7 @@ func (w *World) WithAgentArgs(ctx context.Context, args []string, do func(contex
 }
 
 // waitAgentsReplaced waits until a rolling update of the agents is complete.
-func (w *World) waitAgentsReplaced(ctx context.Context) error {
+func (w *Testbed) waitAgentsReplaced(ctx context.Context) error {
 	if _, err := w.Kubectl(ctx, "-n", kube.SystemNamespace, "rollout", "status", "daemonset/"+kube.AgentName, "--timeout=120s"); err != nil {
 		return err
 	}
@@ -126,7 +126,7 @@ func (w *World) waitAgentsReplaced(ctx context.Context) error {
 }
 
 // oneAgentEach returns an error unless exactly one agent runs on each node.
-func (w *World) oneAgentEach(ctx context.Context) error {
+func (w *Testbed) oneAgentEach(ctx context.Context) error {
 	for _, node := range w.Nodes {
 		if _, err := w.AgentPID(ctx, node); err != nil {
 			return err

@@ -81,7 +81,7 @@ func (f *Follower) open(path string) error {
 }
 
 // ContainerLog returns the pattern of the log files of a pod's only container.
-func (w *World) ContainerLog(p *corev1.Pod) string {
+func (w *Testbed) ContainerLog(p *corev1.Pod) string {
 	pod := fmt.Sprintf("%s_%s_%s", p.Namespace, p.Name, p.UID)
 	return filepath.Join(w.Root, ".run", p.Spec.NodeName, "pods", pod, "main", "*.log*")
 }

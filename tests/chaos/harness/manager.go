@@ -17,7 +17,7 @@ import (
 
 // WithoutManager stops all managers, and returns a function that restores them. The caller must
 // call it unless it is nil, even with an error.
-func (w *World) WithoutManager(ctx context.Context) (restore func() error, err error) {
+func (w *Testbed) WithoutManager(ctx context.Context) (restore func() error, err error) {
 	m := kube.Manager()
 	if err := w.Get(ctx, client.ObjectKeyFromObject(m), m); err != nil {
 		return nil, fmt.Errorf("reading the manager: %w", err)
@@ -49,18 +49,18 @@ func (w *World) WithoutManager(ctx context.Context) (restore func() error, err e
 const renewed = 5 * time.Second
 
 // ManagerLeads reports whether a manager has renewed its lease lately.
-func (w *World) ManagerLeads(ctx context.Context) (bool, error) {
+func (w *Testbed) ManagerLeads(ctx context.Context) (bool, error) {
 	lease, err := w.leadership(ctx)
 	return err == nil && time.Since(lease.Spec.RenewTime.Time) < renewed, err
 }
 
-func (w *World) leadership(ctx context.Context) (*coordinationv1.Lease, error) {
+func (w *Testbed) leadership(ctx context.Context) (*coordinationv1.Lease, error) {
 	lease := &coordinationv1.Lease{}
 	return lease, failure.Wrap(w.Get(ctx, client.ObjectKey{Namespace: kube.SystemNamespace, Name: kube.ManagerName}, lease), "finding the leader")
 }
 
 // LeadingManager returns the pod of the manager that leads.
-func (w *World) LeadingManager(ctx context.Context) (*corev1.Pod, error) {
+func (w *Testbed) LeadingManager(ctx context.Context) (*corev1.Pod, error) {
 	lease, err := w.leadership(ctx)
 	if err != nil {
 		return nil, err

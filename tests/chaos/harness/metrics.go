@@ -11,7 +11,7 @@ import (
 )
 
 // Scrape reads the metrics of the agent on a node.
-func (w *World) Scrape(ctx context.Context, node string) (map[string]*dto.MetricFamily, error) {
+func (w *Testbed) Scrape(ctx context.Context, node string) (map[string]*dto.MetricFamily, error) {
 	agent, err := w.AgentPod(ctx, node)
 	if err != nil {
 		return nil, err
@@ -20,7 +20,7 @@ func (w *World) Scrape(ctx context.Context, node string) (map[string]*dto.Metric
 }
 
 // Metric returns the sum of all series of a metric of the agent on a node.
-func (w *World) Metric(ctx context.Context, node, name string) (float64, error) {
+func (w *Testbed) Metric(ctx context.Context, node, name string) (float64, error) {
 	families, err := w.Scrape(ctx, node)
 	if err != nil {
 		return 0, err
@@ -33,7 +33,7 @@ func (w *World) Metric(ctx context.Context, node, name string) (float64, error) 
 
 // SumBy adds up the series of all agents that have the given labels, by the values of another
 // label.
-func (w *World) SumBy(ctx context.Context, metric, by string, labels map[string]string) (map[string]int, error) {
+func (w *Testbed) SumBy(ctx context.Context, metric, by string, labels map[string]string) (map[string]int, error) {
 	out := map[string]int{}
 	for _, node := range w.Nodes {
 		families, err := w.Scrape(ctx, node)

@@ -13,7 +13,7 @@ import (
 )
 
 // NodeScript runs tests/cluster/node.sh, which stops and starts nodes and components.
-func (w *World) NodeScript(ctx context.Context, args ...string) error {
+func (w *Testbed) NodeScript(ctx context.Context, args ...string) error {
 	out, err := exec.CommandContext(ctx, filepath.Join(w.Root, "tests", "cluster", "node.sh"), args...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("node.sh %s: %w: %s", strings.Join(args, " "), err, out)
@@ -23,7 +23,7 @@ func (w *World) NodeScript(ctx context.Context, args ...string) error {
 
 // NetnsExec runs a command of the node in the network namespace of a pod. It is that of the
 // pod's sandbox: children of an agent may be in the namespaces of other pods.
-func (w *World) NetnsExec(ctx context.Context, pod *corev1.Pod, command ...string) (string, error) {
+func (w *Testbed) NetnsExec(ctx context.Context, pod *corev1.Pod, command ...string) (string, error) {
 	const enter = `uid=$1; shift
 for p in /proc/[0-9]*; do
   if grep -qs "pod$uid" "$p/cgroup" && [ "$(cat "$p/comm")" = pause ]; then exec nsenter --net="$p/ns/net" "$@"; fi
@@ -34,7 +34,7 @@ echo "no sandbox of pod $uid" >&2; exit 1`
 
 // Signal sends a signal to a process of a node, and returns when. Nodes share the clock of the
 // machine.
-func (w *World) Signal(ctx context.Context, node, pid, signal string) (time.Time, error) {
+func (w *Testbed) Signal(ctx context.Context, node, pid, signal string) (time.Time, error) {
 	out, err := w.NodeExec(ctx, node, "bash", "-c", `kill -"$1" "$2" && echo "${EPOCHREALTIME/,/.}"`, "bash", signal, pid)
 	if err != nil {
 		return time.Time{}, err
@@ -47,7 +47,7 @@ func (w *World) Signal(ctx context.Context, node, pid, signal string) (time.Time
 }
 
 // KillProcess sends SIGKILL to the process of the given name in a pod, as the OOM killer does.
-func (w *World) KillProcess(ctx context.Context, pod *corev1.Pod, name string) (time.Time, error) {
+func (w *Testbed) KillProcess(ctx context.Context, pod *corev1.Pod, name string) (time.Time, error) {
 	const find = `for p in $(pidof "$2"); do
   if grep -qs "pod$1" "/proc/$p/cgroup"; then echo "$p"; exit; fi
 done

@@ -25,7 +25,7 @@ const (
 )
 
 // CreateNamespace creates a namespace and returns its name, which contains the given one.
-func (w *World) CreateNamespace(ctx context.Context, name string) (string, error) {
+func (w *Testbed) CreateNamespace(ctx context.Context, name string) (string, error) {
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "chaos-" + name + "-", Labels: Labels}}
 	if err := w.Create(ctx, ns); err != nil {
 		return "", fmt.Errorf("making a namespace: %w", err)
@@ -35,7 +35,7 @@ func (w *World) CreateNamespace(ctx context.Context, name string) (string, error
 
 // CreatePodNamespace creates a namespace for pods, with a service account that is a cluster
 // administrator. Whatever such a pod cannot do, the mesh prevents.
-func (w *World) CreatePodNamespace(ctx context.Context, name string) (string, error) {
+func (w *Testbed) CreatePodNamespace(ctx context.Context, name string) (string, error) {
 	home, err := w.CreateNamespace(ctx, name)
 	if err != nil {
 		return "", err
@@ -80,7 +80,7 @@ func NewPlainPod(home, name, image, node string, command ...string) *corev1.Pod 
 }
 
 // CreateReady creates a pod, waits until it is ready, and reads it.
-func (w *World) CreateReady(ctx context.Context, p *corev1.Pod) error {
+func (w *Testbed) CreateReady(ctx context.Context, p *corev1.Pod) error {
 	if err := w.CreateAll(ctx, p); err != nil {
 		return err
 	}
@@ -93,7 +93,7 @@ func (w *World) CreateReady(ctx context.Context, p *corev1.Pod) error {
 }
 
 // TokenOf returns a token that is bound to a pod, of its service account.
-func (w *World) TokenOf(ctx context.Context, pod *corev1.Pod) (string, error) {
+func (w *Testbed) TokenOf(ctx context.Context, pod *corev1.Pod) (string, error) {
 	token, err := w.Clientset.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, pod.Spec.ServiceAccountName, &authenticationv1.TokenRequest{
 		Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: &authenticationv1.BoundObjectReference{
 			Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID,

@@ -59,17 +59,17 @@ func (s *suite) adoption(ctx context.Context) error {
 // judgeAdoptions stops the writer and counts the outcome of a site's adoptions.
 func (s *site) judgeAdoptions(ctx context.Context) error {
 	s.counts.adoptions += s.adopted
-	s.JudgeWaits(ctx)
+	s.CheckWaits(ctx)
 	states, writes, err := s.Evidence()
 	if err != nil {
 		return err
 	}
-	j := audit.Judge(states, writes, s.APIServerRestarts)
+	j := audit.Check(states, writes, s.APIServerRestarts)
 	outside := audit.Outside(states, j.Unknown)
 	s.Counts.DoubleWrites += len(j.Foreign) + len(j.Shared)
 	s.counts.outside += len(outside)
 	s.LogViolations(j)
-	harness.LogSome(s.World, 5, "  ! %s", outside)
+	harness.LogSome(s.Testbed, 5, "  ! %s", outside)
 	if len(states) == 0 || len(j.Unknown) == 0 || len(j.Unknown) == len(writes) {
 		s.Result.Doubt("%s: the audit log has %d states, %d writes, and %d of them from outside the mesh", s.Part, len(states), len(writes), len(j.Unknown))
 	}

@@ -178,17 +178,17 @@ func (o *shardedOperator) correct(ctx context.Context, spec meshv1alpha1.Shardin
 // judgeEdits stops the writer and counts the outcome. Pods that are in no shard any more may
 // write what no shard owns: under a dry run, and while the root has another workload.
 func (o *shardedOperator) judgeEdits(ctx context.Context) error {
-	o.JudgeWaits(ctx)
+	o.CheckWaits(ctx)
 	states, writes, err := o.Evidence()
 	if err != nil {
 		return err
 	}
 	o.RequireEvidence(states, writes)
-	j := audit.Judge(states, writes, o.APIServerRestarts)
+	j := audit.Check(states, writes, o.APIServerRestarts)
 	beside := append(audit.Beside(states, j.Foreign), audit.Outside(states, j.Unknown)...)
 	o.Counts.DoubleWrites += len(beside) + len(j.Shared)
-	harness.LogSome(o.World, 5, "  ! %s", beside)
-	harness.LogSome(o.World, 3, "  ! %s", j.Shared)
+	harness.LogSome(o.Testbed, 5, "  ! %s", beside)
+	harness.LogSome(o.Testbed, 3, "  ! %s", j.Shared)
 	o.Logf("  %d edits; %d writes, %d by pods while they owned nothing, %d of them beside another owner", o.counts.edits, j.Writes, len(j.Foreign)+len(j.Unknown), len(beside))
 	return nil
 }

@@ -111,14 +111,14 @@ func (o *shardedOperator) startedAnew(ctx context.Context, backup *meshv1alpha1.
 // judgeRestores stops the writer and judges by turns: the states in force right after a
 // restore are not in the audit log, because they were written before it and partly undone.
 func (o *shardedOperator) judgeRestores(ctx context.Context) error {
-	o.JudgeWaits(ctx)
+	o.CheckWaits(ctx)
 	states, writes, err := o.Evidence()
 	if err != nil {
 		return err
 	}
 	wrong := audit.Turns(states, writes)
 	o.Counts.DoubleWrites += len(wrong)
-	harness.LogSome(o.World, 5, "  ! %s", wrong)
+	harness.LogSome(o.Testbed, 5, "  ! %s", wrong)
 	o.RequireEvidence(states, writes)
 	o.Logf("  %d restores; %d writes, %d out of turn", o.counts.restores, len(writes), len(wrong))
 	return nil

@@ -30,11 +30,11 @@ type site struct {
 
 // prepare creates namespaces for an operator, which it does not start, and for its own objects.
 func (s *suite) prepare(ctx context.Context, part string, tenants int) (*shardedOperator, error) {
-	of := &operator.Tenants{World: s.World, Class: part}
+	of := &operator.Tenants{Testbed: s.Testbed, Class: part}
 	if err := of.Add(ctx, "chaos-"+part+"-%02d", tenants); err != nil {
 		return nil, err
 	}
-	operators := &operator.Operators{World: s.World, Result: s.Result, Tenants: of, Counts: s.Counts}
+	operators := &operator.Operators{Testbed: s.Testbed, Result: s.Result, Tenants: of, Counts: s.Counts}
 	o, err := operators.Prepare(ctx, part)
 	if err != nil {
 		return nil, err

@@ -17,7 +17,7 @@ type suite struct {
 }
 
 // New returns the sharding suite. Each part has an operator of its own.
-func New(w *harness.World, r *harness.Result) harness.Suite {
+func New(w *harness.Testbed, r *harness.Result) harness.Suite {
 	s := &suite{Operators: operator.New(w, r)}
 	return harness.Suite{
 		Name: "sharding",

@@ -45,13 +45,13 @@ func (s *suite) unfenced(ctx context.Context) error {
 	if err := o.moveCanary(ctx, 0); err != nil {
 		return err
 	}
-	var j audit.Judgement
+	var j audit.Findings
 	err = o.Until(ctx, "the judge to find double writes where nothing prevents them", func(context.Context) error {
 		states, writes, err := o.Evidence()
 		if err != nil {
 			return err
 		}
-		j = audit.Judge(states, writes, nil)
+		j = audit.Check(states, writes, nil)
 		if !slices.ContainsFunc(j.Foreign, func(f audit.Foreign) bool { return f.Code < 300 }) {
 			return fmt.Errorf("it finds %d, and none that the apiserver took", len(j.Foreign))
 		}

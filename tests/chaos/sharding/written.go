@@ -52,7 +52,7 @@ func (s *suite) written(ctx context.Context) error {
 	}
 	w := &written{shardedOperator: o, owners: map[string]string{}, changes: map[string][]change{}}
 	err = kube.InOrder(ctx, w.start, w.disturbed, w.settled, w.calm)
-	w.JudgeWaits(ctx)
+	w.CheckWaits(ctx)
 	return errors.Join(err, w.judge(), w.Remove(context.WithoutCancel(ctx)), w.removeTenants(context.WithoutCancel(ctx)))
 }
 
@@ -250,7 +250,7 @@ func (w *written) judge() error {
 		found = append(found, outOfTurn(changes, byTenant[tenant], w.shardOf)...)
 	}
 	w.Counts.DoubleWrites += len(found)
-	harness.LogSome(w.World, 5, "  ! %s", found)
+	harness.LogSome(w.Testbed, 5, "  ! %s", found)
 	w.Logf("  written: %d moves, %d writes, %d of them out of turn", w.counts.moves, len(writes), len(found))
 	return nil
 }

@@ -175,7 +175,7 @@ func (o *egressTest) judge() error {
 	}
 	failed := o.countVisits(asked)
 	leaked := leakedIn(came, o.windows)
-	harness.LogSome(o.World, 3, "  ! it came to the host: %s", leaked)
+	harness.LogSome(o.Testbed, 3, "  ! it came to the host: %s", leaked)
 	c.asked += len(asked)
 	c.leaked += len(leaked)
 	o.Logf("  of %d requests %d were denied, %d of those came to the host; of those allowed %d were refused, and %d failed on their way",

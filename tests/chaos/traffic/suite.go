@@ -21,7 +21,7 @@ type suite struct {
 }
 
 // New returns the traffic suite.
-func New(w *harness.World, r *harness.Result) harness.Suite {
+func New(w *harness.Testbed, r *harness.Result) harness.Suite {
 	s := &suite{Operators: operator.New(w, r), counts: counts{limited: map[string]int{}, panics: map[types.UID]int{}}}
 	return harness.Suite{
 		Name: "traffic",

@@ -4,7 +4,7 @@ import "slices"
 
 // Quick are worlds that are explored within seconds.
 func Quick() []Options {
-	return slices.Concat(Locks(), Divisions(), DryRuns(), Targets(), Deletions(), Shared())
+	return slices.Concat(Locks(), ResourceEdits(), DryRuns(), Targets(), Deletions(), Shared())
 }
 
 // Locks are worlds in which the user renames the operator's lock, or removes its name.
@@ -16,8 +16,8 @@ func Locks() []Options {
 	}
 }
 
-// Divisions are worlds in which the user changes what is divided, and by what.
-func Divisions() []Options {
+// ResourceEdits are worlds in which the user changes what is divided, and by what.
+func ResourceEdits() []Options {
 	return []Options{
 		{Specs: []Spec{{}, {Resources: Secrets}, {Resources: Misspelt}}, Edits: 2},
 		{Specs: []Spec{{}, {Resources: Misspelt}}, Edits: 2, Restarts: 1},

@@ -80,7 +80,7 @@ func run(ctx context.Context, opts options) (bool, error) {
 
 // try builds an operator and runs its trial. If it is only to be built, there is a result only
 // if that fails.
-func try(ctx context.Context, c *kube.Cluster, o *trial.Operator, plan trial.Plan, build bool) *trial.Result {
+func try(ctx context.Context, c *kube.Cluster, o *trial.Operator, plan trial.Schedule, build bool) *trial.Result {
 	plan.Say("building %s", o.Name)
 	b, err := trial.Build(ctx, c, o)
 	if err != nil {

@@ -36,7 +36,7 @@ var Modes = []string{"ebpf", "iptables", "address"}
 
 // Fleet is members under both failure policies, in each capture mode, on two nodes.
 type Fleet struct {
-	*harness.World
+	*harness.Testbed
 	Members []*Member // none before Ensure
 }
 
@@ -204,7 +204,7 @@ func (f *Fleet) Leaks(ctx context.Context, requests []audit.Request, kills []tim
 			sent[r.ID] = len(r.Issuers) > 0 && !r.Direct()
 		}
 	}
-	return f.World.Leaks(ctx, requests, kills, func(id string) bool { return sent[id] })
+	return f.Testbed.Leaks(ctx, requests, kills, func(id string) bool { return sent[id] })
 }
 
 // LeaksOf returns how many requests the members sent since a mark, and those that no

@@ -17,7 +17,7 @@ import (
 // its writes that take effect.
 func (o *Operator) Evidence() ([]audit.State, []audit.Request, error) {
 	root := types.NamespacedName{Namespace: o.Home, Name: Name}
-	states, requests, err := o.World.Evidence(o.began, root, harness.ProbeAccount)
+	states, requests, err := o.Testbed.Evidence(o.began, root, harness.ProbeAccount)
 	return states, slices.DeleteFunc(requests, func(r audit.Request) bool {
 		return !r.Writes() || r.DryRun() || r.Group != tallyv1.GroupVersion.Group
 	}), err
@@ -25,7 +25,7 @@ func (o *Operator) Evidence() ([]audit.State, []audit.Request, error) {
 
 // judge stops the writer and counts the outcome of the part.
 func (o *Operator) judge(ctx context.Context) error {
-	o.JudgeWaits(ctx)
+	o.CheckWaits(ctx)
 	if err := o.judgeOwners(ctx); err != nil {
 		return err
 	}
@@ -33,7 +33,7 @@ func (o *Operator) judge(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	j := audit.Judge(states, writes, o.APIServerRestarts)
+	j := audit.Check(states, writes, o.APIServerRestarts)
 	o.Counts.DoubleWrites += len(j.Foreign) + len(j.Shared)
 	o.LogViolations(j)
 	if len(j.Unknown) > 0 {
@@ -76,14 +76,14 @@ func (o *Operator) RequireEvidence(states []audit.State, writes []audit.Request)
 }
 
 // LogViolations prints some of the violations that a judgement found.
-func (o *Operator) LogViolations(j audit.Judgement) {
-	harness.LogSome(o.World, 5, "  ! %s", j.Foreign)
-	harness.LogSome(o.World, 3, "  ! %s", j.Shared)
+func (o *Operator) LogViolations(j audit.Findings) {
+	harness.LogSome(o.Testbed, 5, "  ! %s", j.Foreign)
+	harness.LogSome(o.Testbed, 3, "  ! %s", j.Shared)
 }
 
-// JudgeWaits stops the writer, and counts the objects that were not reconciled, or only after
+// CheckWaits stops the writer, and counts the objects that were not reconciled, or only after
 // too long.
-func (o *Operator) JudgeWaits(ctx context.Context) {
+func (o *Operator) CheckWaits(ctx context.Context) {
 	if o.Writer == nil {
 		return
 	}
@@ -92,8 +92,8 @@ func (o *Operator) JudgeWaits(ctx context.Context) {
 	long = slices.DeleteFunc(long, func(w wait) bool { return w.object.Namespace == o.Trial })
 	o.Counts.Lost += len(lost)
 	o.Counts.Orphans += len(long)
-	harness.LogSome(o.World, 3, "  ! %s", lost)
-	harness.LogSome(o.World, 3, "  ! %s", long)
+	harness.LogSome(o.Testbed, 3, "  ! %s", lost)
+	harness.LogSome(o.Testbed, 3, "  ! %s", long)
 	if len(starved) > 0 {
 		o.Result.Doubt("%s: the operator was too slow for a result: %d objects that it received starved in its queue: %s", o.Part, len(starved), starved[0])
 	}

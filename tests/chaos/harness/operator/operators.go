@@ -16,15 +16,15 @@ import (
 
 // Operators runs the test operator, once per part, and counts what came of it.
 type Operators struct {
-	*harness.World
+	*harness.Testbed
 	Result  *harness.Result
 	Tenants *Tenants
 	Counts  *Counts
 }
 
 // New returns what runs operators over the default tenants.
-func New(w *harness.World, r *harness.Result) *Operators {
-	return &Operators{World: w, Result: r, Tenants: &Tenants{World: w}, Counts: &Counts{Took: map[string][]time.Duration{}}}
+func New(w *harness.Testbed, r *harness.Result) *Operators {
+	return &Operators{Testbed: w, Result: r, Tenants: &Tenants{Testbed: w}, Counts: &Counts{Took: map[string][]time.Duration{}}}
 }
 
 // Run runs the operator under a root with the given spec while do changes or breaks

@@ -26,7 +26,7 @@ const (
 
 // Tenants are namespaces with the objects that an operator reconciles.
 type Tenants struct {
-	*harness.World
+	*harness.Testbed
 	Names []string
 	Class string // the label value of the objects; empty if there is one operator
 }

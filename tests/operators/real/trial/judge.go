@@ -25,7 +25,7 @@ const turnaround = 10 * time.Second
 // A member may write only what its shard owned, and a pod outside the mesh only what no shard
 // owned. Several pods of one shard, or several outside, may write only one after the other.
 func judge(states []audit.State, writes []audit.Request) verdict {
-	j := audit.Judge(states, writes, nil)
+	j := audit.Check(states, writes, nil)
 	v := verdict{writes: j.Writes, outside: len(j.Unknown), twoOwners: slices.Clone(j.Shared)}
 	for _, f := range j.Foreign {
 		if !afterRemoval(states, f.Request) {

@@ -41,7 +41,7 @@ type Result struct {
 // Violations count broken guarantees of the mesh.
 type Violations struct{ TwoOwners, Unreconciled, SilentStops, Differences int }
 
-func newResult(b *Built, plan Plan) (*Result, error) {
+func newResult(b *Built, plan Schedule) (*Result, error) {
 	byHand, err := b.rbacByHand()
 	return &Result{
 		Operator: b.Name, Version: b.Version, Key: "Namespace", Locks: b.locks(), Shared: b.Note, Sizes: plan.Sizes,

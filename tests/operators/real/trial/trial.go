@@ -14,8 +14,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
-// Plan says how long and by which steps an operator is tried.
-type Plan struct {
+// Schedule says how long and by which steps an operator is tried.
+type Schedule struct {
 	// Churn is how long objects change before and between the steps.
 	Churn time.Duration
 	// Sizes are the numbers of shards, one after the other.
@@ -26,9 +26,9 @@ type Plan struct {
 	Say func(format string, args ...any)
 }
 
-// Full is the plan of a complete trial.
-func Full(say func(string, ...any)) Plan {
-	return Plan{Churn: 10 * time.Second, Sizes: []int32{2, 3, 2}, Kill: true, Say: say}
+// Full is the schedule of a complete trial.
+func Full(say func(string, ...any)) Schedule {
+	return Schedule{Churn: 10 * time.Second, Sizes: []int32{2, 3, 2}, Kill: true, Say: say}
 }
 
 // patience is how long a step may take on a busy machine.
@@ -38,13 +38,13 @@ const patience = 3 * time.Minute
 type trial struct {
 	*kube.Cluster
 	*Built
-	plan  Plan
+	plan  Schedule
 	begun kube.Mark
 }
 
 // Run tries an operator. An error means that the trial could not be completed; the result then
 // says as much as is known.
-func Run(ctx context.Context, c *kube.Cluster, b *Built, plan Plan) (result *Result, err error) {
+func Run(ctx context.Context, c *kube.Cluster, b *Built, plan Schedule) (result *Result, err error) {
 	start := time.Now()
 	t := &trial{Cluster: c, Built: b, plan: plan}
 	if result, err = newResult(b, plan); err != nil {

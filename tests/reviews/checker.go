@@ -52,8 +52,8 @@ func (t Tenure) covers(o Outcome) bool {
 	return t.Namespace == o.Namespace && !o.Start.Before(t.From) && (t.To.IsZero() || !o.End.After(t.To))
 }
 
-// Judge decides which outcomes are wrong.
-type Judge struct {
+// Checker finds which outcomes are wrong.
+type Checker struct {
 	// Tenures are the owners, which must answer. Outside of them any version may.
 	Tenures []Tenure
 	// Away are the times in which an agent was killed or stopped: the webhook of a pod without
@@ -77,8 +77,8 @@ type Verdict struct {
 
 const maxFindings = 5
 
-// Judge returns the counts of some outcomes.
-func (j *Judge) Judge(outcomes []Outcome) (v Verdict) {
+// Check returns the counts of some outcomes.
+func (j *Checker) Check(outcomes []Outcome) (v Verdict) {
 	found := func(o Outcome, format string, args ...any) {
 		if len(v.Findings) < maxFindings {
 			v.Findings = append(v.Findings, fmt.Sprintf("a create in %s at %s ", o.Namespace, o.Start.Format("15:04:05.000"))+fmt.Sprintf(format, args...))

@@ -47,11 +47,11 @@ func TestOutcomesAreJudgedByTheOwner(t *testing.T) {
 		"failed by a timeout":             {Outcome{Start: at(30), End: at(37), Namespace: "a", Err: refused}, Verdict{Failed: 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			j := &Judge{
+			j := &Checker{
 				Tenures: []Tenure{{"a", Next, at(0), at(10)}, {"a", Stable, at(20), time.Time{}}},
 				Away:    []Window{{at(30), at(40)}}, Dying: []Window{{at(30), at(31)}},
 			}
-			got := j.Judge([]Outcome{c.outcome})
+			got := j.Check([]Outcome{c.outcome})
 			require.Equal(t, got.Misrouted+got.Failed, len(got.Findings))
 			got.Findings, c.want.Reviews = nil, PerCreate
 			require.Equal(t, c.want, got)

@@ -23,8 +23,8 @@ const Timeout = 90 * time.Second
 // Labels marks the namespaces that a run creates.
 var Labels = client.MatchingLabels{"app.kubernetes.io/part-of": "ctrlmesh-chaos"}
 
-// World is the cluster under test. Call Connect before any other method.
-type World struct {
+// Testbed is the cluster under test. Call Connect before any other method.
+type Testbed struct {
 	*kube.Cluster
 	Nodes   []string  // sorted names, at least two
 	Started time.Time // when the run began
@@ -34,8 +34,8 @@ type World struct {
 }
 
 // Connect connects to the cluster, removes what an interrupted run left, and starts to
-// read the agents' logs. The caller must Close the world if Connect succeeds.
-func (w *World) Connect(ctx context.Context) (err error) {
+// read the agents' logs. The caller must Close the testbed if Connect succeeds.
+func (w *Testbed) Connect(ctx context.Context) (err error) {
 	if w.Cluster, err = kube.Connect(tallyv1.AddToScheme, reviews.AddToScheme); err != nil {
 		return err
 	}
@@ -73,7 +73,7 @@ func (w *World) Connect(ctx context.Context) (err error) {
 
 // Close stops reading logs and deletes the namespaces of the run. It does not wait for the
 // deletion.
-func (w *World) Close() {
+func (w *Testbed) Close() {
 	w.stopAccess()
 	ctx, cancel := context.WithTimeout(context.Background(), Timeout)
 	defer cancel()
@@ -83,7 +83,7 @@ func (w *World) Close() {
 }
 
 // sweep deletes the namespaces of an interrupted run and waits for the deletion.
-func (w *World) sweep(ctx context.Context) error {
+func (w *Testbed) sweep(ctx context.Context) error {
 	if err := w.remove(ctx); err != nil {
 		return err
 	}
@@ -93,7 +93,7 @@ func (w *World) sweep(ctx context.Context) error {
 	})
 }
 
-func (w *World) remove(ctx context.Context) error {
+func (w *Testbed) remove(ctx context.Context) error {
 	var left corev1.NamespaceList
 	if err := w.List(ctx, &left, Labels); err != nil {
 		return fmt.Errorf("looking for namespaces to remove: %w", err)
@@ -107,24 +107,24 @@ func (w *World) remove(ctx context.Context) error {
 }
 
 // Logf prints a line of progress.
-func (w *World) Logf(format string, args ...any) {
+func (w *Testbed) Logf(format string, args ...any) {
 	fmt.Printf("[%6.1f s] %s\n", time.Since(w.Started).Seconds(), fmt.Sprintf(format, args...))
 }
 
 // LogSome prints at most n of some findings.
-func LogSome[T any](w *World, n int, format string, findings []T) {
+func LogSome[T any](w *Testbed, n int, format string, findings []T) {
 	for _, f := range findings[:min(n, len(findings))] {
 		w.Logf(format, f)
 	}
 }
 
 // Until waits for cond for at most Timeout.
-func (w *World) Until(ctx context.Context, what string, cond func(context.Context) error) error {
+func (w *Testbed) Until(ctx context.Context, what string, cond func(context.Context) error) error {
 	return kube.UntilWithin(ctx, Timeout, what, cond)
 }
 
 // UntilObject reads obj, again and again, until cond returns nil.
-func (w *World) UntilObject(ctx context.Context, what string, obj client.Object, cond func() error) error {
+func (w *Testbed) UntilObject(ctx context.Context, what string, obj client.Object, cond func() error) error {
 	return w.Until(ctx, what, func(ctx context.Context) error {
 		if err := w.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
 			return err
