@@ -119,8 +119,8 @@ type source struct {
 	*Shard
 	clusters []v1alpha1.ClusterPath
 	selects  func(metav1.Object) bool
-	// judge fills in the policy of a member.
-	judge func(*corev1.Pod, *meshv1.PodPolicy)
+	// fill completes the policy of a member.
+	fill func(*corev1.Pod, *meshv1.PodPolicy)
 	// serial returns the serial of a pod's shard, 0 for a pod without a shard. It is nil if
 	// the shards of the source have no serials.
 	serial func(*corev1.Pod) uint64
@@ -141,7 +141,7 @@ func Compile(configs []*v1alpha1.ShardingConfig, pods []*corev1.Pod, roots map[o
 	}
 	c.readConfigs(configs)
 	traffic := newTrafficRules(rules)
-	c.judgePods(traffic)
+	c.renderPods(traffic)
 	c.listShards()
 	c.cache.limits = c.read
 	traffic.result(&c.Result)
@@ -238,7 +238,7 @@ func (c *compilation) readRoot(s *source, objects map[types.NamespacedName]*v1al
 	if s.Config.Spec.DryRun && s.Problem == nil && !Withdrawn(s.Config) {
 		r.dryRun = planDryRun(r, c.pods)
 	}
-	s.selects, s.judge, s.serial = r.selects, r.judge, r.serial
+	s.selects, s.fill, s.serial = r.selects, r.fill, r.serial
 	for _, d := range r.derived {
 		c.rootOf[d.NamespacedName] = r
 	}
@@ -246,20 +246,20 @@ func (c *compilation) readRoot(s *source, objects map[types.NamespacedName]*v1al
 	return r.derived
 }
 
-// judgePods renders the policies of all pods.
-func (c *compilation) judgePods(traffic *trafficRules) {
+// renderPods renders the policies of all pods.
+func (c *compilation) renderPods(traffic *trafficRules) {
 	sizes := sizer{}
 	for _, pod := range c.pods {
 		if Labelled(pod) && !Ended(pod) {
-			c.measure(func() *v1alpha1.ShardingConfig { return c.judgePod(pod, traffic, sizes) })
+			c.measure(func() *v1alpha1.ShardingConfig { return c.renderPod(pod, traffic, sizes) })
 		}
 	}
 }
 
-// judgePod renders the policy of a pod, and returns the first configuration that selects it.
-func (c *compilation) judgePod(pod *corev1.Pod, traffic *trafficRules, sizes sizer) (by *v1alpha1.ShardingConfig) {
+// renderPod renders the policy of a pod, and returns the first configuration that selects it.
+func (c *compilation) renderPod(pod *corev1.Pod, traffic *trafficRules, sizes sizer) (by *v1alpha1.ShardingConfig) {
 	p, by := policy(pod, c.sources[pod.Namespace])
-	targets, digest := traffic.judge(pod, p)
+	targets, digest := traffic.fill(pod, p)
 	if sizes.exceeded(p) {
 		refuseTooLarge(p)
 		c.tooLarge[pod.UID] = true
@@ -273,7 +273,7 @@ func (c *compilation) judgePod(pod *corev1.Pod, traffic *trafficRules, sizes siz
 	return by
 }
 
-// listShards sorts the shards into the result. It runs after judgePods, which adds
+// listShards sorts the shards into the result. It runs after renderPods, which adds
 // their members.
 func (c *compilation) listShards() {
 	slices.SortFunc(c.shards, func(a, b *Shard) int {
@@ -325,7 +325,7 @@ func policy(pod *corev1.Pod, sources []source) (p *meshv1.PodPolicy, by *v1alpha
 	default:
 		s := selecting[0]
 		p.ClusterPaths = collect.Map(s.clusters, func(c v1alpha1.ClusterPath) string { return c.PathPrefix })
-		if s.judge(pod, p); p.Refuse == "" {
+		if s.fill(pod, p); p.Refuse == "" {
 			p.AnyToken = s.Config.Spec.TokenBinding == v1alpha1.TokenBindingOff
 			// Without its agent, a pod in standby would act on all objects.
 			p.FailOpen = CanFailOpen(pod) && s.Config.Spec.FailurePolicy == v1alpha1.FailOpen && !p.GetSharding().GetStandby()
@@ -370,7 +370,7 @@ func (s *source) written(sharding *meshv1.Sharding, problem *Problem, requestTim
 	if !sharding.GetStandby() {
 		s.Lock, s.Locks = firstLock(sharding.GetLocks()), sharding.GetLocks()
 	}
-	s.judge = func(pod *corev1.Pod, p *meshv1.PodPolicy) {
+	s.fill = func(pod *corev1.Pod, p *meshv1.PodPolicy) {
 		p.Sharding = sharding
 		p.Passthrough = CanPassThrough(pod) && PassesThrough(c)
 		if Shadows(c) {

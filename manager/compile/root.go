@@ -98,9 +98,9 @@ func (r *root) selects(pod metav1.Object) bool {
 	return assigned || r.chooses(pod)
 }
 
-func (r *root) judge(pod *corev1.Pod, p *meshv1.PodPolicy) {
+func (r *root) fill(pod *corev1.Pod, p *meshv1.PodPolicy) {
 	if r.dryRun != nil {
-		r.judgeDryRun(pod, p)
+		r.renderDryRun(pod, p)
 		return
 	}
 	m, assigned := r.State.Members[string(pod.UID)]
@@ -110,7 +110,7 @@ func (r *root) judge(pod *corev1.Pod, p *meshv1.PodPolicy) {
 	case assigned && d != nil:
 		d.Members = append(d.Members, pod)
 		p.Serial = uint64(r.State.Shards[m.Shard].Serial)
-		r.judgeMember(pod, m, p)
+		r.renderMember(pod, m, p)
 	case assigned:
 		p.Refuse = r.refusal(pod, "its shard %s no longer exists: delete the pod", m.Shard)
 	case !r.known:
@@ -132,8 +132,8 @@ func (r *root) judge(pod *corev1.Pod, p *meshv1.PodPolicy) {
 	}
 }
 
-// judgeMember fills in the policy of a pod of a shard.
-func (r *root) judgeMember(pod *corev1.Pod, m handover.Member, p *meshv1.PodPolicy) {
+// renderMember fills in the policy of a pod of a shard.
+func (r *root) renderMember(pod *corev1.Pod, m handover.Member, p *meshv1.PodPolicy) {
 	switch {
 	case r.State.RolledBack:
 		p.Sharding = r.standby(rolledBack)
@@ -273,9 +273,9 @@ func planDryRun(r *root, pods []*corev1.Pod) *dryRun {
 	return d
 }
 
-// judgeDryRun fills in the policy of a pod in a dry run. A pod without a shard gets no
+// renderDryRun fills in the policy of a pod in a dry run. A pod without a shard gets no
 // sharding.
-func (r *root) judgeDryRun(pod *corev1.Pod, p *meshv1.PodPolicy) {
+func (r *root) renderDryRun(pod *corev1.Pod, p *meshv1.PodPolicy) {
 	p.Serial = uint64(r.State.MinSerial)
 	if m, assigned := r.State.Members[string(pod.UID)]; assigned {
 		// The pod was a member before the dry run: its shard releases its keys.

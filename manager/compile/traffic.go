@@ -223,11 +223,11 @@ func (t *trafficRules) expiry(s *injectionSource) {
 	}
 }
 
-// judge fills in the traffic rules of a pod's policy, and returns the pod's entries among
+// fill sets the traffic rules of a pod's policy, and returns the pod's entries among
 // the targets of the objects that select it. Rules for other hosts apply even if the pod's
 // requests to the apiserver are refused or passed through. Rules for the apiserver are
 // omitted then, so that the pod takes no share that other pods need.
-func (t *trafficRules) judge(pod *corev1.Pod, p *meshv1.PodPolicy) (targets []*Target, digest []byte) {
+func (t *trafficRules) fill(pod *corev1.Pod, p *meshv1.PodPolicy) (targets []*Target, digest []byte) {
 	a := &assembly{trafficRules: t, pod: pod}
 	switch {
 	case p.Refuse != "":

@@ -380,7 +380,7 @@ func TestAnUnsoundPolicyHasTheRules(t *testing.T) {
 	rules, _, _ := limits(t, "")
 	pod := sharingPods(1)[0]
 	p := &meshv1.PodPolicy{Uid: "u0", Refuse: "\xff"}
-	_, digest := newTrafficRules(rules).judge(pod, p)
+	_, digest := newTrafficRules(rules).fill(pod, p)
 	versioned := versioner{}.finish("n", p, digest)
 	require.Contains(t, versioned.Version, "unsound")
 	require.NotNil(t, versioned.Traffic.GetEgress())
