@@ -50,10 +50,10 @@ type State struct {
 	ForbiddenLocks Value[map[types.UID]string]
 	// LocksKnown: the lock controller has looked at the operators' locks.
 	LocksKnown atomic.Bool
-	// Shares is the record of the shares of rules. Sharing is locked while shares are
+	// Allocator has the record of the shares of rules. Sharing is locked while shares are
 	// decided, and from a compilation that reads them until its policies are pushed.
-	Shares  quota.Allocator
-	Sharing sync.Mutex
+	Allocator quota.Allocator
+	Sharing   sync.Mutex
 
 	Changed Signals
 }

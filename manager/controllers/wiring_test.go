@@ -25,12 +25,12 @@ import (
 var wiring = []wire{
 	{"setting", "reads the administrator's settings, on each replica", "", "", "Settings", ""},
 	{"address", "resolves where clients reach the apiserver beside its Service", "Settings", "Settings", "Additional", ""},
-	{"policy", "compiles one policy for each pod, and pushes them", "Additional, Locks, MeshCA, Objects, Resources, Roots, Settings, Shares", "Additional, LocksKnown, Settings", "Book, Cluster, Compiled, Listed", ""},
+	{"policy", "compiles one policy for each pod, and pushes them", "Additional, Locks, MeshCA, Objects, Resources, Roots, Settings, Shares", "Additional, LocksKnown, Settings", "Allocator, Cluster, Compiled, Listed", ""},
 	{"root", "runs `manager/roots`: which keys each shard owns", "Agents, Answers, Compiled, Entries, ForbiddenLocks, Listed, MissingBundles, Weights", "Compiled, ForbiddenLocks, Listed, Settings", "", ""},
 	{"lock", "keeps the operators' locks", "Demands", "Compiled, Listed", "LocksKnown", "Locks"},
 	{"grant", "grants members access to the locks of their shards", "Compiled, Settings", "Compiled, Settings", "ForbiddenLocks", ""},
-	{"share", "divides the rules of scope Workload among pods", "Agents, Compiled, Recorded", "Compiled", "Book", "Shares, Unrecorded"},
-	{"traffic", "writes the statuses of CircuitBreakers and FaultInjections", "Agents, Compiled, Counts, Unrecorded", "Compiled", "Book", "Recorded"},
+	{"share", "divides the rules of scope Workload among pods", "Agents, Compiled, Recorded", "Compiled", "Allocator", "Shares, Unrecorded"},
+	{"traffic", "writes the statuses of CircuitBreakers and FaultInjections", "Agents, Compiled, Counts, Unrecorded", "Compiled", "Allocator", "Recorded"},
 	{"status", "writes the statuses of ShardingConfigs that are one shard", "Agents, Compiled, Locks, MissingBundles, Stamping", "Compiled, ForbiddenLocks, MissingBundles, Settings", "", ""},
 	{"stamp", "has objects labelled, by admission and by a sweep", "Compiled, Listed, Settings", "Compiled, Settings", "", ""},
 	{"entry", "puts the pods of VirtualApps on the mesh", "Listed", "Listed", "Entries", ""},
@@ -63,8 +63,8 @@ type wire struct {
 
 // severalWriters are the fields of State with more than one writer, and why that is safe.
 var severalWriters = map[string]string{
-	"Book":    "its methods are atomic; State.Sharing orders those of policy and share",
-	"Cluster": "each replica stores it before it serves; afterwards the leader's policy controller does",
+	"Allocator": "its methods are atomic; State.Sharing orders those of policy and share",
+	"Cluster":   "each replica stores it before it serves; afterwards the leader's policy controller does",
 }
 
 func TestTheWiringIsThatOfTheCode(t *testing.T) {
@@ -211,7 +211,7 @@ func (r *reader) Import(of string) (*types.Package, error) {
 // useOf is what the methods of the fields of State, and of signals, do with them.
 var useOf = map[string]string{
 	"Notify": "sends", "Load": "reads", "Store": "writes", "Swap": "writes",
-	// Those of Book.
+	// Those of Allocator.
 	"Share": "reads", "Lacks": "reads", "Record": "reads", "Unrecorded": "reads",
 	"Open": "writes", "Close": "writes", "Round": "writes", "Recorded": "writes",
 }

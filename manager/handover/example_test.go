@@ -15,7 +15,7 @@ func ExampleStep() {
 	step := func(what string, event handover.Event) {
 		var effects []handover.Effect
 		state, effects = handover.Step(state, event, time.Unix(1e9, 0))
-		fmt.Printf("%s: a owns all is %t, b owns all is %t\n", what, state.Shards["a"].Held.Everything(), state.Shards["b"].Held.Everything())
+		fmt.Printf("%s: a owns all is %t, b owns all is %t\n", what, state.Shards["a"].Owned.Everything(), state.Shards["b"].Owned.Everything())
 		for _, effect := range effects {
 			switch e := effect.(type) {
 			case handover.Resend:

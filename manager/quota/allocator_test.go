@@ -449,7 +449,7 @@ func (w *fixture) checkRecord(t require.TestingT) {
 // Pods come, go, and change their rules, agents are slow, what is recorded is late or
 // is not known to be, leaders change: no rule is ever had more than once, and in the end
 // all have the same of it, and nothing changes any more.
-func TestInterleavingsOfABook(t *testing.T) {
+func TestInterleavingsOfAnAllocator(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := &fixture{shares: &Allocator{}, rules: 3}
 		w.lead()

@@ -214,7 +214,7 @@ func (r *Controller) list(ctx context.Context) (out *controllers.Listed, known m
 	); err != nil {
 		return nil, nil, err
 	}
-	out = &controllers.Listed{Rules: compile.Rules{Cache: &r.rendered, Now: time.Now(), Elapsed: elapsed(), Share: r.State.Shares.Share, RequestTimeout: r.State.RequestTimeout()}}
+	out = &controllers.Listed{Rules: compile.Rules{Cache: &r.rendered, Now: time.Now(), Elapsed: elapsed(), Share: r.State.Allocator.Share, RequestTimeout: r.State.RequestTimeout()}}
 	out.Rules.Breakers, out.Rules.Injections = collect.Pointers(breakers.Items), collect.Pointers(injections.Items)
 	if r.Dialects {
 		if out.TrafficPolicies, err = serve.Policies(ctx, r.Cache); err != nil {
@@ -286,7 +286,7 @@ const (
 	pageOfBreakers = 20
 )
 
-// openBook reads the record of CircuitBreakers whose members share, or did, before their
+// openShares reads the record of CircuitBreakers whose members share, or did, before their
 // rules are pushed. For sharesPatience all policies wait for that. Then the rules that
 // cannot be read are not shared out, and the others are pushed.
 func (r *Controller) openShares(ctx context.Context, breakers []*v1alpha1.CircuitBreaker) error {
@@ -294,7 +294,7 @@ func (r *Controller) openShares(ctx context.Context, breakers []*v1alpha1.Circui
 	for _, c := range breakers {
 		name := client.ObjectKeyFromObject(c)
 		there[name] = true
-		if r.State.Shares.Lacks(c) {
+		if r.State.Allocator.Lacks(c) {
 			unread[name] = true
 		}
 	}
@@ -309,11 +309,11 @@ func (r *Controller) openShares(ctx context.Context, breakers []*v1alpha1.Circui
 		}
 		r.Log.Warn("rules of scope Workload that are not shared out yet refuse all requests", "error", err)
 	}
-	r.State.Shares.Close(func(name types.NamespacedName) bool { return there[name] })
+	r.State.Allocator.Close(func(name types.NamespacedName) bool { return there[name] })
 	return nil
 }
 
-// readShares opens State.Shares at these CircuitBreakers. It reads past the cache.
+// readShares opens State.Allocator at these CircuitBreakers. It reads past the cache.
 func (r *Controller) readShares(ctx context.Context, unread map[types.NamespacedName]bool) error {
 	if len(unread) == 0 {
 		return nil
@@ -335,7 +335,7 @@ func (r *Controller) readShares(ctx context.Context, unread map[types.Namespaced
 		}
 		for i := range live.Items {
 			if name := client.ObjectKeyFromObject(&live.Items[i]); unread[name] {
-				r.State.Shares.Open(name, live.Items[i].Status)
+				r.State.Allocator.Open(name, live.Items[i].Status)
 				delete(unread, name)
 			}
 		}
@@ -344,7 +344,7 @@ func (r *Controller) readShares(ctx context.Context, unread map[types.Namespaced
 		}
 	}
 	for name := range unread { // it was deleted
-		r.State.Shares.Open(name, v1alpha1.CircuitBreakerStatus{})
+		r.State.Allocator.Open(name, v1alpha1.CircuitBreakerStatus{})
 	}
 	return nil
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
 )
 
-// Controller decides the shares in State.Shares.
+// Controller decides the shares in State.Allocator.
 type Controller struct {
 	Push  *push.Server
 	State *controllers.State
@@ -33,7 +33,7 @@ func (r *Controller) Reconcile(context.Context) error {
 	if c == nil {
 		return nil
 	}
-	publish, record := r.State.Shares.Round(c.Policies, func(p compile.Policy) bool {
+	publish, record := r.State.Allocator.Round(c.Policies, func(p compile.Policy) bool {
 		o := r.Push.Observe(p.Node, p.Uid)
 		return o.Version == p.Version && o.TrafficMessage == ""
 	})

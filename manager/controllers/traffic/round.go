@@ -116,13 +116,13 @@ func (r *round) breaker(b compile.Breaker) {
 		return
 	}
 	b.CircuitBreaker = current
-	record, fits := r.State.Shares.Record(current)
+	record, fits := r.State.Allocator.Record(current)
 	next := status.OfBreaker(b, r.in, record, fits)
 	r.opened[name] = others + next.Opened
 	before := current.Status
 	// Shares that must be recorded are written even if the cached status has them, because
 	// the cache may be outdated.
-	waits := fits && r.State.Shares.Unrecorded(name)
+	waits := fits && r.State.Allocator.Unrecorded(name)
 	if !waits && equality.Semantic.DeepEqual(before, next) {
 		return
 	}
@@ -136,7 +136,7 @@ func (r *round) breaker(b compile.Breaker) {
 	updated := current.DeepCopy()
 	updated.Status = next
 	r.writes = append(r.writes, statusWrite{p, current, updated, gap, func() {
-		r.State.Shares.Recorded(name, next.Shares)
+		r.State.Allocator.Recorded(name, next.Shares)
 		if waits {
 			r.State.Changed.Recorded.Notify()
 		}

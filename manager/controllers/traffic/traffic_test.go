@@ -88,7 +88,7 @@ func sentShare(w world, pod string) *meshv1.Share {
 // recordOf is what is to be recorded.
 func recordOf(t *testing.T, w world) []v1alpha1.RuleShares {
 	t.Helper()
-	record, ok := w.State.Shares.Record(testenv.Get(t, w.Env, "ns", "cb", &v1alpha1.CircuitBreaker{}))
+	record, ok := w.State.Allocator.Record(testenv.Get(t, w.Env, "ns", "cb", &v1alpha1.CircuitBreaker{}))
 	require.True(t, ok)
 	return record
 }

@@ -136,7 +136,7 @@ func show(d Decision) string {
 		fmt.Fprintf(&b, "  evict %s: %s\n", d.Evict.Pod.Name, d.Evict.Why)
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.State.Shards)) {
-		fmt.Fprintf(&b, "%s owns %s, members", name, showScope(d.State.Shards[name].Held))
+		fmt.Fprintf(&b, "%s owns %s, members", name, showScope(d.State.Shards[name].Owned))
 		for _, uid := range slices.Sorted(maps.Keys(d.State.Members)) {
 			if m := d.State.Members[uid]; m.Shard == name {
 				fmt.Fprintf(&b, " %s", m.Name)

@@ -72,7 +72,7 @@ func TestReadOfNothingReturnsAtOnce(t *testing.T) {
 	require.Zero(t, n)
 }
 
-// Callers, net/http among them, tell errors by their types.
+// Callers, net/http among them, distinguish errors by their types.
 func TestErrorsAreThoseOfNet(t *testing.T) {
 	full := make([]byte, 64<<20)
 	for name, test := range map[string]struct {
