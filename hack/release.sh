@@ -20,8 +20,8 @@ compile() { # compile OS ARCHITECTURE OUT PROGRAM...
   GOOS=$1 GOARCH=$2 progress "building for $1 on $2" go build -ldflags "-s -w -X github.com/ctrlmesh/ctrlmesh/internal/program.version=v$version" \
     -o "$3" "${packages[@]/#/./cmd/}"
 }
-archive() { # archive OUT DIR: the same for the same content
-  tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX -C "$2" -c . | gzip -n >"$1"
+archive() { # archive OUT DIR: the same for the same content. Helm finds no chart in an archive whose names begin with "./".
+  (cd "$2" && tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX -c -- *) | gzip -n >"$1"
 }
 
 for arch in amd64 arm64; do
