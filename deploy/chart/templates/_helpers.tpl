@@ -1,7 +1,7 @@
-{{/* ctrlmesh.image names an image: by its digest if there is one, otherwise by its tag. */}}
+{{/* ctrlmesh.image names an image, by its tag and its digest if there is one: the tag shows the version. */}}
 {{- define "ctrlmesh.image" -}}
 {{- $all := index . 0 }}{{ $one := index . 1 -}}
-{{- $all.registry }}/{{ $one.repository }}{{ with $one.digest }}@{{ . }}{{ else }}:{{ $all.tag }}{{ end }}
+{{- $all.registry }}/{{ $one.repository }}{{ with $all.tag }}:{{ . }}{{ end }}{{ with $one.digest }}@{{ . }}{{ end }}
 {{- end }}
 
 {{- define "ctrlmesh.pullSecrets" }}
