@@ -115,7 +115,7 @@ func TestPassthrough(t *testing.T) {
 	for _, way := range []string{"up", "down"} {
 		require.Greater(t, testutil.ToFloat64(m.server.metrics.TunnelBytes.WithLabelValues("ns", "operator", "", way)), 500.0)
 	}
-	require.Eventually(t, func() bool { return m.pod.conns.Open.Taken() <= 1 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return m.pod.accepting.conns.Open.Taken() <= 1 }, soon, time.Millisecond)
 }
 
 func TestConnectionOlderThanPassthroughIsRefused(t *testing.T) {
@@ -145,7 +145,7 @@ func TestTunnelsAreCutWithThePod(t *testing.T) {
 	require.ErrorIs(t, m.pod.Drain(ctx), context.DeadlineExceeded)
 	_, err = io.ReadAll(resp.Body)
 	require.Error(t, err)
-	require.Eventually(t, func() bool { return m.pod.conns.Open.Taken() == 0 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return m.pod.accepting.conns.Open.Taken() == 0 }, soon, time.Millisecond)
 }
 
 // pair is a TCP connection, both ends.

@@ -28,11 +28,11 @@ func (x *exchange) conclude(o *pipeline.Outcome) {
 	case pipeline.Respond:
 		x.answer(o.Status)
 	case pipeline.RespondEmpty:
-		x.head(o.Code, nil, nil)
+		x.response.head(o.Code, nil, nil)
 	case pipeline.FailUpstream:
 		x.failed(o.Err)
 	case pipeline.ResetConnection:
-		x.client.reset()
+		x.response.client.reset()
 	}
 }
 
@@ -55,7 +55,7 @@ func (x *exchange) refuse(reason meshv1.Refusal, err *apierrors.StatusError) {
 // workload returns the series of the workload under the policy that evaluated x last.
 func (x *exchange) workload() *metrics.Workload {
 	if x.policy != nil {
-		return x.policy.Metrics
+		return x.policy.Tally.Metrics
 	}
 	return x.pod.workload()
 }
@@ -75,7 +75,7 @@ func (x *exchange) meters() *metrics.Meters {
 }
 
 func (x *exchange) answer(err *apierrors.StatusError) {
-	if x.Over {
+	if x.Memory.Over {
 		x.shed()
 	}
 	x.response.refuse(err)
@@ -88,10 +88,10 @@ func (x *exchange) failed(err error) {
 		x.refuse(meshv1.RefusedEnded, status.Unavailable(1, "the request ended before it began: retry"))
 		return
 	case x.Req.Gone() != nil:
-		x.code = metrics.ClientGone
-		if !x.pod.dropped.Allow() {
+		x.response.code = metrics.ClientGone
+		if !x.pod.accepting.dropped.Allow() {
 			x.pod.bound("abandoned requests")
-			if c := x.client.conn; c != nil {
+			if c := x.response.client.conn; c != nil {
 				_ = c.Close()
 			}
 		}
@@ -131,10 +131,10 @@ func (x *exchange) account() {
 		return
 	}
 	x.accounted = true
-	x.ReportResult(x.code, x.received)
-	x.meters().Count(x.code)
+	x.ReportResult(x.response.code, x.received)
+	x.meters().Count(x.response.code)
 	if c := x.Req.Cluster; c != "" {
-		x.workload().Member(x.pod.server.metrics, c, x.code)
+		x.workload().Member(x.pod.server.metrics, c, x.response.code)
 	}
 	x.countOutcome()
 	x.countUsage()
@@ -147,10 +147,10 @@ func (x *exchange) account() {
 // countOutcome counts how the request ended, and how long the apiserver took to answer it. A
 // watch or a connection into a pod may wait for events before it is answered.
 func (x *exchange) countOutcome() {
-	x.pod.env.Outcomes.Count(x.code)
+	x.pod.env.Known.Outcomes.Count(x.response.code)
 	if x.Plan != nil && x.Plan.Route == pipeline.RouteShort && !x.received.IsZero() && !x.received.Before(x.sending.Sent) {
 		took := x.received.Sub(x.sending.Sent)
-		x.pod.env.Outcomes.Answered(took)
+		x.pod.env.Known.Outcomes.Answered(took)
 		x.Plan.Meters.Apiserver.Add(took.Seconds())
 	}
 }
@@ -161,10 +161,10 @@ func (x *exchange) countUsage() {
 	if i == nil || !i.IsResourceRequest || x.received.IsZero() || x.Req.Cluster != "" || !x.policy.Observes() {
 		return
 	}
-	x.pod.env.Usage.Add(&usage.Request{
+	x.pod.env.Known.Usage.Add(&usage.Request{
 		GroupResource: schema.GroupResource{Group: i.APIGroup, Resource: i.Resource},
 		Verb:          i.Verb, Subresource: i.Subresource, Namespace: i.Namespace, Name: i.Name,
-		Code: x.code, Bytes: int(x.bytes), Sent: x.sending.Sent,
+		Code: x.response.code, Bytes: int(x.response.bytes), Sent: x.sending.Sent,
 		Own: i.Namespace == x.pod.env.Info.Namespace, Indivisible: x.indivisible(),
 	}, x.received)
 }
@@ -209,9 +209,9 @@ func (x *exchange) accessAttrs() []slog.Attr {
 // log writes the access line.
 func (x *exchange) log() {
 	attrs := append(x.accessAttrs(),
-		slog.Int("code", x.code),
+		slog.Int("code", x.response.code),
 		slog.Duration("added", x.added),
-		slog.Int64("bytes", x.bytes),
+		slog.Int64("bytes", x.response.bytes),
 	)
 	if x.Would != "" && x.policy.Would != nil {
 		attrs = append(attrs, slog.String("dry_run", x.Would))
@@ -219,10 +219,10 @@ func (x *exchange) log() {
 	if x.Allowed.RefusedBy != "" {
 		attrs = append(attrs, slog.String("limited_by", x.Allowed.RefusedBy))
 	}
-	if x.Faults != nil {
-		attrs = append(attrs, slog.Any("faults", x.Faults.Rules))
-		if x.Skipped != "" {
-			attrs = append(attrs, slog.String("fault_skipped", x.Skipped))
+	if x.Injection.Faults != nil {
+		attrs = append(attrs, slog.Any("faults", x.Injection.Faults.Rules))
+		if x.Injection.Skipped != "" {
+			attrs = append(attrs, slog.String("fault_skipped", x.Injection.Skipped))
 		}
 	}
 	x.pod.server.log.LogAttrs(context.Background(), slog.LevelDebug, "request", attrs...)

@@ -24,7 +24,7 @@ const (
 // newHTTP returns the server of the pod's clients. Connections under a policy of passthrough are tunnels.
 func (p *Pod) newHTTP() *downstream.Server {
 	return downstream.NewServer(downstream.Config{
-		Conns: p.conns, Refused: func() { p.bound("connections") }, Log: p.server.log, Handler: p,
+		Conns: p.accepting.conns, Refused: func() { p.bound("connections") }, Log: p.server.log, Handler: p,
 		TLS: &tls.Config{
 			// Asked for so that a client which relies on one hears that it is in vain.
 			ClientAuth:                  tls.RequestClientCert,
@@ -60,7 +60,7 @@ func (p *Pod) bound(what string) {
 // distrusted counts and reports a client of the pod that does not trust the mesh's CA.
 func (p *Pod) distrusted() {
 	p.workload().Counter(p.server.metrics.Distrusted).Inc()
-	p.distrust.Store(time.Now().UnixNano())
+	p.accepting.distrust.Store(time.Now().UnixNano())
 	p.notify(stages.ReasonDistrust, "a client in pod %s does not trust the mesh's CA, and reaches no apiserver: let it verify the apiserver by /var/run/secrets/kubernetes.io/serviceaccount/ca.crt, and by no CA from its image, its environment, a Secret or the API", p.env.ID)
 }
 
@@ -70,7 +70,7 @@ const distrustFor = 6 * time.Minute
 
 // Distrusted reports whether a client of the pod did not trust the mesh's CA lately.
 func (p *Pod) Distrusted() bool {
-	at := p.distrust.Load()
+	at := p.accepting.distrust.Load()
 	return at != 0 && time.Since(time.Unix(0, at)) < distrustFor
 }
 

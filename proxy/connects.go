@@ -32,19 +32,19 @@ type connect struct {
 
 // enter adds x. It returns false if the policy has changed since x was evaluated.
 func (p *Pod) enter(x *pipeline.State, pol *stages.Policy) bool {
-	c := &p.connects
+	c := &p.inForce.connects
 	ctx, end := context.WithCancelCause(x.Ctx)
 	added := &connect{end: end}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if x.Protocol != "" || !x.Req.Reads() {
 		added.counts = pol
-		pol.Writes.Begin(p.env.Info.Journal)
+		pol.Succession.Writes.Begin(p.env.Info.Journal)
 	}
 	if p.env.Policy.Load() != pol { // after the count, as in begin
 		end(nil)
 		if added.counts != nil {
-			pol.Writes.End(p.env.Info.Journal, 0)
+			pol.Succession.Writes.End(p.env.Info.Journal, 0)
 		}
 		return false
 	}
@@ -62,7 +62,7 @@ func (c *connects) leave(x *exchange) {
 		x.end = writes.Ended
 	}
 	if left.counts != nil {
-		left.counts.Writes.End(x.pod.env.Info.Journal, x.end.Left(x.pod.unseen()))
+		left.counts.Succession.Writes.End(x.pod.env.Info.Journal, x.end.Left(x.pod.unseen()))
 	}
 }
 
@@ -80,8 +80,8 @@ func (c *connects) cut(next *stages.Policy) {
 		case refused:
 			open.end(relist.ErrPolicyChanged)
 		case open.counts != nil:
-			next.Writes.Raise()
-			open.counts.Writes.Lower()
+			next.Succession.Writes.Raise()
+			open.counts.Succession.Writes.Lower()
 			open.counts = next
 		}
 	}
@@ -111,16 +111,16 @@ func (x *exchange) upgrade(client *upstream.Client, protocol string) *pipeline.O
 	if end := x.Responses.Respond(&x.State, &x.reply); end != nil {
 		return end
 	}
-	if x.Faults != nil {
-		x.Faults.Missed(fault.SlowBody) // there is no body
+	if x.Injection.Faults != nil {
+		x.Injection.Faults.Missed(fault.SlowBody) // there is no body
 	}
 	pipeline.DropHopByHop(resp.Header)
-	down, buffered, err := x.client.hijack()
+	down, buffered, err := x.response.client.hijack()
 	if err != nil {
 		return pipeline.Failure(fmt.Errorf("hijack: %w", err))
 	}
 	defer func() { _ = down.Close() }()
-	x.begun, x.code = true, resp.Status
+	x.response.begun, x.response.code = true, resp.Status
 	x.account()
 	if err := writeSwitch(down, resp.Header, protocol); err != nil {
 		return nil
@@ -142,7 +142,7 @@ func (x *exchange) splice(down io.ReadWriteCloser, early io.Reader, up *upstream
 		_ = up.CloseWrite()
 		close(closed)
 	})
-	defer context.AfterFunc(x.pod.done, closeOurs)()
+	defer context.AfterFunc(x.pod.lifetime.done, closeOurs)()
 	defer context.AfterFunc(x.Ctx, closeOurs)()
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -154,7 +154,7 @@ func (x *exchange) splice(down io.ReadWriteCloser, early io.Reader, up *upstream
 	go func() {
 		defer close(theirs)
 		defer closeOurs()
-		x.bytes, _ = io.Copy(down, from)
+		x.response.bytes, _ = io.Copy(down, from)
 		if from.err == nil {
 			closeOurs()
 			_, _ = io.CopyN(io.Discard, from, maxDrained)
@@ -166,7 +166,7 @@ func (x *exchange) splice(down io.ReadWriteCloser, early io.Reader, up *upstream
 	case <-theirs:
 	case <-time.After(x.pod.unseen()):
 		waited = true
-	case <-x.pod.writing.Done():
+	case <-x.pod.lifetime.writing.Done():
 	}
 	_ = up.Close()
 	<-theirs

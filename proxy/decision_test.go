@@ -124,7 +124,7 @@ func decider(t testing.TB, d decided) func() {
 		if rules.Apply(x) != nil {
 			t.Fatal("refused")
 		}
-		pol.CountInjected(&x.Injection, x.Version != "")
+		pol.CountInjected(&x.Injection, x.Stale.Version != "")
 		x.ReportResult(200, time.Time{})
 		x.Allowed.Ticket.Leave()
 	}

@@ -49,6 +49,6 @@ func TestClientsThatDoNotTrustTheMeshAreReported(t *testing.T) {
 		require.Error(t, err, "%s", out)
 		await(float64(3 + i))
 	}
-	m.pod.distrust.Store(time.Now().Add(-distrustFor).UnixNano())
+	m.pod.accepting.distrust.Store(time.Now().Add(-distrustFor).UnixNano())
 	require.False(t, m.pod.Distrusted(), "it was long ago")
 }

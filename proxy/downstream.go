@@ -28,9 +28,9 @@ func (p *Pod) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func newExchange(p *Pod, w http.ResponseWriter, r *http.Request) *exchange {
 	return &exchange{
 		State: pipeline.State{
-			Holding: pipeline.Holding{Budgets: &p.budgets},
-			Req:     newRequest(r),
-			Debug:   p.server.log.Enabled(context.Background(), slog.LevelDebug),
+			Memory: pipeline.Holding{Budgets: &p.budgets},
+			Req:    newRequest(r),
+			Debug:  p.server.log.Enabled(context.Background(), slog.LevelDebug),
 		},
 		pod:      p,
 		response: response{client: newClient(p, w, r)},

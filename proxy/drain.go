@@ -25,14 +25,14 @@ const (
 // Drain cuts what is left and returns the error of ctx.
 func (p *Pod) Drain(ctx context.Context) error {
 	defer p.server.remove(p)
-	defer p.die()
+	defer p.lifetime.die()
 	p.http.Stop()
 	p.egress.Stop()
 	p.reviews.Stop()
 	others := make(chan error, 2)
 	go func() { others <- p.egress.Drain(ctx) }()
 	go func() { others <- p.reviews.Drain(ctx) }()
-	defer context.AfterFunc(ctx, func() { p.end(errShutdown) })()
+	defer context.AfterFunc(ctx, func() { p.lifetime.end(errShutdown) })()
 	return errors.Join(p.http.Drain(ctx), <-others, <-others)
 }
 
@@ -40,9 +40,9 @@ func (p *Pod) Drain(ctx context.Context) error {
 // and other long answers end at once, and so do idle connections.
 func (p *Pod) Shutdown(ctx context.Context) error {
 	defer p.server.remove(p)
-	defer p.die()
+	defer p.lifetime.die()
 	p.http.Stop()
-	p.end(errShutdown)
+	p.lifetime.end(errShutdown)
 	p.http.CloseTunnels()
 	p.egress.Close()
 	p.reviews.Stop()
@@ -59,15 +59,15 @@ func (p *Pod) Shutdown(ctx context.Context) error {
 // Unanswerable records that the pod's network is gone, so that no answer arrives any
 // more. Without it the proxy waits for the ends of writes in flight until the kernel
 // breaks their connections.
-func (p *Pod) Unanswerable() { p.endWriting(errUnanswerable) }
+func (p *Pod) Unanswerable() { p.lifetime.endWriting(errUnanswerable) }
 
 // retire ends a watch while the pod drains, once its client tolerates that.
 func (x *exchange) retire(ctx context.Context, end context.CancelCauseFunc) {
 	for {
 		wait := minWatch
-		if since := x.Settled.Load(); since != 0 {
+		if since := x.Resumption.BegunAt.Load(); since != 0 {
 			wait -= time.Since(time.Unix(0, since))
-		} else if x.Behind { // a slow client must not hold up the takeover
+		} else if x.Resumption.Behind { // a slow client must not hold up the takeover
 			wait -= time.Since(x.start)
 		}
 		if wait <= 0 {
@@ -85,13 +85,13 @@ func (x *exchange) retire(ctx context.Context, end context.CancelCauseFunc) {
 // delayEnd delays the end of a watch that the policy ended, and on which nothing was sent,
 // until its client tolerates that. Nothing arrives on the watch meanwhile.
 func (x *exchange) delayEnd() {
-	began := x.Settled.Load()
-	if x.bytes > 0 || began == 0 {
+	began := x.Resumption.BegunAt.Load()
+	if x.response.bytes > 0 || began == 0 {
 		return
 	}
 	select {
 	case <-time.After(shortWatch - time.Since(time.Unix(0, began))):
 	case <-x.Req.Ctx.Done():
-	case <-x.pod.done.Done():
+	case <-x.pod.lifetime.done.Done():
 	}
 }

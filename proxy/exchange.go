@@ -25,7 +25,7 @@ type exchange struct {
 	pod      *Pod
 	policy   *stages.Policy // in force when the request was evaluated last
 	start    time.Time
-	response                   // to the client
+	response response          // to the client
 	counted  bool              // a write, in policy.Writes
 	end      writes.Completion // read only for a connection into a pod or a service
 
@@ -63,29 +63,29 @@ func (x *exchange) finish() {
 	if v != nil && v != errAbort { //nolint:errorlint // a panic's value, compared as net/http does
 		x.pod.server.metrics.Panics.Inc()
 		x.pod.server.log.Error("panic", "pod", x.pod.env.ID, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
-		if !x.begun {
+		if !x.response.begun {
 			x.refuse(meshv1.RefusedPanic, status.New(http.StatusInternalServerError, metav1.StatusReasonInternalError, 0, "internal error"))
 			v = nil
 		}
 	}
-	x.policy.CountInjected(&x.Injection, x.Version != "")
+	x.policy.CountInjected(&x.Injection, x.Stale.Version != "")
 	x.account()
 	x.Allowed.Ticket.Leave()
-	x.meters().Bytes.Add(float64(x.bytes))
+	x.meters().Bytes.Add(float64(x.response.bytes))
 	if v != nil {
 		panic(errAbort)
 	}
-	if x.Req.Proto == pipeline.HTTP2 && x.bytes > 0 {
-		x.client.flush() // else net/http does, and waits for the client after the release
+	if x.Req.Proto == pipeline.HTTP2 && x.response.bytes > 0 {
+		x.response.client.flush() // else net/http does, and waits for the client after the release
 	}
 }
 
 // serve evaluates the request and answers it. It reports whether the policy changed
 // meanwhile, so that the request must be evaluated anew.
 func (x *exchange) serve() (again bool) {
-	pol, clients := x.pod.env.Policy.Load(), x.pod.clients.Load()
+	pol, clients := x.pod.env.Policy.Load(), x.pod.inForce.clients.Load()
 	if pol == nil || clients == nil {
-		x.client.last = true // the policy may be passthrough
+		x.response.client.last = true // the policy may be passthrough
 		missing := "policy for pod " + x.pod.env.ID
 		if pol != nil {
 			missing = "address of the apiserver"
@@ -94,9 +94,9 @@ func (x *exchange) serve() (again bool) {
 		return false
 	}
 	x.policy, x.counted, x.end = pol, false, writes.NotSeen
-	x.client.last = pol.Passthrough // the connection is older than that
+	x.response.client.last = pol.Passthrough // the connection is older than that
 	end := pol.Evaluate(&x.State)
-	x.client.last = x.client.last || x.Last
+	x.response.client.last = x.response.client.last || x.Last
 	if end == nil {
 		if x.Debug && (x.Protocol != "" || x.Plan.Route == pipeline.RouteStream) {
 			// The access line comes with the response, which may take long. This line
@@ -120,29 +120,29 @@ func (x *exchange) serve() (again bool) {
 func (x *exchange) leave() {
 	if x.Connected {
 		x.Connected = false
-		x.pod.connects.leave(x)
+		x.pod.inForce.connects.leave(x)
 	}
-	x.Leave()
+	x.Resumption.Leave()
 }
 
 // chargeHead charges x to the budget of short requests before it is parsed. If that budget
 // is exhausted, it parses x, and charges a request about a lock to the budget of these.
 func (x *exchange) chargeHead() *apierrors.StatusError {
-	x.Budget, x.Held = &x.Budgets.Held, x.Req.Weight()
-	if x.Budget.Take(x.Held) {
+	x.Memory.Budget, x.Memory.Held = &x.Memory.Budgets.Held, x.Req.Weight()
+	if x.Memory.Budget.Take(x.Memory.Held) {
 		return nil
 	}
 	pol := x.pod.env.Policy.Load()
-	if pol == nil || len(pol.Locks) == 0 || x.Held > pipeline.OwnLock/4 {
-		return x.Exceeded()
+	if pol == nil || len(pol.Locks) == 0 || x.Memory.Held > pipeline.OwnLock/4 {
+		return x.Memory.Exceeded()
 	}
 	if pol.Classify(&x.Req); x.Req.Malformed != nil {
-		return x.Exceeded()
+		return x.Memory.Exceeded()
 	}
 	if plan := pol.Plan(&x.Req); plan.Urgent == nil || !plan.Urgent(x.Req.Info) {
-		return x.Exceeded()
+		return x.Memory.Exceeded()
 	}
-	return x.Charge(&x.Budgets.Lock)
+	return x.Memory.Charge(&x.Memory.Budgets.Lock)
 }
 
 // shed frees memory before a request is answered 429, or cuts it off.
@@ -151,14 +151,14 @@ func (x *exchange) shed() {
 		x.pod.budgets.Refusing.Add(-1)
 		panic(errAbort)
 	}
-	x.Refusing = true
+	x.Memory.Refusing = true
 	x.strip(4 << 10)
 }
 
 // strip frees the head, except for some bytes of Accept. The map may still be read on the
 // way upstream.
 func (x *exchange) strip(accept int) {
-	x.client.forget(accept)
+	x.response.client.forget(accept)
 	x.Req.Forget()
 	x.Out = pipeline.Outgoing{}
 }
@@ -166,7 +166,7 @@ func (x *exchange) strip(accept int) {
 // release returns all that x has of the budgets.
 func (x *exchange) release() {
 	x.strip(0)
-	x.Release()
+	x.Memory.Release()
 }
 
 // A request that its client abandons has cost a connection to the apiserver. Clients

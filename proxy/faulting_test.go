@@ -156,7 +156,7 @@ func TestDelayEndsWithItsRule(t *testing.T) {
 		}{
 			{"with the client", func(_ *mesh, cancel func()) { cancel() }, 0},
 			{"with the rule", func(m *mesh, _ func()) { m.faults() }, 200},
-			{"when another proxy takes over", func(m *mesh, _ func()) { m.pod.conns.Stop() }, 200},
+			{"when another proxy takes over", func(m *mesh, _ func()) { m.pod.accepting.conns.Stop() }, 200},
 		} {
 			t.Run(c.what, func(t *testing.T) {
 				m := newMesh(t, &recorder{})
@@ -175,7 +175,7 @@ func TestDelayEndsWithItsRule(t *testing.T) {
 					_ = resp.Body.Close()
 					code <- resp.StatusCode
 				}()
-				require.Eventually(t, func() bool { return held(m) > 0 && m.pod.env.Faults.States()[0].Injected == 1 }, soon, time.Millisecond)
+				require.Eventually(t, func() bool { return held(m) > 0 && m.pod.env.Rules.Faults.States()[0].Injected == 1 }, soon, time.Millisecond)
 				// A policy that keeps the rule changes nothing.
 				m.faults(&meshv1.FaultRule{Delay: &meshv1.Delay{FixedNs: int64(time.Hour), Percent: 100}})
 				require.Never(t, func() bool { return len(code) > 0 }, 20*time.Millisecond, time.Millisecond)
@@ -426,7 +426,7 @@ func TestDelayOfOneOfTwoRulesEnds(t *testing.T) {
 	m.faults(delay(500*time.Millisecond), delay(time.Hour))
 	start, done := time.Now(), make(chan answer, 1)
 	go func() { done <- m.do("GET", deployment, "") }()
-	require.Eventually(t, func() bool { return m.pod.env.Faults.States()[0].Injected == 1 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return m.pod.env.Rules.Faults.States()[0].Injected == 1 }, soon, time.Millisecond)
 	m.faults(delay(500 * time.Millisecond))
 	require.Equal(t, 200, (<-done).StatusCode)
 	require.GreaterOrEqual(t, time.Since(start), 500*time.Millisecond)
@@ -454,7 +454,7 @@ func TestDrainingProxyInjectsNoFaults(t *testing.T) {
 	go func() { drained <- m.pod.Drain(t.Context()) }()
 	<-m.pod.env.Draining.Done()
 	require.Equal(t, 200, m.with(c, "GET", deployment, "").StatusCode)
-	require.Equal(t, uint64(1), m.pod.env.Faults.States()[0].Injected)
+	require.Equal(t, uint64(1), m.pod.env.Rules.Faults.States()[0].Injected)
 	stop()
 	require.NoError(t, <-drained)
 }

@@ -31,7 +31,7 @@ func (x *exchange) upstreamRequest() *upstream.Request {
 // send sends the request upstream and the response down.
 func (x *exchange) send(clients *clients) *pipeline.Outcome {
 	client := clients.main
-	if x.Lock != nil {
+	if x.Lock.Named != nil {
 		client = clients.lock
 	}
 	if x.Protocol != "" {
@@ -58,7 +58,7 @@ func (x *exchange) send(clients *clients) *pipeline.Outcome {
 func (x *exchange) lasting() (release func()) {
 	ctx, cancel := context.WithCancelCause(x.Ctx)
 	x.Ctx, x.Interrupt = ctx, func() { cancel(nil) }
-	shutdown := context.AfterFunc(x.pod.done, func() { cancel(errShutdown) })
+	shutdown := context.AfterFunc(x.pod.lifetime.done, func() { cancel(errShutdown) })
 	drain := func() bool { return false }
 	if x.Req.Info.Verb == "watch" {
 		drain = context.AfterFunc(x.pod.env.Draining, func() { x.retire(ctx, cancel) })
@@ -79,7 +79,7 @@ func (x *exchange) ask(do func(context.Context, *upstream.Request) (upstream.Res
 	}
 	// Writes to the lock that name its version are not counted: no handover waits for them, the
 	// version orders them.
-	write := x.Plan.Route == pipeline.RouteShort && x.Plan.Key.Writes() && (x.Lock == nil || x.AnyVersion)
+	write := x.Plan.Route == pipeline.RouteShort && x.Plan.Key.Writes() && (x.Lock.Named == nil || x.Lock.AnyVersion)
 	if write {
 		if !x.depart() {
 			return pipeline.Restart
@@ -93,7 +93,7 @@ func (x *exchange) ask(do func(context.Context, *upstream.Request) (upstream.Res
 	x.Allowed.Waits()
 	var err error
 	x.reply, err = do(x.Ctx, x.upstreamRequest())
-	if err == nil && x.Version != "" {
+	if err == nil && x.Stale.Version != "" {
 		x.reply, err = x.refresh(x.reply, do)
 	}
 	x.answered(&x.reply, err)
@@ -128,14 +128,14 @@ func (x *exchange) refresh(resp upstream.Response, send func(context.Context, *u
 		return resp, nil
 	}
 	_ = resp.Body.Close()
-	x.Seen.Forget(x.Version)
-	x.Out.Query, x.Version = x.Fresh, ""
+	x.Stale.Seen.Forget(x.Stale.Version)
+	x.Out.Query, x.Stale.Version = x.Stale.Fresh, ""
 	return send(x.Ctx, x.upstreamRequest())
 }
 
 // get sends a request of the proxy's own.
 func (p *Pod) get(ctx context.Context, r *upstream.Request) (upstream.Response, error) {
-	clients := p.clients.Load()
+	clients := p.inForce.clients.Load()
 	if clients == nil {
 		return upstream.Response{}, status.Unavailable(1, "the pod is about to end")
 	}

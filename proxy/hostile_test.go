@@ -128,10 +128,10 @@ func (s *siege) under(name string, maxHeap int64, mount func() (lift func(), fig
 	close(stop)
 	require.EventuallyWithT(s.t, func(c *assert.CollectT) {
 		require.LessOrEqual(c, runtime.NumGoroutine(), s.before.goroutines+10)
-		for _, a := range []*bounds.Account{&s.pod.budgets.Held, &s.pod.budgets.Long, &s.pod.budgets.Lock, &s.pod.conns.Unserved, &s.pod.conns.HTTP2} {
+		for _, a := range []*bounds.Account{&s.pod.budgets.Held, &s.pod.budgets.Long, &s.pod.budgets.Lock, &s.pod.accepting.conns.Unserved, &s.pod.accepting.conns.HTTP2} {
 			require.Zero(c, a.Taken())
 		}
-		require.Zero(c, s.pod.conns.Open.Taken())
+		require.Zero(c, s.pod.accepting.conns.Open.Taken())
 		require.Zero(c, s.pod.budgets.Refusing.Load())
 	}, soon, 20*time.Millisecond)
 	grown := during.heap - s.before.heap
@@ -303,7 +303,7 @@ func TestHostileConnections(t *testing.T) {
 		}
 		closed := s.server.metrics.Bounds.WithLabelValues("ns", "operator", "", "connections")
 		require.Eventually(t, func() bool { return testutil.ToFloat64(closed) == extra }, soon, time.Millisecond)
-		require.EqualValues(t, downstream.MaxConnections, s.pod.conns.Open.Taken())
+		require.EqualValues(t, downstream.MaxConnections, s.pod.accepting.conns.Open.Taken())
 		return closeAll(conns), fmt.Sprintf("opened=%d held=%d", len(conns), downstream.MaxConnections)
 	})
 	require.Equal(t, 200, s.do("GET", "/version", "").StatusCode, "it is served again")
@@ -322,14 +322,14 @@ func TestHostileSilence(t *testing.T) {
 		require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
 	}
 	t.Logf("hostile: attack=silence closed_after=%v", time.Since(start).Round(time.Second))
-	require.Eventually(t, func() bool { return s.pod.conns.Open.Taken() == 0 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return s.pod.accepting.conns.Open.Taken() == 0 }, soon, time.Millisecond)
 }
 
 // Heads that do not end, of fields that hold many times what they are on the way.
 func TestHostileHeads(t *testing.T) {
 	s := newSiege(t, quick(0))
 	const most = downstream.MaxUnserved / 4 // parsing all of it takes minutes with the race detector
-	s.pod.conns.Unserved.Pool = bounds.NewPool(most, downstream.OwnUnserved)
+	s.pod.accepting.conns.Unserved.Pool = bounds.NewPool(most, downstream.OwnUnserved)
 	var pieces []string
 	for i := 0; i < 20_000; { // 120 KB of 128 KiB
 		var lines strings.Builder
@@ -343,7 +343,9 @@ func TestHostileHeads(t *testing.T) {
 		var conns []*tls.Conn
 		var sent atomic.Int64
 		bounds := s.server.metrics.Bounds.WithLabelValues("ns", "operator", "", "unserved bytes")
-		full := func() bool { return testutil.ToFloat64(bounds) > 0 && s.pod.conns.Unserved.Taken() > most*3/4 }
+		full := func() bool {
+			return testutil.ToFloat64(bounds) > 0 && s.pod.accepting.conns.Unserved.Taken() > most*3/4
+		}
 		for start := time.Now(); !full(); { // a busy machine takes longer for all than each may
 			require.Less(t, time.Since(start), 2*time.Minute)
 			closeAll(conns)()
@@ -370,8 +372,8 @@ func TestHostileHeads(t *testing.T) {
 			}
 		}
 		// Who goes beyond it by what it read last is on its way out.
-		require.Eventually(t, func() bool { return s.pod.conns.Unserved.Taken() <= most }, soon, time.Millisecond)
-		return closeAll(conns), fmt.Sprintf("connections=%d sent_kib=%d held_kib=%d", len(conns), sent.Load()>>10, s.pod.conns.Unserved.Taken()>>10)
+		require.Eventually(t, func() bool { return s.pod.accepting.conns.Unserved.Taken() <= most }, soon, time.Millisecond)
+		return closeAll(conns), fmt.Sprintf("connections=%d sent_kib=%d held_kib=%d", len(conns), sent.Load()>>10, s.pod.accepting.conns.Unserved.Taken()>>10)
 	})
 }
 
@@ -424,7 +426,7 @@ func TestHostileWindows(t *testing.T) {
 				held := s.pod.budgets.Held.Taken()
 				// The connections stay, and nothing of the streams.
 				require.Eventually(t, func() bool { return s.pod.budgets.Held.Taken() == 0 }, soon, 10*time.Millisecond)
-				s.pod.clients.Load().main.Close() // idle ones are not of the streams
+				s.pod.inForce.clients.Load().main.Close() // idle ones are not of the streams
 				return closeAll(conns), fmt.Sprintf("streams=%d held_kib=%d waiting_heap_kib=%d left_heap_kib=%d", connections*streams, held>>10, grown>>10, (measure().heap-s.before.heap)>>10)
 			})
 		})
@@ -864,10 +866,10 @@ func TestHostileHandshakes(t *testing.T) {
 		}
 		wg.Wait()
 		require.Positive(t, n.Load())
-		require.LessOrEqual(t, len(s.pod.conns.Handshakes), downstream.MaxHandshakes)
+		require.LessOrEqual(t, len(s.pod.accepting.conns.Handshakes), downstream.MaxHandshakes)
 		return func() {}, fmt.Sprintf("clients=64 handshakes=%d", n.Load())
 	})
-	require.Empty(t, s.pod.conns.Handshakes)
+	require.Empty(t, s.pod.accepting.conns.Handshakes)
 }
 
 // Certificates that are asked for, but not of this size.
@@ -889,8 +891,8 @@ func TestHostileCertificates(t *testing.T) {
 			return testutil.ToFloat64(s.server.metrics.Bounds.WithLabelValues("ns", "operator", "", "unserved bytes")) > 0
 		}, soon, time.Millisecond)
 		// A read counts until its connection is closed, also one that exceeded the bound.
-		require.Eventually(t, func() bool { return s.pod.conns.Unserved.Taken() <= downstream.MaxUnserved }, soon, time.Millisecond)
-		return closeAll(conns), fmt.Sprintf("chain_kib=200 connections=%d held_kib=%d", len(conns), s.pod.conns.Unserved.Taken()>>10)
+		require.Eventually(t, func() bool { return s.pod.accepting.conns.Unserved.Taken() <= downstream.MaxUnserved }, soon, time.Millisecond)
+		return closeAll(conns), fmt.Sprintf("chain_kib=200 connections=%d held_kib=%d", len(conns), s.pod.accepting.conns.Unserved.Taken()>>10)
 	})
 }
 

@@ -27,23 +27,23 @@ func (p *Pod) unseen() time.Duration {
 // succeed settles next after old, which is nil for the first policy.
 func (p *Pod) succeed(old, next *stages.Policy) {
 	over := func() {
-		p.settled.Store(next)
-		close(next.Settled)
-		next.Writes.Lower()
+		p.inForce.settled.Store(next)
+		close(next.Succession.Settled)
+		next.Succession.Writes.Lower()
 	}
 	if old == nil {
 		over()
 		return
 	}
-	close(old.Replaced)
-	old.Writes.Over(over)
+	close(old.Succession.Replaced)
+	old.Succession.Writes.Over(over)
 	if old.Passthrough && !next.Passthrough { // writes in tunnels were not counted
-		if left := p.tunnels.remain(p.unseen()); left > 0 {
-			old.Writes.LowerAfter(left)
+		if left := p.accepting.tunnels.remain(p.unseen()); left > 0 {
+			old.Succession.Writes.LowerAfter(left)
 			return
 		}
 	}
-	old.Writes.Lower()
+	old.Succession.Writes.Lower()
 }
 
 // begin counts x before the last of it is sent. It returns false if the policy has changed
@@ -52,9 +52,9 @@ func (p *Pod) succeed(old, next *stages.Policy) {
 // It counts first and compares then. So if the policy is replaced and nothing counts, no
 // write will be sent under it.
 func (x *exchange) begin() bool {
-	x.policy.Writes.Begin(x.pod.env.Info.Journal)
+	x.policy.Succession.Writes.Begin(x.pod.env.Info.Journal)
 	if x.pod.env.Policy.Load() != x.policy {
-		x.policy.Writes.End(x.pod.env.Info.Journal, 0)
+		x.policy.Succession.Writes.End(x.pod.env.Info.Journal, 0)
 		return false
 	}
 	x.counted = true
@@ -67,12 +67,12 @@ func (x *exchange) answered(resp *upstream.Response, err error) {
 		return
 	}
 	x.counted = false
-	x.policy.Writes.End(x.pod.env.Info.Journal, x.completion(resp, err).Left(x.pod.unseen()))
+	x.policy.Succession.Writes.End(x.pod.env.Info.Journal, x.completion(resp, err).Left(x.pod.unseen()))
 }
 
 // completion judges a write, or a connection, by its response or error.
 func (x *exchange) completion(resp *upstream.Response, err error) writes.Completion {
-	awaited := x.pod.writing.Err() != nil && !errors.Is(context.Cause(x.pod.writing), errUnanswerable)
+	awaited := x.pod.lifetime.writing.Err() != nil && !errors.Is(context.Cause(x.pod.lifetime.writing), errUnanswerable)
 	return writes.Complete(x.Plan.Key, !x.sending.Sent.IsZero(), awaited, resp, err)
 }
 
@@ -105,7 +105,7 @@ func (b *lastByte) Read(p []byte) (int, error) {
 // because only the response shows when it has ended. It returns false if the request must
 // be evaluated again.
 func (x *exchange) depart() bool {
-	x.Ctx = x.pod.writing
+	x.Ctx = x.pod.lifetime.writing
 	if _, whole := x.Out.Body.(*bytes.Reader); whole || x.Out.Length == 0 {
 		return x.begin()
 	}

@@ -85,8 +85,8 @@ func TestCompletionOfWriteByItsEnd(t *testing.T) {
 				if c.unsent {
 					x.sending.Sent = time.Time{}
 				}
-				x.policy.Writes.Over(func() { close(over) })
-				x.policy.Writes.Raise()
+				x.policy.Succession.Writes.Over(func() { close(over) })
+				x.policy.Succession.Writes.Raise()
 				began := time.Now()
 				x.answered(&upstream.Response{Status: c.code, Header: http.Header{"Content-Type": {c.media}}}, c.err)
 				<-over
@@ -130,16 +130,16 @@ func TestTunnelledWritesDelaySettling(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := &Pod{}
-		p.tunnels.last = time.Now()
+		p.accepting.tunnels.last = time.Now()
 		policies := []*stages.Policy{{Passthrough: true}, {Passthrough: true}, {}, {}}
 		var old *stages.Policy
 		for i, next := range policies {
-			next.Settled, next.Replaced = make(chan struct{}), make(chan struct{})
-			next.Writes.Raise()
-			next.Writes.Raise()
+			next.Succession.Settled, next.Succession.Replaced = make(chan struct{}), make(chan struct{})
+			next.Succession.Writes.Raise()
+			next.Succession.Writes.Raise()
 			began := time.Now()
 			p.succeed(old, next)
-			<-next.Settled
+			<-next.Succession.Settled
 			want := time.Duration(0)
 			if i == 2 {
 				want = writes.Unseen(nil)

@@ -230,7 +230,7 @@ func TestClientThatLeavesADelayedRequestIsNoFailure(t *testing.T) {
 			Name: "f", Key: "f", Delay: &meshv1.Delay{FixedNs: int64(time.Hour), Percent: 100}, Abort: &meshv1.Abort{Status: 500, Percent: 100},
 		}}}},
 	})
-	m.abandon(m.client(true), deployment, func() bool { return m.pod.env.Faults.States()[0].Injected == 1 })
+	m.abandon(m.client(true), deployment, func() bool { return m.pod.env.Rules.Faults.States()[0].Injected == 1 })
 	require.Equal(t, meshv1.BreakerState_BREAKER_CLOSED, m.pod.RuleStates()[0].GetState())
 }
 

@@ -93,7 +93,7 @@ func TestActivityInMemberClusters(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(`{}`)) }))
 	m.set(throughClusters(ofTwo(dividing("a")), nil))
-	m.pod.env.Activity.Reset(time.Now().Add(-activity.Grace))
+	m.pod.env.Known.Activity.Reset(time.Now().Add(-activity.Grace))
 	m.pod.Activity()
 	require.Equal(t, 200, m.do("PUT", inOwn+"/api/v1/namespaces/a/secrets/x", "{}").StatusCode)
 	a := m.activityOf("secrets")

@@ -22,7 +22,7 @@ func (p *Pod) HeldLocks() (out []string) {
 		return nil
 	}
 	for _, l := range pol.Locks {
-		if p.env.LockWrites.Holds(l) {
+		if p.env.Known.LockWrites.Holds(l) {
 			out = append(out, l.Namespace()+"/"+l.Name())
 		}
 	}
@@ -37,11 +37,11 @@ func (p *Pod) LockHolder() bool {
 }
 
 // Holders returns what the pod wrote last into each object of its locks, sorted by lock.
-func (p *Pod) Holders() []lock.Holder { return p.env.LockWrites.Holders() }
+func (p *Pod) Holders() []lock.Holder { return p.env.Known.LockWrites.Holders() }
 
 // HolderWritten gets a token when Holders may have changed. The writer then waits
 // for its answer.
-func (p *Pod) HolderWritten() <-chan struct{} { return p.env.LockWrites.Changed() }
+func (p *Pod) HolderWritten() <-chan struct{} { return p.env.Known.LockWrites.Changed() }
 
 // ObservedLocks returns the locks, other than those of the policy in force, that the pod
 // wrote or polled lately, sorted.
@@ -53,41 +53,41 @@ func (p *Pod) ObservedLocks() []lock.Observed {
 	case pol.Would != nil:
 		pol = pol.Would
 	}
-	return p.env.Observed.Except(pol.Locks)
+	return p.env.Known.Observed.Except(pol.Locks)
 }
 
 // LockRefusals returns the refusals of the apiserver that keep the pod from the locks of the policy
 // in force, sorted by lock.
 func (p *Pod) LockRefusals() []lock.Refusal {
 	pol := p.env.Policy.Load()
-	if pol == nil || pol.Standby {
+	if pol == nil || pol.Division.Standby {
 		return nil
 	}
-	return p.env.Refusals.Of(pol.Locks, time.Now())
+	return p.env.Known.Refusals.Of(pol.Locks, time.Now())
 }
 
 // Methods returns how lists and watches of the resources that the policy in force divides,
 // as resource.group, were narrowed last: "ServerSide", "Labels" or "Filter".
 func (p *Pod) Methods() map[string]string {
 	if pol := p.env.Policy.Load(); pol != nil {
-		return p.env.Methods.Of(pol.Division)
+		return p.env.Known.Methods.Of(pol.Division)
 	}
 	return nil
 }
 
 // Activity returns what the pod wrote and watched lately, by resource; nothing for a while
 // after a policy with another division.
-func (p *Pod) Activity() []*meshv1.ResourceActivity { return p.env.Activity.Report(time.Now()) }
+func (p *Pod) Activity() []*meshv1.ResourceActivity { return p.env.Known.Activity.Report(time.Now()) }
 
 // Outcomes returns how the pod's requests have ended.
-func (p *Pod) Outcomes() *meshv1.Outcomes { return p.env.Outcomes.Report() }
+func (p *Pod) Outcomes() *meshv1.Outcomes { return p.env.Known.Outcomes.Report() }
 
 // Shadow returns how the writes of a shadow have ended; nil if the pod is none.
 func (p *Pod) Shadow() *meshv1.ShadowReport {
 	if pol := p.env.Policy.Load(); pol == nil || pol.Message.GetSharding().GetShadow() == nil {
 		return nil
 	}
-	return p.env.Shadow.Report()
+	return p.env.Known.Shadow.Report()
 }
 
 // Usage returns what the pod requested; nil if its requests do not pass unchanged.
@@ -95,14 +95,14 @@ func (p *Pod) Usage() *meshv1.Usage {
 	if !p.env.Policy.Load().Observes() {
 		return nil
 	}
-	return p.env.Usage.Report()
+	return p.env.Known.Usage.Report()
 }
 
 // RuleStates returns the states of the limits in force.
-func (p *Pod) RuleStates() []*meshv1.RuleState { return p.env.Limits.States() }
+func (p *Pod) RuleStates() []*meshv1.RuleState { return p.env.Rules.Limits.States() }
 
 // FaultStates returns the states of the faults in force.
-func (p *Pod) FaultStates() []*meshv1.FaultState { return p.env.Faults.States() }
+func (p *Pod) FaultStates() []*meshv1.FaultState { return p.env.Rules.Faults.States() }
 
 // counted is what the pod's rules have counted, for another process.
 type counted struct {
@@ -116,11 +116,11 @@ const maxTraffic = 2*keep.MaxExport + 64
 // ExportTraffic returns what the pod's rules have counted, for the next agent.
 func (p *Pod) ExportTraffic() ([]byte, error) {
 	now := time.Now()
-	limits, err := p.env.Limits.Export(now)
+	limits, err := p.env.Rules.Limits.Export(now)
 	if err != nil {
 		return nil, fmt.Errorf("exporting limits: %w", err)
 	}
-	faults, err := p.env.Faults.Export(now)
+	faults, err := p.env.Rules.Faults.Export(now)
 	if err != nil {
 		return nil, fmt.Errorf("exporting faults: %w", err)
 	}
@@ -139,7 +139,7 @@ func (p *Pod) ImportTraffic(data []byte) error {
 	}
 	now := time.Now()
 	return errors.Join(
-		failure.Wrap(p.env.Limits.Import(in.Limits, now), "importing limits"),
-		failure.Wrap(p.env.Faults.Import(in.Faults, now), "importing faults"),
+		failure.Wrap(p.env.Rules.Limits.Import(in.Limits, now), "importing limits"),
+		failure.Wrap(p.env.Rules.Faults.Import(in.Faults, now), "importing faults"),
 	)
 }

@@ -31,7 +31,7 @@ func TestLatencyOfAnsweredRequestsIsReported(t *testing.T) {
 	require.GreaterOrEqual(t, out.GetLatencyMicros(), uint64(2*delay/time.Microsecond))
 	var counted float64
 	for _, verb := range []string{"get", "update", "watch"} {
-		counted += testutil.ToFloat64(m.server.metrics.Meters(m.pod.env.Policy.Load().Metrics, verb, "pods").Apiserver)
+		counted += testutil.ToFloat64(m.server.metrics.Meters(m.pod.env.Policy.Load().Tally.Metrics, verb, "pods").Apiserver)
 	}
 	require.InDelta(t, float64(out.GetLatencyMicros()), counted*1e6, 1, "of the same requests")
 }

@@ -38,7 +38,7 @@ func (m *mesh) delayed(s *meshv1.Sharding, r *http.Request) (code <-chan int) {
 		_ = resp.Body.Close()
 		out <- resp.StatusCode
 	}()
-	require.Eventually(m.t, func() bool { return m.pod.env.Faults.States()[0].Injected == 1 }, soon, time.Millisecond)
+	require.Eventually(m.t, func() bool { return m.pod.env.Rules.Faults.States()[0].Injected == 1 }, soon, time.Millisecond)
 	return out
 }
 
@@ -106,7 +106,7 @@ func TestFaultsEndWhenTheirInjectionExpires(t *testing.T) {
 					Name: "chaos", Expires: time.Now().Unix() + life, Rules: []*meshv1.FaultRule{rule},
 				}}}})
 				require.Equal(t, body, m.do("GET", deployment, "").body)
-				injected = m.pod.env.Faults.States()[0].Injected
+				injected = m.pod.env.Rules.Faults.States()[0].Injected
 			}
 			require.EqualValues(t, 1, injected)
 		})
@@ -127,7 +127,7 @@ func TestFaultsAfterDelaySurvivePolicyChange(t *testing.T) {
 	m.set(&meshv1.PodPolicy{Version: "1", Traffic: rule()})
 	code := make(chan int, 1)
 	go func() { code <- m.do("GET", deployment, "").StatusCode }()
-	require.Eventually(t, func() bool { return m.pod.env.Faults.States()[0].Injected == 1 }, soon, time.Millisecond)
+	require.Eventually(t, func() bool { return m.pod.env.Rules.Faults.States()[0].Injected == 1 }, soon, time.Millisecond)
 	m.set(&meshv1.PodPolicy{Version: "2", Traffic: rule()})
 	require.Equal(t, 500, <-code)
 	require.Equal(t, 200, m.do("GET", deployment, "").StatusCode)
@@ -138,7 +138,7 @@ func TestDelayedUpgradeSurvivesPolicyChange(t *testing.T) {
 	m := newMesh(t, &recorder{then: echo})
 	m.faults(&meshv1.FaultRule{Delay: &meshv1.Delay{FixedNs: int64(time.Hour), Percent: 100}})
 	go func() {
-		for len(m.pod.env.Faults.States()) == 0 || m.pod.env.Faults.States()[0].Injected == 0 {
+		for len(m.pod.env.Rules.Faults.States()) == 0 || m.pod.env.Rules.Faults.States()[0].Injected == 0 {
 			time.Sleep(time.Millisecond)
 		}
 		_, _ = m.pod.Apply(&meshv1.PodPolicy{Version: "after"})

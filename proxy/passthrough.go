@@ -48,20 +48,20 @@ func (t *tunnels) remain(unseen time.Duration) time.Duration {
 // tunnel relays a connection to the apiserver unread, under a policy of passthrough.
 func (p *Pod) tunnel(down *downstream.Conn, pol *stages.Policy) {
 	defer func() { _ = down.Close() }()
-	p.tunnels.add(1)
-	defer p.tunnels.add(-1)
+	p.accepting.tunnels.add(1)
+	defer p.accepting.tunnels.add(-1)
 	// A change of the policy cuts the tunnels that are counted by then.
-	if now := p.env.Policy.Load(); !now.Passthrough || p.done.Err() != nil {
+	if now := p.env.Policy.Load(); !now.Passthrough || p.lifetime.done.Err() != nil {
 		return
 	}
-	clients := p.clients.Load()
+	clients := p.inForce.clients.Load()
 	if clients == nil {
 		return
 	}
 	start := time.Now()
-	up, err := clients.main.Tunnel(p.done)
+	up, err := clients.main.Tunnel(p.lifetime.done)
 	if err != nil {
-		pol.Metrics.Counter(p.server.metrics.UpstreamErrors).Inc()
+		pol.Tally.Metrics.Counter(p.server.metrics.UpstreamErrors).Inc()
 		p.server.log.Debug("upstream", "pod", p.env.ID, "error", err)
 		return
 	}
@@ -71,10 +71,10 @@ func (p *Pod) tunnel(down *downstream.Conn, pol *stages.Policy) {
 		defer func() { writes.Record(p.env.Info.Journal, p.unseen()) }()
 	}
 	m := p.server.metrics
-	pol.Metrics.Counter(m.Tunnels).Inc()
+	pol.Tally.Metrics.Counter(m.Tunnels).Inc()
 	sent, received := relay.Both(down.Bare(), up, downstream.TunnelIdle)
-	pol.Metrics.Counter(m.TunnelBytes, "up").Add(float64(sent))
-	pol.Metrics.Counter(m.TunnelBytes, "down").Add(float64(received))
+	pol.Tally.Metrics.Counter(m.TunnelBytes, "up").Add(float64(sent))
+	pol.Tally.Metrics.Counter(m.TunnelBytes, "down").Add(float64(received))
 	p.server.log.LogAttrs(context.Background(), slog.LevelDebug, "passthrough",
 		slog.String("pod", p.env.ID),
 		slog.String("uid", p.env.Info.UID),
@@ -97,7 +97,7 @@ func newEgress(p *Pod) *egress.Server {
 		Dial: p.dial,
 		Policy: func() (*egress.Policy, bool) {
 			if pol := p.env.Policy.Load(); pol != nil {
-				return pol.Egress, true
+				return pol.Traffic.Egress, true
 			}
 			return nil, false
 		},
@@ -112,7 +112,7 @@ func newEgress(p *Pod) *egress.Server {
 		},
 		Limited: func(r *limit.Refusal) {
 			if pol := p.env.Policy.Load(); pol != nil {
-				pol.Limited.Count(r.Breaker, r.Rule, r.Reason)
+				pol.Tally.Limited.Count(r.Breaker, r.Rule, r.Reason)
 			}
 		},
 		Injected: func(by fault.Injected) {
@@ -132,6 +132,6 @@ func (p *Pod) ServeEgress(l net.Listener) error { return p.egress.Serve(l) }
 // isAPIServer reports whether an address is the apiserver's, or may be: the rules of the
 // pod's shard do not apply to connections to other hosts.
 func (p *Pod) isAPIServer(to netip.AddrPort) bool {
-	c := p.clients.Load()
+	c := p.inForce.clients.Load()
 	return c == nil || c.cluster.Has(to)
 }

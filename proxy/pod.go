@@ -46,10 +46,10 @@ type Pod struct {
 	dial   DialFunc
 	http   *downstream.Server
 
-	lifetime
-	accepting
-	budgets pipeline.Budgets
-	inForce
+	lifetime  lifetime
+	accepting accepting
+	budgets   pipeline.Budgets
+	inForce   inForce
 
 	egress  *egress.Server
 	reviews *review.Server
@@ -123,11 +123,11 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 		},
 	}
 	p.budgets.Pod, p.budgets.Bound = p.env.ID, p.bound
-	p.conns, p.dropped = s.conns.Conns(p.bound), rate.NewLimiter(abandonedRate, abandonedBurst)
-	p.conns.Distrusted = p.distrusted
-	p.env.Draining = p.conns.Draining
+	p.accepting.conns, p.accepting.dropped = s.conns.Conns(p.bound), rate.NewLimiter(abandonedRate, abandonedBurst)
+	p.accepting.conns.Distrusted = p.distrusted
+	p.env.Draining = p.accepting.conns.Draining
 	p.env.Notify, p.env.Get, p.env.NoResponse, p.env.Enter = p.notify, p.get, p.noResponse, p.enter
-	context.AfterFunc(p.life, func() { time.AfterFunc(p.unseen(), func() { p.endWriting(nil) }) })
+	context.AfterFunc(p.lifetime.life, func() { time.AfterFunc(p.unseen(), func() { p.lifetime.endWriting(nil) }) })
 	p.http = p.newHTTP()
 	p.egress = newEgress(p)
 	p.reviews = newReviews(p)
@@ -176,18 +176,18 @@ func (p *Pod) applySince(m *meshv1.PodPolicy, since time.Time) (Applied, error) 
 	}
 	p.change(next, since)
 	p.egress.Changed() // after the change: to decide on all open connections takes time
-	return Applied{Settled: next.Settled, Rules: next.Source, Problem: next.Problem}, nil
+	return Applied{Settled: next.Succession.Settled, Rules: next.Traffic.Source, Problem: next.Traffic.Problem}, nil
 }
 
 // change puts a policy in force.
 func (p *Pod) change(next *stages.Policy, since time.Time) {
-	p.changing.Lock()
-	defer p.changing.Unlock()
+	p.inForce.changing.Lock()
+	defer p.inForce.changing.Unlock()
 	old := p.env.Policy.Load()
 	next.Inherit(old)
 	next.Acquire()
 	if old == nil || old.Redivides(next) {
-		p.env.Activity.Reset(time.Now())
+		p.env.Known.Activity.Reset(time.Now())
 	}
 	next.Enforce() // before requests find it: its rules may not have imported their counts yet
 	p.env.Ledger.Change(next, since, func() { p.env.Policy.Store(next) })
@@ -195,7 +195,7 @@ func (p *Pod) change(next *stages.Policy, since time.Time) {
 		p.env.Info.Journal.Unseen(p.unseen())
 	}
 	old.Release()
-	p.connects.cut(next)
+	p.inForce.connects.cut(next)
 	if !next.Passthrough {
 		p.http.CloseTunnels() // a policy that restricts the pod must see all its requests
 	}
@@ -204,19 +204,19 @@ func (p *Pod) change(next *stages.Policy, since time.Time) {
 
 // Version of the last policy that settled; "" before the first.
 func (p *Pod) Version() string {
-	if pol := p.settled.Load(); pol != nil {
+	if pol := p.inForce.settled.Load(); pol != nil {
 		return pol.Message.GetVersion()
 	}
 	return ""
 }
 
 // Done is closed when nothing of the pod goes on any more.
-func (p *Pod) Done() <-chan struct{} { return p.life.Done() }
+func (p *Pod) Done() <-chan struct{} { return p.lifetime.life.Done() }
 
 // Quiet waits until no request on a connection that is open now can take effect any more.
 // The connections must end by themselves: it is for a pod whose processes have exited.
 func (p *Pod) Quiet(ctx context.Context) error {
-	for _, c := range p.conns.List() {
+	for _, c := range p.accepting.conns.List() {
 		if c.Tunnel {
 			continue
 		}
@@ -241,8 +241,8 @@ func (p *Pod) Quiet(ctx context.Context) error {
 // resettle replaces the policy in force by itself. settled is closed when no write that it
 // allowed before can take effect any more.
 func (p *Pod) resettle() (settled <-chan struct{}, err error) {
-	p.changing.Lock()
-	defer p.changing.Unlock()
+	p.inForce.changing.Lock()
+	defer p.inForce.changing.Unlock()
 	old := p.env.Policy.Load()
 	if old == nil {
 		return nil, errors.New("the pod has no policy")
@@ -256,7 +256,7 @@ func (p *Pod) resettle() (settled <-chan struct{}, err error) {
 	p.env.Ledger.Renew(next, func() { p.env.Policy.Store(next) })
 	old.Release()
 	p.succeed(old, next)
-	return next.Settled, nil
+	return next.Succession.Settled, nil
 }
 
 // Serve accepts connections on l, which it closes. It returns nil after Drain or
@@ -269,7 +269,7 @@ func (p *Pod) setCluster(c *upstream.Cluster) {
 		dial := upstream.Dial(p.dial)
 		next = &clients{main: upstream.NewClient(c, dial), lock: upstream.NewClient(c, dial), cluster: c}
 	}
-	if old := p.clients.Swap(next); old != nil {
+	if old := p.inForce.clients.Swap(next); old != nil {
 		old.main.Close()
 		old.lock.Close()
 	}
@@ -278,8 +278,8 @@ func (p *Pod) setCluster(c *upstream.Cluster) {
 // stopCounting releases the pod's series. A policy may still come, by a caller that waits
 // for the pod to be quiet.
 func (p *Pod) stopCounting() {
-	p.changing.Lock()
-	defer p.changing.Unlock()
+	p.inForce.changing.Lock()
+	defer p.inForce.changing.Unlock()
 	if p.env.Removed {
 		return
 	}
@@ -291,7 +291,7 @@ func (p *Pod) stopCounting() {
 // workload returns the series that the pod counts in.
 func (p *Pod) workload() *metrics.Workload {
 	if pol := p.env.Policy.Load(); pol != nil {
-		return pol.Metrics
+		return pol.Tally.Metrics
 	}
 	return p.env.Unassigned
 }

@@ -42,8 +42,8 @@ func (m *mesh) job(uid, workload string) *Pod {
 	ask("DELETE", "/api/v1/namespaces/others/pods/x")
 	p.bound("requests")
 	pol := p.env.Policy.Load()
-	pol.Metrics.Counter(m.server.metrics.Tunnels).Inc()
-	pol.Metrics.Counter(m.server.metrics.TunnelBytes, "up").Inc()
+	pol.Tally.Metrics.Counter(m.server.metrics.Tunnels).Inc()
+	pol.Tally.Metrics.Counter(m.server.metrics.TunnelBytes, "up").Inc()
 	return p
 }
 

@@ -30,7 +30,7 @@ func (x *exchange) deliver(resp *upstream.Response) {
 	case x.Whole != nil:
 		x.write(x.Whole)
 	case x.Plan.Route == pipeline.RouteStream:
-		if x.Unmarked {
+		if x.Narrowed.Unmarked {
 			defer x.NoteMethod() // also when the client ends the watch
 		}
 		x.settleIn()
@@ -41,24 +41,24 @@ func (x *exchange) deliver(resp *upstream.Response) {
 		x.copyShort(resp.Body)
 		x.NoteMethod()
 	}
-	x.client.trailer(resp.Trailer)
+	x.response.client.trailer(resp.Trailer)
 }
 
 // sendHead sends the status and header of a response, and counts and records what depends
 // on them.
 func (x *exchange) sendHead(resp *upstream.Response) {
 	pipeline.DropHopByHop(resp.Header)
-	if x.Ticket != nil && x.Fills && resp.Status == http.StatusOK {
-		x.Ticket.Listed()
+	if x.Resumption.Ticket != nil && x.Resumption.Fills && resp.Status == http.StatusOK {
+		x.Resumption.Ticket.Listed()
 	}
-	x.head(resp.Status, resp.Header, resp.Trailer)
+	x.response.head(resp.Status, resp.Header, resp.Trailer)
 	x.added = x.sending.Sent.Sub(x.start) + time.Since(x.received)
 	x.Plan.Meters.Added.Observe(x.added.Seconds())
 	if x.Plan.Route == pipeline.RouteStream {
-		if x.Initial == nil && !x.Behind {
-			x.Settle(resp.Status == http.StatusOK)
+		if x.Resumption.Initial == nil && !x.Resumption.Behind {
+			x.Resumption.Begun(resp.Status == http.StatusOK)
 		}
-		x.client.flush() // the client of a watch without events must see that it began
+		x.response.client.flush() // the client of a watch without events must see that it began
 		x.account()
 	}
 }
@@ -106,7 +106,7 @@ func (x *exchange) settleIn() {
 // copyStream copies a body, and flushes after each read. It reports whether the client got
 // the whole body.
 func (x *exchange) copyStream(r io.Reader) (whole bool) {
-	if m := x.Plan.Meters.Watches; m != nil && x.code == http.StatusOK {
+	if m := x.Plan.Meters.Watches; m != nil && x.response.code == http.StatusOK {
 		m.Inc()
 		defer m.Dec()
 		if a := x.Plan.Activity; a != nil {
@@ -115,7 +115,7 @@ func (x *exchange) copyStream(r io.Reader) (whole bool) {
 			}
 		}
 	}
-	b := streamBuffer{budgets: x.Budgets}
+	b := streamBuffer{budgets: x.Memory.Budgets}
 	defer b.free()
 	for {
 		p, err := b.read(r)
@@ -146,14 +146,14 @@ func (x *exchange) writeStream(p []byte) bool {
 	if !x.write(p) {
 		return false
 	}
-	x.client.flush()
+	x.response.client.flush()
 	if d := x.Plan.Meters.Delivery; d != nil {
 		d.Add(time.Since(began).Seconds())
 	}
-	if x.Initial != nil && x.Initial.Passed(p) {
-		x.Initial = nil
+	if x.Resumption.Initial != nil && x.Resumption.Initial.Passed(p) {
+		x.Resumption.Initial = nil
 		x.NoteMethod()
-		x.Settle(x.code == http.StatusOK)
+		x.Resumption.Begun(x.response.code == http.StatusOK)
 	}
 	return true
 }
@@ -208,10 +208,10 @@ func (x *exchange) ended() bool {
 
 // write sends p to the client; false when it is gone.
 func (x *exchange) write(p []byte) bool {
-	if x.Faults != nil {
+	if x.Injection.Faults != nil {
 		return x.writeFaulty(p)
 	}
-	return x.pass(p)
+	return x.response.pass(p)
 }
 
 // pass sends p as it is; false when the client is gone.
@@ -223,36 +223,36 @@ func (r *response) pass(p []byte) bool {
 
 // writeFaulty writes p, slowly or in part if a fault says so.
 func (x *exchange) writeFaulty(p []byte) bool {
-	f := x.Faults
+	f := x.Injection.Faults
 	for len(p) > 0 && !f.Harmless() {
 		n := f.Limit(len(p))
 		pass, pause := f.Pass(time.Now(), n)
-		if pass > 0 && !x.pass(p[:pass]) {
+		if pass > 0 && !x.response.pass(p[:pass]) {
 			return false
 		}
 		p = p[pass:]
 		if pass < n {
-			if x.pod.env.Lift(x.Faults); f.ResetAfter || f.Truncate >= 0 {
+			if x.pod.env.Lift(x.Injection.Faults); f.ResetAfter || f.Truncate >= 0 {
 				x.breakOff()
 			}
 			continue
 		}
 		if f.Slow > 0 {
-			x.client.flush()
+			x.response.client.flush()
 			if !x.pod.env.Wait(&x.State, func() time.Duration { return pause * time.Duration(min(f.Slow, 1)) }) {
 				f.Slow = 0 // the rest is not slow any more
 			}
 		}
 	}
-	return len(p) == 0 || x.pass(p)
+	return len(p) == 0 || x.response.pass(p)
 }
 
 // breakOff ends the response so that the client detects that it is incomplete.
 func (x *exchange) breakOff() {
-	x.Broke = true
-	x.client.flush()
+	x.Injection.Broke = true
+	x.response.client.flush()
 	if x.Req.Proto == pipeline.HTTP10 { // whose bodies end with the connection
-		x.client.reset()
+		x.response.client.reset()
 	}
 	panic(errAbort)
 }

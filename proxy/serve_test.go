@@ -604,7 +604,7 @@ func TestPanicIsAnswered500(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, &recorder{})
 	m.policy(nil)
-	m.pod.env.Policy.Load().Cached.Store(match.Kind{Verb: "get"}, (*pipeline.Plan)(nil))
+	m.pod.env.Policy.Load().Plans.Cached.Store(match.Kind{Verb: "get"}, (*pipeline.Plan)(nil))
 	a := m.do("GET", "/version", "")
 	require.Equal(t, 500, a.StatusCode)
 	require.Equal(t, metav1.StatusReasonInternalError, statusOf(t, a).Reason)

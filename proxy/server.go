@@ -141,7 +141,7 @@ func (s *Server) openBreakers() map[metrics.Rule]int {
 	open := map[metrics.Rule]int{}
 	for p := range s.pods {
 		if pol := p.env.Policy.Load(); pol != nil {
-			for _, n := range pol.Rules.Opened() {
+			for _, n := range pol.Traffic.Rules.Opened() {
 				open[pol.Series(n.Breaker, n.Rule)]++
 			}
 		}

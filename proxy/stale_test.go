@@ -120,7 +120,7 @@ func TestStaleListHasEarlierVersion(t *testing.T) {
 
 			m.faults()
 			require.Len(t, func() []string { n, _ := listed(t, media, []byte(list("").body)); return n }(), 3)
-			require.Zero(t, m.pod.env.Histories.Len(), "what no rule needs")
+			require.Zero(t, m.pod.env.Rules.Histories.Len(), "what no rule needs")
 		})
 	}
 }

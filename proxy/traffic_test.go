@@ -103,8 +103,8 @@ func TestImportedCountsApplyBeforeRequests(t *testing.T) {
 	before := next.env.Policy.Load()
 	// Block what is enforced last.
 	blocked, release := make(chan struct{}), make(chan struct{})
-	next.env.Histories.Of(schema.GroupResource{Resource: "pods"}, time.Minute)
-	go next.env.Histories.Forget(func(schema.GroupResource) bool {
+	next.env.Rules.Histories.Of(schema.GroupResource{Resource: "pods"}, time.Minute)
+	go next.env.Rules.Histories.Forget(func(schema.GroupResource) bool {
 		close(blocked)
 		<-release
 		return true

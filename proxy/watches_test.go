@@ -162,7 +162,7 @@ func TestHostileUnreadWatches(t *testing.T) {
 		lift := func() {
 			_ = f.conn.Close()
 			require.Eventually(t, func() bool { return s.held() == 0 }, soon, time.Millisecond)
-			s.pod.clients.Load().main.Close() // idle ones are not of the watches
+			s.pod.inForce.clients.Load().main.Close() // idle ones are not of the watches
 		}
 		return lift, fmt.Sprintf("watches=%d sent_kib=%d charged_kib=%d", count, sent.Load()>>10, s.held()>>10)
 	})

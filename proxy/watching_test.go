@@ -490,7 +490,7 @@ func TestOneOfTwoInjectionsEnds(t *testing.T) {
 				}
 				if c.first == nil {
 					require.Eventually(t, func() bool {
-						return m.pod.env.Faults.States()[len(m.pod.env.Faults.States())-1].Injected == 1 && m.injected()["watch_drop"] == 1
+						return m.pod.env.Rules.Faults.States()[len(m.pod.env.Rules.Faults.States())-1].Injected == 1 && m.injected()["watch_drop"] == 1
 					},
 						soon, time.Millisecond)
 					require.NotZero(t, m.pod.budgets.Filtered.Taken())
@@ -691,7 +691,7 @@ func TestUnusedWatchFaultsAreNotCounted(t *testing.T) {
 	c := m.client(true)
 	spent := func(of uint64, why string) {
 		t.Helper()
-		require.Eventually(t, func() bool { return m.pod.env.Faults.States()[0].Injected == of }, soon, time.Millisecond, why)
+		require.Eventually(t, func() bool { return m.pod.env.Rules.Faults.States()[0].Injected == of }, soon, time.Millisecond, why)
 	}
 	m.faults(cut(never))
 	for range 2 {

@@ -115,9 +115,9 @@ func (s shown) like(other shown) *Narrowing {
 // Empty reports whether no object can differ.
 func (d *Difference) Empty() bool { return !d.every && d.moved.Empty() }
 
-// Judge reports whether an object is shown, and may not have been before, or the other way
+// Compare reports whether an object is shown, and may not have been before, or the other way
 // round.
-func (d *Difference) Judge(k filter.Key) (gained, lost bool) {
+func (d *Difference) Compare(k filter.Key) (gained, lost bool) {
 	after, all, some := d.after.shows(k), true, false
 	for _, was := range d.before {
 		shows := was.shows(k)

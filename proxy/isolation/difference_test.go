@@ -91,7 +91,7 @@ func TestDifferenceSelectsWhatDivisionsDifferIn(t *testing.T) {
 				continue
 			}
 			was, is := before.shown(kind, namespace, "").shows(k), after.shown(kind, namespace, "").shows(k)
-			gained, lost := d.Judge(k)
+			gained, lost := d.Compare(k)
 			require.Equal(t, is && !was, gained)
 			require.Equal(t, was && !is, lost)
 			isSelected := selected(t, d, k)
@@ -119,6 +119,6 @@ func TestDifferenceByLabelsIsUnknown(t *testing.T) {
 	require.True(t, ok)
 	selector, _ := d.Selectors()
 	require.Equal(t, "a=1", selector.String())
-	gained, lost := d.Judge(filter.Key{Name: []byte("x")})
+	gained, lost := d.Compare(filter.Key{Name: []byte("x")})
 	require.True(t, gained && !lost)
 }

@@ -14,7 +14,7 @@ type narrowed struct {
 	Narrowing     methodNoter    // nil: it is not filtered
 	ShardSelector string         // that was sent to the apiserver
 	Objects       *filter.Reader // the response
-	Judged        atomic.Bool    // it had objects that could be foreign
+	Mixed         atomic.Bool    // it had objects that could be foreign
 	Unmarked      bool           // a watch begins with objects, and no event ends them
 	Unselected    bool           // what a watch begins with had objects that were not selected
 }
@@ -24,8 +24,8 @@ type methodNoter interface{ NoteMethod(x *State) }
 
 // NoteMethod records how the response was narrowed, once enough of it has passed.
 func (x *State) NoteMethod() {
-	if x.Narrowing != nil && x.Objects != nil {
-		x.Narrowing.NoteMethod(x)
+	if x.Narrowed.Narrowing != nil && x.Narrowed.Objects != nil {
+		x.Narrowed.Narrowing.NoteMethod(x)
 	}
 }
 
@@ -36,13 +36,13 @@ type Resumption struct {
 	Fills   bool           // the response fills an empty cache
 	Initial *InitialEvents // not nil: a watch whose initial events have not ended
 	Behind  bool           // a watch that begins with what its client's cache misses
-	Settled atomic.Int64   // Unix nanoseconds since when a watch's client has all it began with
+	BegunAt atomic.Int64   // Unix nanoseconds since when a watch's client has all it began with
 }
 
-// Settle notes that the client of a stream has all that it began with, and if filled that
+// Begun notes that the client of a stream has all that it began with, and if filled that
 // its cache is complete.
-func (r *Resumption) Settle(filled bool) {
-	r.Settled.Store(time.Now().UnixNano())
+func (r *Resumption) Begun(filled bool) {
+	r.BegunAt.Store(time.Now().UnixNano())
 	if r.Ticket != nil && filled {
 		r.Ticket.Filled()
 	}

@@ -16,8 +16,8 @@ import (
 func (x *State) Object() match.Object {
 	o := match.Object{Cluster: x.Req.Cluster, Namespace: x.Req.Info.Namespace, Name: x.Req.Info.Name, Header: x.Out.Header}
 	switch {
-	case x.Lock != nil:
-		o.Name, o.Lock = x.Lock.Name(), true
+	case x.Lock.Named != nil:
+		o.Name, o.Lock = x.Lock.Named.Name(), true
 	case x.Req.Info.APIGroup == "coordination.k8s.io" && x.Req.Info.Resource == "leases":
 		o.Lock = x.Req.Info.Name != "" || x.Req.Info.Verb == "create"
 	}
@@ -53,7 +53,7 @@ func (x *State) ReportResult(code int, received time.Time) {
 		return
 	}
 	now := time.Now()
-	broken := a.Broken || x.Broke || code == 0 && x.Faults != nil && x.Faults.Reset
+	broken := a.Broken || x.Injection.Broke || code == 0 && x.Injection.Faults != nil && x.Injection.Faults.Reset
 	o := limit.Outcome{
 		Failed: broken || failed(code),
 		// A client that left before the whole answer came shows nothing about it,

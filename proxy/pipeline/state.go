@@ -16,9 +16,9 @@ import (
 type State struct {
 	Req       Request
 	Debug     bool      // an access line is written
-	Holding             // of the pod's budgets
+	Memory    Holding   // of the pod's budgets
 	Allowed   allowance // of limits
-	Injection           // of faults
+	Injection Injection // of faults
 	Decision            // of the stages under the policy in force
 }
 
@@ -40,15 +40,15 @@ type Decision struct {
 	Last      bool   // close the connection after the response
 	Connected bool   // it is among the open connections into pods and services
 
-	aboutLock
-	narrowed
-	Resumption
-	StaleList
+	Lock       aboutLock
+	Narrowed   narrowed
+	Resumption Resumption
+	Stale      StaleList
 }
 
 // aboutLock is what a request about a lock does.
 type aboutLock struct {
-	Lock       *lock.Lock // nil: the request is about none
+	Named      *lock.Lock // nil: the request is about none
 	Holder     string     // of the lock, by the request itself
 	AnyVersion bool       // a write that applies to whatever version of the lock there is
 }
@@ -59,8 +59,8 @@ func (x *State) Renew() { x.Decision = Decision{Ctx: x.Req.Ctx, Out: x.Req.Outgo
 // Opened gives back what only the beginning of a stream takes.
 func (x *State) Opened() {
 	n := max(0, x.Req.Weight()-StreamWeight)
-	x.Held -= n
-	x.Budget.Give(n)
+	x.Memory.Held -= n
+	x.Memory.Budget.Give(n)
 }
 
 // Gathers reports whether Gather has anything to do: a stage may have read the body.
@@ -106,7 +106,7 @@ func (x *State) ReadBody(limit int) ([]byte, *apierrors.StatusError) {
 		}
 		return kept, nil
 	}
-	raw, err := x.ReadAll(x.Req.Body.reader(), limit)
+	raw, err := x.Memory.ReadAll(x.Req.Body.reader(), limit)
 	if refused, ok := errors.AsType[*apierrors.StatusError](err); ok {
 		return nil, refused
 	}

@@ -39,12 +39,6 @@ var terms = map[string]*regexp.Regexp{
 	"world":    regexp.MustCompile(`^worlds?$`),
 }
 
-// unrenamed are names with terms in another sense, by package, that are to get other names.
-var unrenamed = map[string][]string{
-	"proxy/isolation": {"Judge"},                       // whether a Difference shows an object
-	"proxy/pipeline":  {"Judged", "Settle", "Settled"}, // of lists and watches
-}
-
 // TestTermsMeanOneThing holds exported names to the table of words in names of the glossary.
 // The API is not held to it, because its names are those that users know.
 func TestTermsMeanOneThing(t *testing.T) {
@@ -57,7 +51,7 @@ func TestTermsMeanOneThing(t *testing.T) {
 		for _, name := range exported(t, file, text) {
 			for _, part := range camelWords(name) {
 				term := termOf(part)
-				if term == "" || slices.Contains(allowed[term], pkg) || slices.Contains(unrenamed[pkg], name) {
+				if term == "" || slices.Contains(allowed[term], pkg) {
 					continue
 				}
 				assert.Fail(t, "a term in a name", `%s: exported name %s has the term %q, which %s does not allow in %s.

@@ -19,17 +19,17 @@ type activityOf struct {
 
 // newActivity returns nil for requests that are not counted.
 func newActivity(p *Policy, key match.Kind) pipeline.Activity {
-	a := p.Activity(key)
+	a := p.Division.Activity(key)
 	if a == nil || !match.Storable(key.Group, key.Resource) {
 		return nil
 	}
-	return activityOf{a, p.env.Activity.Counter(key.GroupResource(), a.Divided), &p.env.Outcomes}
+	return activityOf{a, p.env.Known.Activity.Counter(key.GroupResource(), a.Divided), &p.env.Known.Outcomes}
 }
 
 // Written implements pipeline.Activity.
 func (a activityOf) Written(x *pipeline.State) {
 	namespace, name := x.Req.Info.Namespace, x.Req.Info.Name
-	if x.Lock != nil || strings.Contains(x.Out.Query, "dryRun=") || a.Everyones(namespace, name) {
+	if x.Lock.Named != nil || strings.Contains(x.Out.Query, "dryRun=") || a.Everyones(namespace, name) {
 		return
 	}
 	if a.Divided {

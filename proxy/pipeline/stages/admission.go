@@ -71,11 +71,11 @@ func newAdmissionStage(p *Policy, key match.Kind) pipeline.Stage {
 func (s admissionStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	switch {
 	case s.urgent != nil && s.urgent(x.Req.Info):
-		return pipeline.Refusal(x.Charge(&x.Budgets.Lock))
+		return pipeline.Refusal(x.Memory.Charge(&x.Memory.Budgets.Lock))
 	case s.route == pipeline.RouteStream || x.Protocol != "":
-		return pipeline.Refusal(x.Charge(&x.Budgets.Long))
+		return pipeline.Refusal(x.Memory.Charge(&x.Memory.Budgets.Long))
 	}
-	return pipeline.Refusal(x.Short())
+	return pipeline.Refusal(x.Memory.Short())
 }
 
 // readmissionStage moves a request from the locks' budget to another if its body shows
@@ -91,10 +91,10 @@ func newReadmissionStage(p *Policy, key match.Kind) pipeline.Stage {
 }
 
 func (readmissionStage) Apply(x *pipeline.State) *pipeline.Outcome {
-	if x.Lock != nil || x.Budget != &x.Budgets.Lock {
+	if x.Lock.Named != nil || x.Memory.Budget != &x.Memory.Budgets.Lock {
 		return nil
 	}
-	return pipeline.Refusal(x.Short())
+	return pipeline.Refusal(x.Memory.Short())
 }
 
 // forwardedHeaderStage removes the header fields that concern the client's connection.

@@ -79,7 +79,7 @@ func TestRequestsAreChargedByTheirKind(t *testing.T) {
 	} {
 		x := m.state(c.method, c.target, c.body)
 		require.Equal(t, 200, m.decide(x).code)
-		require.Same(t, c.want, x.Budget, "%+v", c)
+		require.Same(t, c.want, x.Memory.Budget, "%+v", c)
 		c.want.Take(pipeline.MaxHeld * 4)
 		a := m.do(c.method, c.target, c.body)
 		c.want.Give(pipeline.MaxHeld * 4)

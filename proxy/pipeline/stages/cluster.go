@@ -19,7 +19,7 @@ type clusterScopedStage struct {
 
 // newClusterScopedStage returns nil for requests that every shard may send.
 func newClusterScopedStage(p *Policy, key match.Kind) pipeline.Stage {
-	c := p.ClusterScoped(key)
+	c := p.Division.ClusterScoped(key)
 	if c == nil {
 		return nil
 	}
@@ -27,7 +27,7 @@ func newClusterScopedStage(p *Policy, key match.Kind) pipeline.Stage {
 	if c.Observe {
 		s.withheld = p.withheldAction(key.Verb, observedForeign)
 	} else {
-		s.refused = p.Metrics.Action(p.env.Metrics.Foreign, key.Verb, "refused")
+		s.refused = p.Tally.Metrics.Action(p.env.Metrics.Foreign, key.Verb, "refused")
 	}
 	return s
 }
@@ -43,7 +43,7 @@ func (s *clusterScopedStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	case s.Observe:
 		s.withheld.note(x)
 		return nil
-	case s.policy.Standby:
+	case s.policy.Division.Standby:
 		return s.policy.inStandby()
 	}
 	s.refused.Inc()

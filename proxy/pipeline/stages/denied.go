@@ -40,7 +40,7 @@ func newDeniedStage(p *Policy, key match.Kind) pipeline.Stage {
 func (s *deniedStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	agent := x.Req.Header.Get("User-Agent")
 	switch {
-	case x.Lock != nil || !s.policy.denies(agent):
+	case x.Lock.Named != nil || !s.policy.denies(agent):
 		return nil
 	case s.withheld != "":
 		s.withheld.note(x)

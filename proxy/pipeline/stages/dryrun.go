@@ -61,7 +61,7 @@ func (p *Policy) withheldCount(verb, action string) prometheus.Counter {
 	if p.Would != nil {
 		in = p.env.Metrics.DryRun
 	}
-	return p.Metrics.Action(in, verb, action)
+	return p.Tally.Metrics.Action(in, verb, action)
 }
 
 // inDryRun returns a constructor whose stages count what a policy would do without its dry run.
@@ -126,15 +126,15 @@ func newDryNarrowStage(p, would *Policy, key match.Kind) pipeline.Stage {
 	s := &dryNarrowStage{withheld: p.withheldAction(key.Verb, wouldNarrow)}
 	switch key.Verb {
 	case "list", "watch":
-		s.narrowing = would.Narrowing(key.GroupResource())
+		s.narrowing = would.Division.Narrowing(key.GroupResource())
 	case "deletecollection":
-		if b, ok := would.Sweep(key); ok {
+		if b, ok := would.Division.Sweep(key); ok {
 			s.sweep = &b
 		}
 	default:
 		return nil
 	}
-	s.all = would.Selector(key.GroupResource()) != nil
+	s.all = would.Division.Selector(key.GroupResource()) != nil
 	if !s.all && s.narrowing == nil && s.sweep == nil {
 		return nil
 	}
@@ -151,7 +151,7 @@ func (s *dryNarrowStage) Apply(x *pipeline.State) *pipeline.Outcome {
 
 // newDryExemptStage returns nil where nothing is exempt by its path: the body is not awaited.
 func newDryExemptStage(_, would *Policy, key match.Kind) pipeline.Stage {
-	if e := would.Exemption(key); e != nil && !e.InBody {
+	if e := would.Division.Exemption(key); e != nil && !e.InBody {
 		return exemptStage{e}
 	}
 	return nil

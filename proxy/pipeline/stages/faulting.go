@@ -35,24 +35,24 @@ type faultStage struct {
 // stage even if none is about such requests: they may have started over, and keep the
 // faults of an earlier policy.
 func newFaultStage(p *Policy, key match.Kind) pipeline.Stage {
-	if len(p.faults.Names()) == 0 {
+	if len(p.Traffic.faults.Names()) == 0 {
 		return nil
 	}
 	if !isResource(key) {
-		return &faultStage{policy: p, paths: p.faults}
+		return &faultStage{policy: p, paths: p.Traffic.faults}
 	}
 	stale, _ := newStaleness(p, key).(*staleness)
-	return &faultStage{policy: p, resources: p.faults.OfKind(key), stale: stale}
+	return &faultStage{policy: p, resources: p.Traffic.faults.OfKind(key), stale: stale}
 }
 
 func (s *faultStage) Apply(x *pipeline.State) *pipeline.Outcome {
-	if !x.Decided {
-		x.Decided = true
+	if !x.Injection.Decided {
+		x.Injection.Decided = true
 		if refused := s.decide(x); refused != nil {
 			return pipeline.RefusalFor(meshv1.RefusedFault, refused)
 		}
 	}
-	f := x.Faults
+	f := x.Injection.Faults
 	if f == nil {
 		return nil
 	}
@@ -63,7 +63,7 @@ func (s *faultStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	x.Responses.Add(s)
 	if f.Delay > 0 {
 		s.delay(x)
-		if f.Delay = 0; s.policy.env.Lift(x.Faults) != s.policy { // another came meanwhile
+		if f.Delay = 0; s.policy.env.Lift(x.Injection.Faults) != s.policy { // another came meanwhile
 			return pipeline.Restart
 		}
 		if gone := x.Req.Gone(); gone != nil { // an abort would count as a failure
@@ -94,10 +94,10 @@ func (s *faultStage) decide(x *pipeline.State) *apierrors.StatusError {
 		return nil // what the rules counted, and have left of their counts, is the next proxy's
 	}
 	if s.paths != nil {
-		x.Faults = s.paths.DecidePath(time.Now(), x.Req.Info.Verb, x.Req.Info.Path)
+		x.Injection.Faults = s.paths.DecidePath(time.Now(), x.Req.Info.Verb, x.Req.Info.Path)
 	} else if s.resources != nil {
 		o := x.Object()
-		x.Faults = s.resources.Decide(time.Now(), &o)
+		x.Injection.Faults = s.resources.Decide(time.Now(), &o)
 	}
 	return nil
 }
@@ -109,15 +109,15 @@ func (s *faultStage) delay(x *pipeline.State) {
 		return // sending it finds out what is wrong
 	}
 	x.Allowed.Waits()
-	s.policy.env.Wait(x, func() time.Duration { return x.Faults.Delay })
+	s.policy.env.Wait(x, func() time.Duration { return x.Injection.Faults.Delay })
 }
 
 // Respond injects the faults of a response: into a watch's events, or its end before it
 // began.
 func (s *faultStage) Respond(x *pipeline.State, resp *upstream.Response) *pipeline.Outcome {
 	s.injectEvents(x, resp)
-	if s.policy.env.Lift(x.Faults); x.Faults.ResetAfter {
-		x.Broke = true
+	if s.policy.env.Lift(x.Injection.Faults); x.Injection.Faults.ResetAfter {
+		x.Injection.Broke = true
 		return pipeline.Reset
 	}
 	return nil
@@ -150,7 +150,7 @@ func injected(namespace string, r *pipeline.Request, a *fault.Abort) *apierrors.
 
 // CountFault counts one fault.
 func (p *Policy) CountFault(by fault.Injected) {
-	p.Injected.Count(by.Injection, by.Rule, by.Kind.String())
+	p.Tally.Injected.Count(by.Injection, by.Rule, by.Kind.String())
 }
 
 // CountInjected counts what was done to the request, when it is over: stale if it was a stale
@@ -167,34 +167,34 @@ func (p *Policy) CountInjected(i *pipeline.Injection, stale bool) {
 // injectEvents injects faults into the events of a watch, if they can be read. The head
 // is not sent yet.
 func (s *faultStage) injectEvents(x *pipeline.State, resp *upstream.Response) {
-	if x.Faults == nil || x.Faults.Watch == nil {
+	if x.Injection.Faults == nil || x.Injection.Faults.Watch == nil {
 		return
 	}
-	if x.Ticket == nil || x.Req.Info.Verb != "watch" || resp.Status != http.StatusOK {
-		x.Faults.Over()
+	if x.Resumption.Ticket == nil || x.Req.Info.Verb != "watch" || resp.Status != http.StatusOK {
+		x.Injection.Faults.Over()
 		return
 	}
 	if encoding := resp.Get("Content-Encoding"); encoding != "" && encoding != "identity" {
-		x.Skip("the events are encoded", x.Faults.Over)
+		x.Injection.Skip("the events are encoded", x.Injection.Faults.Over)
 		return
 	}
 	openGap(x)
 	o := events.Options{
 		ContentType: resp.Get("Content-Type"),
-		Faults:      x.Faults.Watch,
+		Faults:      x.Injection.Faults.Watch,
 		Interrupt:   x.Interrupt,
 		Still:       func() (bool, <-chan struct{}) { return s.stillInjecting(x) },
-		Hold:        x.HoldRead,
-		Release:     x.GiveFiltered,
-		Take:        x.Budgets.Withhold,
-		Give:        x.Budgets.Filtered.Give,
+		Hold:        x.Memory.HoldRead,
+		Release:     x.Memory.GiveFiltered,
+		Take:        x.Memory.Budgets.Withhold,
+		Give:        x.Memory.Budgets.Filtered.Give,
 	}
-	if x.Gap != nil {
-		o.Gap = &x.Gap.Gap
+	if x.Resumption.Gap != nil {
+		o.Gap = &x.Resumption.Gap.Gap
 	}
 	injected, err := events.New(resp.Body, o)
 	if err != nil {
-		x.Skip(pipeline.Bounded(err.Error()), x.Faults.Over)
+		x.Injection.Skip(pipeline.Bounded(err.Error()), x.Injection.Faults.Over)
 		return
 	}
 	resp.Body = &injectedBody{injected, resp.Body, x.Ctx}
@@ -203,14 +203,14 @@ func (s *faultStage) injectEvents(x *pipeline.State, resp *upstream.Response) {
 
 // openGap makes room for what the watch's client will miss, or has it miss nothing.
 func openGap(x *pipeline.State) {
-	w := x.Faults.Watch
+	w := x.Injection.Faults.Watch
 	overtakes := w.Exempt != nil && x.Req.Info.Namespace == "" && (w.Stall != nil || w.Delay != nil)
 	if w.Drop == nil && !overtakes {
 		return
 	}
-	if x.Gap = x.Ticket.Gap(); x.Gap == nil && w.Drop != nil {
+	if x.Resumption.Gap = x.Resumption.Ticket.Gap(); x.Resumption.Gap == nil && w.Drop != nil {
 		w.Drop = nil
-		x.Skip("too many watches miss events", func() { x.Faults.Missed(fault.WatchDrop) })
+		x.Injection.Skip("too many watches miss events", func() { x.Injection.Faults.Missed(fault.WatchDrop) })
 	}
 }
 
@@ -242,6 +242,6 @@ func (b *injectedBody) Close() error {
 // they may not be any more. While another proxy takes over they are not: it would not
 // know what was kept from the client.
 func (s *faultStage) stillInjecting(x *pipeline.State) (still bool, changed <-chan struct{}) {
-	pol := s.policy.env.Lift(x.Faults)
-	return s.policy.env.Draining.Err() == nil && x.Faults.Watch != nil, pol.Replaced
+	pol := s.policy.env.Lift(x.Injection.Faults)
+	return s.policy.env.Draining.Err() == nil && x.Injection.Faults.Watch != nil, pol.Succession.Replaced
 }

@@ -151,8 +151,8 @@ func TestFaultsOfWatches(t *testing.T) {
 			a := m.do("GET", watch, "", "Accept-Encoding", "gzip")
 			require.Equal(t, 200, a.code, a.body)
 			require.Equal(t, c.want, a.body)
-			require.Equal(t, c.skipped != "", a.Skipped != "")
-			require.Contains(t, a.Skipped, c.skipped)
+			require.Equal(t, c.skipped != "", a.Injection.Skipped != "")
+			require.Contains(t, a.Injection.Skipped, c.skipped)
 			require.Equal(t, c.fault == nil, m.last().Header.Get("Accept-Encoding") != "", "events must be readable")
 		})
 	}
@@ -163,5 +163,5 @@ func TestDelayHappensOnce(t *testing.T) {
 	m.faults(&meshv1.FaultRule{Delay: &meshv1.Delay{FixedNs: 1, Percent: 100}})
 	x := m.state("GET", deployment, "")
 	require.Equal(t, 200, m.decide(x).code)
-	require.Zero(t, x.Faults.Delay, "a request that starts over waits no more")
+	require.Zero(t, x.Injection.Faults.Delay, "a request that starts over waits no more")
 }

@@ -42,8 +42,8 @@ type fenceStage struct {
 // newFenceStage returns nil for requests that need no check: lists, reads that all shards
 // may send, and what isolation Off permits. In standby, all writes are refused.
 func newFenceStage(p *Policy, key match.Kind) pipeline.Stage {
-	f := p.Fence(key)
-	if f == nil || p.Waiting(key) != nil {
+	f := p.Division.Fence(key)
+	if f == nil || p.Division.Waiting(key) != nil {
 		return nil
 	}
 	s := &fenceStage{Fence: f, policy: p}
@@ -51,7 +51,7 @@ func newFenceStage(p *Policy, key match.Kind) pipeline.Stage {
 		s.withheld, s.unknown = p.withheldAction(key.Verb, observedForeign), p.withheldAction(key.Verb, observedUnknown)
 	}
 	if f.Limit != nil || !f.Observe {
-		s.refused = p.Metrics.Action(p.env.Metrics.Foreign, key.Verb, "refused")
+		s.refused = p.Tally.Metrics.Action(p.env.Metrics.Foreign, key.Verb, "refused")
 	}
 	return s
 }
@@ -109,7 +109,7 @@ func (s *fenceStage) encounter(x *pipeline.State, what, key string) *pipeline.Ou
 		return nil
 	}
 	s.refused.Inc()
-	return s.policy.forbidden(x.Req.Info, what, s.policy.Owner(key))
+	return s.policy.forbidden(x.Req.Info, what, s.policy.Division.Owner(key))
 }
 
 // lenient reports whether nothing is refused.
@@ -171,7 +171,7 @@ type standbyStage struct {
 
 // newStandbyStage returns nil for requests that a member in standby may send.
 func newStandbyStage(p *Policy, key match.Kind) pipeline.Stage {
-	if w := p.Waiting(key); w != nil {
+	if w := p.Division.Waiting(key); w != nil {
 		return standbyStage{w, p}
 	}
 	return nil
@@ -258,7 +258,7 @@ func (s *fenceStage) object(x *pipeline.State) *pipeline.Outcome {
 		return nil
 	}
 	if x.Plan.Key.Writes() {
-		if end := s.policy.catchingUp(x, func(before *isolation.Division) bool { return s.policy.GainsKey(before, x.Plan.Key, uid) }); end != nil {
+		if end := s.policy.catchingUp(x, func(before *isolation.Division) bool { return s.policy.Division.GainsKey(before, x.Plan.Key, uid) }); end != nil {
 			return end
 		}
 	}
@@ -356,7 +356,7 @@ func (s *fenceStage) lookUp(x *pipeline.State) (uid string, refused *apierrors.S
 		return "", s.noResponse(x, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
-	body, err := x.ReadAll(resp.Body, maxWhole)
+	body, err := x.Memory.ReadAll(resp.Body, maxWhole)
 	if err != nil {
 		return "", s.noResponse(x, err)
 	}

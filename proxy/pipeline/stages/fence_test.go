@@ -391,9 +391,9 @@ func TestStandbyCutsConnectionsIntoPods(t *testing.T) {
 	m := newPod(t)
 	before := m.policy(free)
 	exec := match.Kind{Verb: "create", Subresource: "exec", Resource: "pods"}
-	require.False(t, before.Refuses(exec, "a", ""))
+	require.False(t, before.Division.Refuses(exec, "a", ""))
 	after := m.policy(standby())
-	require.True(t, after.Refuses(exec, "a", ""))
-	require.False(t, after.Refuses(match.Kind{Verb: "get", Resource: "pods"}, "a", ""))
+	require.True(t, after.Division.Refuses(exec, "a", ""))
+	require.False(t, after.Division.Refuses(match.Kind{Verb: "get", Resource: "pods"}, "a", ""))
 	require.NotContains(t, after.Locks[0].Path("/op", 0), "---")
 }

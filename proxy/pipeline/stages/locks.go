@@ -29,7 +29,7 @@ func newLockStage(p *Policy, key match.Kind) pipeline.Stage {
 	if len(p.Locks) == 0 || !mayLock(key) {
 		return nil
 	}
-	return &lockStage{policy: p, locks: p.Locks, standby: p.Standby}
+	return &lockStage{policy: p, locks: p.Locks, standby: p.Division.Standby}
 }
 
 // mayLock reports whether requests may be about locks of the operator. In member clusters there are
@@ -72,7 +72,7 @@ func (s *lockStage) object(x *pipeline.State) *pipeline.Outcome {
 		return s.policy.inStandby()
 	}
 	x.Out.Path = l.Path(x.Out.Path, 0)
-	x.AnyVersion = x.Plan.Key.Writes()
+	x.Lock.AnyVersion = x.Plan.Key.Writes()
 	if x.Req.Info.Verb == "update" || x.Req.Info.Verb == "patch" {
 		if _, refused := s.body(x, lock.Set{l}); refused != nil {
 			return pipeline.Refusal(refused)
@@ -111,7 +111,7 @@ func (s *lockStage) collection(x *pipeline.State) *pipeline.Outcome {
 			return s.policy.inStandby()
 		}
 		x.Out.Query = edited
-		x.AnyVersion = x.Plan.Key.Writes()
+		x.Lock.AnyVersion = x.Plan.Key.Writes()
 		return s.claim(x, l)
 	}
 	return nil
@@ -126,11 +126,11 @@ func (s *lockStage) body(x *pipeline.State, candidates lock.Set) (*lock.Lock, *a
 	}
 	x.Out.Replace(raw)
 	contentType := x.Out.Header.Get("Content-Type")
-	if refused = x.Hold(lock.Weight(contentType, raw)); refused != nil {
+	if refused = x.Memory.Hold(lock.Weight(contentType, raw)); refused != nil {
 		return nil, refused
 	}
 	holder, version := lock.ReadRequest(contentType, raw)
-	x.Holder, x.AnyVersion = holder, version == "" && x.Req.Info.Verb != "create"
+	x.Lock.Holder, x.Lock.AnyVersion = holder, version == "" && x.Req.Info.Verb != "create"
 	for _, l := range candidates {
 		out, err := l.Request(contentType, raw)
 		switch {
@@ -155,7 +155,7 @@ func (s *lockStage) claim(x *pipeline.State, l *lock.Lock) *pipeline.Outcome {
 	}
 	x.Out.Set("Accept", accept)
 	x.Out.Drop("Accept-Encoding")
-	x.Lock, x.Exempt = l, true
+	x.Lock.Named, x.Exempt = l, true
 	x.Responses.Only(s)
 	return nil
 }
@@ -165,7 +165,7 @@ func (s *lockStage) Respond(x *pipeline.State, resp *upstream.Response) *pipelin
 	contentType := resp.Get("Content-Type")
 	if x.Req.Info.Verb == "watch" && resp.Status == http.StatusOK {
 		s.noteRefusal(x, resp, nil)
-		events, err := x.Lock.Events(contentType, resp.Body)
+		events, err := x.Lock.Named.Events(contentType, resp.Body)
 		if err != nil {
 			return x.Plan.BadResponse("the lock", err)
 		}
@@ -178,15 +178,15 @@ func (s *lockStage) Respond(x *pipeline.State, resp *upstream.Response) *pipelin
 	}
 	s.noteRefusal(x, resp, body)
 	if resp.Status/100 == 2 {
-		written, resource := s.policy.env.LockWrites, x.Req.Info.Resource
+		written, resource := s.policy.env.Known.LockWrites, x.Req.Info.Resource
 		switch x.Req.Info.Verb {
 		case "create", "update", "patch":
-			written.Note(x.Lock, s.locks, resource, x.Holder, lock.ReadHeld(contentType, body))
+			written.Note(x.Lock.Named, s.locks, resource, x.Lock.Holder, lock.ReadHeld(contentType, body))
 		case "delete", "deletecollection":
-			written.Note(x.Lock, s.locks, resource, "", lock.Held{})
+			written.Note(x.Lock.Named, s.locks, resource, "", lock.Held{})
 		}
 	}
-	edited, err := x.Lock.Answer(contentType, body)
+	edited, err := x.Lock.Named.Answer(contentType, body)
 	if err != nil {
 		return x.Plan.BadResponse("the lock", err)
 	}
@@ -203,6 +203,6 @@ func (s *lockStage) noteRefusal(x *pipeline.State, resp *upstream.Response, body
 	if s.standby {
 		return
 	}
-	q := lock.Request{Lock: x.Lock, Resource: x.Req.Info.Resource, Verb: x.Req.Info.Verb}
-	s.policy.env.Refusals.Note(q, s.locks, resp.Status, resp.Get("Content-Type"), body, time.Now())
+	q := lock.Request{Lock: x.Lock.Named, Resource: x.Req.Info.Resource, Verb: x.Req.Info.Verb}
+	s.policy.env.Known.Refusals.Note(q, s.locks, resp.Status, resp.Get("Content-Type"), body, time.Now())
 }

@@ -26,7 +26,7 @@ func newMemberStage(p *Policy, key match.Kind) pipeline.Stage {
 	if p.Would != nil {
 		decides, action = p.Would, wouldRefuse
 	}
-	m := decides.Member()
+	m := decides.Division.Member()
 	if m == nil || p.Would != nil && m.Observe {
 		return nil
 	}
@@ -34,7 +34,7 @@ func newMemberStage(p *Policy, key match.Kind) pipeline.Stage {
 	if p.Would != nil || m.Observe {
 		s.Observe, s.withheld = true, p.withheldAction(key.Verb, action)
 	} else {
-		s.refused = p.Metrics.Action(p.env.Metrics.Foreign, key.Verb, "refused")
+		s.refused = p.Tally.Metrics.Action(p.env.Metrics.Foreign, key.Verb, "refused")
 	}
 	return s
 }
@@ -56,7 +56,7 @@ func (s *memberStage) Apply(x *pipeline.State) *pipeline.Outcome {
 			s.policy.env.ID, pipeline.Bounded(cluster), s.policy.standbyReason()))
 	}
 	s.refused.Inc()
-	return s.policy.forbidden(x.Req.Info, "cluster "+pipeline.Bounded(cluster), s.policy.Owner(cluster))
+	return s.policy.forbidden(x.Req.Info, "cluster "+pipeline.Bounded(cluster), s.policy.Division.Owner(cluster))
 }
 
 // Classify determines what a request asks for, by the paths of member clusters.
@@ -64,8 +64,8 @@ func (p *Policy) Classify(r *pipeline.Request) { r.Classify(p.clusters) }
 
 // RefusesNow reports whether the policy refuses a request that another one has passed.
 func (p *Policy) RefusesNow(x *pipeline.State) bool {
-	if x.Req.Cluster != "" && !p.DividesMembers() {
-		return p.Member().Refuses(x.Req.Cluster)
+	if x.Req.Cluster != "" && !p.Division.DividesMembers() {
+		return p.Division.Member().Refuses(x.Req.Cluster)
 	}
-	return p.Refuses(x.Plan.Key, x.Req.Info.Namespace, x.Req.Info.Name)
+	return p.Division.Refuses(x.Plan.Key, x.Req.Info.Namespace, x.Req.Info.Name)
 }

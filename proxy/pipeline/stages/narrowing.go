@@ -36,14 +36,14 @@ func newScopeStage(p *Policy, key match.Kind) pipeline.Stage {
 	default:
 		return nil
 	}
-	selector := p.Selector(key.GroupResource())
+	selector := p.Division.Selector(key.GroupResource())
 	if selector == nil {
 		return nil
 	}
-	if key.Verb != "deletecollection" && p.Narrowing(key.GroupResource()) == nil {
-		p.env.Methods.Note(key.GroupResource(), isolation.ByLabels)
+	if key.Verb != "deletecollection" && p.Division.Narrowing(key.GroupResource()) == nil {
+		p.env.Known.Methods.Note(key.GroupResource(), isolation.ByLabels)
 	}
-	return &scopeStage{selector, p.SelectsShared()}
+	return &scopeStage{selector, p.Division.SelectsShared()}
 }
 
 func (s *scopeStage) Apply(x *pipeline.State) *pipeline.Outcome {
@@ -67,7 +67,7 @@ func newSweepStage(p *Policy, key match.Kind) pipeline.Stage {
 	if key.Verb != "deletecollection" {
 		return nil
 	}
-	if b, ok := p.Sweep(key); ok {
+	if b, ok := p.Division.Sweep(key); ok {
 		return sweepStage{b}
 	}
 	return nil
@@ -85,7 +85,7 @@ type exemptStage struct{ *isolation.Exemption }
 
 // newExemptStage returns nil where nothing is exempt.
 func newExemptStage(p *Policy, key match.Kind) pipeline.Stage {
-	if e := p.Exemption(key); e != nil {
+	if e := p.Division.Exemption(key); e != nil {
 		return exemptStage{e}
 	}
 	return nil
@@ -142,14 +142,14 @@ func newNarrowStage(p *Policy, key match.Kind) pipeline.Stage {
 		return nil
 	}
 	res, watch := key.GroupResource(), key.Verb == "watch"
-	n := p.Narrowing(res)
+	n := p.Division.Narrowing(res)
 	if n == nil {
 		return nil
 	}
 	count := func(result string) prometheus.Counter {
-		return p.Metrics.Counter(p.env.Metrics.Filtered, p.Metrics.Resource(res.Resource), result)
+		return p.Tally.Metrics.Counter(p.env.Metrics.Filtered, p.Tally.Metrics.Resource(res.Resource), result)
 	}
-	s := &narrowStage{Narrowing: n, resource: res, watch: watch, weight: filter.ListBuffer, kept: count("kept"), dropped: count("dropped"), methods: &p.env.Methods}
+	s := &narrowStage{Narrowing: n, resource: res, watch: watch, weight: filter.ListBuffer, kept: count("kept"), dropped: count("dropped"), methods: &p.env.Known.Methods}
 	if watch {
 		s.weight = filter.WatchBuffer
 	}
@@ -180,9 +180,9 @@ func (s *narrowStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	// A compressed response would have to be expanded, and costs little to carry
 	// uncompressed on the node.
 	x.Out.Drop("Accept-Encoding")
-	x.Narrowing = s
+	x.Narrowed.Narrowing = s
 	x.Responses.Add(s)
-	return pipeline.Refusal(x.Hold(s.weight))
+	return pipeline.Refusal(x.Memory.Hold(s.weight))
 }
 
 // edit makes the apiserver leave out what it can, and include the metadata that decide on
@@ -198,7 +198,7 @@ func (s *narrowStage) edit(x *pipeline.State) (err error) {
 	}
 	added := false
 	if x.Out.Query, added, err = withShardSelector(x.Out.Query, selector); added {
-		x.ShardSelector = selector
+		x.Narrowed.ShardSelector = selector
 	}
 	return err
 }
@@ -225,7 +225,7 @@ func withMetadata(raw string) (string, error) {
 // keep reports whether an object of the response is passed on.
 func (s *narrowStage) keep(x *pipeline.State, k filter.Key) bool {
 	if s.Assigned(k) {
-		x.Judged.Store(true)
+		x.Narrowed.Mixed.Store(true)
 	}
 	if s.Owns(k) {
 		s.kept.Inc()
@@ -239,12 +239,12 @@ func (s *narrowStage) keep(x *pipeline.State, k filter.Key) bool {
 // the selector if the apiserver applied it. A watch does not: the apiserver applied it if
 // the watch could have had foreign objects, and had none.
 func (s *narrowStage) NoteMethod(x *pipeline.State) {
-	if s.methods == nil || !s.Shows(x.Req.Info.Namespace) || s.watch && !x.Judged.Load() {
+	if s.methods == nil || !s.Shows(x.Req.Info.Namespace) || s.watch && !x.Narrowed.Mixed.Load() {
 		return
 	}
 	method := isolation.Filtered
 	// A watch with injected faults is read by another goroutine.
-	if x.ShardSelector != "" && (!s.watch && x.Objects.Echoed() || s.watch && x.Objects.Dropped() == 0 && !x.Unselected) {
+	if x.Narrowed.ShardSelector != "" && (!s.watch && x.Narrowed.Objects.Echoed() || s.watch && x.Narrowed.Objects.Dropped() == 0 && !x.Narrowed.Unselected) {
 		method = isolation.ServerSide
 	}
 	s.methods.Note(s.resource, method)
@@ -257,21 +257,21 @@ func (s *narrowStage) Respond(x *pipeline.State, resp *upstream.Response) *pipel
 	}
 	plain, err := decoded(resp)
 	if err == nil {
-		x.Objects, err = filter.New(plain, func(k filter.Key) bool { return s.keep(x, k) }, filter.Options{
+		x.Narrowed.Objects, err = filter.New(plain, func(k filter.Key) bool { return s.keep(x, k) }, filter.Options{
 			ContentType:   resp.Get("Content-Type"),
 			Watch:         s.watch,
-			ShardSelector: x.ShardSelector,
-			Hold:          func(n int) error { return x.HoldFiltered(s.resource.Resource, n) },
-			Give:          x.GiveFiltered,
+			ShardSelector: x.Narrowed.ShardSelector,
+			Hold:          func(n int) error { return x.Memory.HoldFiltered(s.resource.Resource, n) },
+			Give:          x.Memory.GiveFiltered,
 		})
 	}
 	if err != nil {
 		return s.unfiltered(x, err)
 	}
-	body := io.Reader(x.Objects)
+	body := io.Reader(x.Narrowed.Objects)
 	if !s.watch {
 		// An error at the beginning of a list can still be answered.
-		begun := bufio.NewReaderSize(x.Objects, 4<<10)
+		begun := bufio.NewReaderSize(x.Narrowed.Objects, 4<<10)
 		if _, err := begun.Peek(1); err != nil {
 			return s.unfiltered(x, err)
 		}

@@ -25,7 +25,7 @@ func newObserveStage(p *Policy, key match.Kind) pipeline.Stage {
 	if !p.Observes() || key.Verb != "watch" || key.Member || !isolation.Contended(key.GroupResource()) {
 		return nil
 	}
-	return &observeStage{key.GroupResource(), &p.env.Usage}
+	return &observeStage{key.GroupResource(), &p.env.Known.Usage}
 }
 
 func (s *observeStage) Apply(x *pipeline.State) *pipeline.Outcome {
@@ -43,7 +43,7 @@ func (s *observeStage) Respond(x *pipeline.State, resp *upstream.Response) *pipe
 		return true
 	}
 	read, err := filter.New(resp.Body, all, filter.Options{
-		ContentType: resp.Get("Content-Type"), Watch: true, Lenient: true, Hold: x.HoldRead, Give: x.GiveFiltered,
+		ContentType: resp.Get("Content-Type"), Watch: true, Lenient: true, Hold: x.Memory.HoldRead, Give: x.Memory.GiveFiltered,
 	})
 	if err == nil {
 		resp.Wrap(read)

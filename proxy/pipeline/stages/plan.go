@@ -23,14 +23,14 @@ type plans struct {
 // Plan returns the stages for a request, whose Info is set.
 func (p *Policy) Plan(r *pipeline.Request) *pipeline.Plan {
 	key := r.Kind()
-	if known, ok := p.Cached.Load(key); ok {
+	if known, ok := p.Plans.Cached.Load(key); ok {
 		return known.(*pipeline.Plan)
 	}
 	key = key.Clone()
 	made := p.make(key)
-	if p.count.Load() < maxPlans && match.Storable(key.Verb, key.Subresource, key.Group, key.Resource) {
-		if _, loaded := p.Cached.LoadOrStore(key, made); !loaded {
-			p.count.Add(1)
+	if p.Plans.count.Load() < maxPlans && match.Storable(key.Verb, key.Subresource, key.Group, key.Resource) {
+		if _, loaded := p.Plans.Cached.LoadOrStore(key, made); !loaded {
+			p.Plans.count.Add(1)
 		}
 	}
 	return made
@@ -82,9 +82,9 @@ func (p *Policy) make(key match.Kind) *pipeline.Plan {
 	out := &pipeline.Plan{Key: key, Route: pipeline.RouteOf(key), Urgent: urgent(p, key)}
 	label := ""
 	if isResource(key) {
-		label, out.Activity = p.Metrics.Resource(key.Resource), newActivity(p, key)
+		label, out.Activity = p.Tally.Metrics.Resource(key.Resource), newActivity(p, key)
 	}
-	out.Meters = p.env.Metrics.Meters(p.Metrics, key.Verb, label)
+	out.Meters = p.env.Metrics.Meters(p.Tally.Metrics, key.Verb, label)
 	var restrict []constructor
 	switch {
 	case key.Member && !p.asked().DividesMembers():

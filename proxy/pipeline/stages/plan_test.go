@@ -56,7 +56,7 @@ func TestPlanHasOnlyStagesWithSomethingToDo(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			pol := newPod(t).set(&meshv1.PodPolicy{Sharding: c.sharding, Traffic: c.traffic})
-			require.Equal(t, "certificate classify token", namesOf(pol.Gate))
+			require.Equal(t, "certificate classify token", namesOf(pol.Plans.Gate))
 			require.Equal(t, first+c.want, namesOf(pol.make(c.key).Stages))
 		})
 	}

@@ -150,7 +150,7 @@ func (p *pod) state(method, target, body string, header ...string) *pipeline.Sta
 			Ctx: p.t.Context(), Method: method, Target: target, Path: u.Path, Escaped: u.EscapedPath(), Query: u.RawQuery, Host: "kubernetes",
 			Header: pipeline.Header{}, Body: pipeline.Body{Rest: strings.NewReader(body)}, Length: int64(len(body)), Proto: "HTTP/1.1",
 		},
-		Holding: pipeline.Holding{Budgets: &p.budgets, Budget: &p.budgets.Held},
+		Memory: pipeline.Holding{Budgets: &p.budgets, Budget: &p.budgets.Held},
 	}
 	for i := 0; i < len(header); i += 2 {
 		name := textproto.CanonicalMIMEHeaderKey(header[i])
@@ -169,10 +169,10 @@ func (p *pod) decide(x *pipeline.State) answer {
 	p.t.Helper()
 	pol := p.env.Policy.Load()
 	defer func() {
-		x.Leave()
+		x.Resumption.Leave()
 		x.Allowed.Ticket.Leave()
 		pol.CountWithheld(x)
-		x.Release()
+		x.Memory.Release()
 		x.Req.Body.Free()
 	}()
 	a := answer{State: x}
@@ -205,7 +205,7 @@ func (p *pod) observed() []lock.Observed {
 	if pol.Would != nil {
 		pol = pol.Would
 	}
-	return p.env.Observed.Except(pol.Locks)
+	return p.env.Known.Observed.Except(pol.Locks)
 }
 
 func limitTo(selector string) *meshv1.Sharding {

@@ -68,10 +68,10 @@ type PodInfo struct {
 
 // Env is what the stages of a pod's policies share.
 type Env struct {
-	Info PodInfo
-	ID   string // namespace/name
-	Known
-	Rules
+	Info     PodInfo
+	ID       string // namespace/name
+	Known    Known
+	Rules    Rules
 	Policy   atomic.Pointer[Policy] // in force
 	Draining context.Context        // ends when the pod accepts no more
 	Ledger   *relist.Ledger
@@ -125,7 +125,7 @@ type Rules struct {
 // force, which it returns.
 func (e *Env) Lift(f *fault.Faults) *Policy {
 	pol := e.Policy.Load()
-	pol.faults.Lift(time.Now(), f)
+	pol.Traffic.faults.Lift(time.Now(), f)
 	return pol
 }
 
@@ -135,7 +135,7 @@ func (e *Env) Wait(x *pipeline.State, left func() time.Duration) bool {
 	ctx, cancel := context.WithCancel(x.Ctx)
 	defer cancel()
 	defer context.AfterFunc(x.Req.Ctx, cancel)()
-	return fault.Wait(ctx, e.Draining.Done(), func() <-chan struct{} { return e.Lift(x.Faults).Replaced }, left)
+	return fault.Wait(ctx, e.Draining.Done(), func() <-chan struct{} { return e.Lift(x.Injection.Faults).Succession.Replaced }, left)
 }
 
 // identifiesAs reports whether a holder's identity is the pod's, as client-go and
@@ -153,14 +153,14 @@ type Policy struct {
 	Refuse          string
 	Passthrough     bool
 	RequestTimeout  time.Duration // the apiserver's; 0: not known
-	*isolation.Division
-	Locks    lock.Set
-	clusters pipeline.ClusterPaths
-	traffic
-	Would *Policy // not nil: the policy without the dry run; only its division is set
-	tally
-	succession
-	plans
+	Division        *isolation.Division
+	Locks           lock.Set
+	clusters        pipeline.ClusterPaths
+	Traffic         traffic
+	Would           *Policy // not nil: the policy without the dry run; only its division is set
+	Tally           tally
+	Succession      succession
+	Plans           plans
 }
 
 // tally has the series that count under a policy.
@@ -183,11 +183,11 @@ func Compile(e *Env, m *meshv1.PodPolicy) (*Policy, error) {
 		workload: m.GetWorkload(), Shard: m.GetSharding().GetShard(),
 		Refuse: m.GetRefuse(), Passthrough: m.GetPassthrough(),
 		RequestTimeout: writes.RequestTimeout(m),
-		succession:     succession{Settled: make(chan struct{}), Replaced: make(chan struct{})},
+		Succession:     succession{Settled: make(chan struct{}), Replaced: make(chan struct{})},
 	}
 	// One while the policy is in force, and one while writes of earlier ones are in flight.
-	out.Writes.Raise()
-	out.Writes.Raise()
+	out.Succession.Writes.Raise()
+	out.Succession.Writes.Raise()
 	if err := out.divide(m.GetSharding()); err != nil {
 		return nil, err
 	}
@@ -195,8 +195,8 @@ func Compile(e *Env, m *meshv1.PodPolicy) (*Policy, error) {
 	if out.clusters, err = pipeline.NewClusterPaths(m.GetClusterPaths()); err != nil {
 		return nil, err
 	}
-	out.traffic = trafficOf(e, m) // never fails: isolation must not wait for valid rules
-	out.Gate = out.stages(match.Kind{}, gateStages)
+	out.Traffic = trafficOf(e, m) // never fails: isolation must not wait for valid rules
+	out.Plans.Gate = out.stages(match.Kind{}, gateStages)
 	if out.Passthrough && (m.GetSharding() != nil || out.Refuse != "") {
 		return nil, errors.New("invalid passthrough: the pod is sharded or refused")
 	}
@@ -232,7 +232,7 @@ func (p *Policy) asked() *isolation.Division {
 // Evaluate applies the stages to a request, as it came.
 func (p *Policy) Evaluate(x *pipeline.State) *pipeline.Outcome {
 	x.Renew()
-	if end := p.Gate.Apply(x); end != nil {
+	if end := p.Plans.Gate.Apply(x); end != nil {
 		return end
 	}
 	x.Plan = p.Plan(&x.Req)
@@ -248,10 +248,10 @@ func (p *Policy) Affects(next relist.Policy, res relist.Resource) bool {
 	}
 	switch c := res.Cluster; {
 	case c == "":
-	case p.DividesMembers() != n.DividesMembers():
+	case p.Division.DividesMembers() != n.Division.DividesMembers():
 		return true
-	case !p.DividesMembers():
-		return p.Refuse != n.Refuse || p.Member().Refuses(c) != n.Member().Refuses(c)
+	case !p.Division.DividesMembers():
+		return p.Refuse != n.Refuse || p.Division.Member().Refuses(c) != n.Division.Member().Refuses(c)
 	}
 	return p.Refuse != n.Refuse || p.Division.Affects(n.Division, res.GroupResource) ||
 		res.Cluster == "" && lock.Kind(res.Group, res.Resource) && !p.Locks.Equal(n.Locks)
@@ -264,7 +264,7 @@ func (p *Policy) Redivides(next relist.Policy) bool {
 }
 
 // KeepsCaches implements relist.Policy.
-func (p *Policy) KeepsCaches() bool { return p.KeepCaches }
+func (p *Policy) KeepsCaches() bool { return p.Division.KeepCaches }
 
 // Tunnels implements relist.Policy.
 func (p *Policy) Tunnels() bool { return p.Passthrough }
@@ -277,25 +277,25 @@ func (p *Policy) Observes() bool {
 
 // DropsEvents implements relist.Policy.
 func (p *Policy) DropsEvents(res relist.Resource) bool {
-	return p.faults.Drops(match.Kind{Verb: "watch", Group: res.Group, Resource: res.Resource, Member: res.Cluster != ""})
+	return p.Traffic.faults.Drops(match.Kind{Verb: "watch", Group: res.Group, Resource: res.Resource, Member: res.Cluster != ""})
 }
 
 // Acquire acquires the series that the policy counts in, before it is in force. The caller
 // of Acquire and Release must serialize the changes of a policy.
 func (p *Policy) Acquire() {
-	p.Metrics = p.env.Unassigned
+	p.Tally.Metrics = p.env.Unassigned
 	if !p.env.Removed {
 		m := p.env.Metrics
-		p.Metrics = m.Workloads.Acquire(p.env.Info.Namespace, p.workload, p.Shard)
-		p.Limited = m.Limits.Acquire(func(yield func(metrics.Rule) bool) {
-			for _, n := range p.Rules.Names() {
+		p.Tally.Metrics = m.Workloads.Acquire(p.env.Info.Namespace, p.workload, p.Shard)
+		p.Tally.Limited = m.Limits.Acquire(func(yield func(metrics.Rule) bool) {
+			for _, n := range p.Traffic.Rules.Names() {
 				if !yield(p.Series(n.Breaker, n.Rule)) {
 					return
 				}
 			}
 		})
-		p.Injected = m.Faults.Acquire(func(yield func(metrics.Rule) bool) {
-			for n := range p.faults.Names() {
+		p.Tally.Injected = m.Faults.Acquire(func(yield func(metrics.Rule) bool) {
+			for n := range p.Traffic.faults.Names() {
 				if !yield(p.Series(n.Injection, n.Rule)) {
 					return
 				}
@@ -303,7 +303,7 @@ func (p *Policy) Acquire() {
 		})
 	}
 	if p.Would != nil {
-		p.Would.Metrics = p.Metrics
+		p.Would.Tally.Metrics = p.Tally.Metrics
 	}
 }
 
@@ -318,9 +318,9 @@ func (p *Policy) Release() {
 		return
 	}
 	m := p.env.Metrics
-	m.Limits.Release(p.Limited)
-	m.Faults.Release(p.Injected)
-	m.Workloads.Release(p.Metrics)
+	m.Limits.Release(p.Tally.Limited)
+	m.Faults.Release(p.Tally.Injected)
+	m.Workloads.Release(p.Tally.Metrics)
 }
 
 // Inherit keeps what a policy without sharding does not change.

@@ -44,19 +44,19 @@ func (s *relistStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	if s.watch {
 		x.Ctx, end = context.WithCancelCause(x.Ctx)
 	}
-	if x.Ticket = s.policy.env.Ledger.Enter(s.policy, relist.Resource{Cluster: x.Req.Cluster, GroupResource: s.resource}, viewOf(x, q), end); x.Ticket == nil {
+	if x.Resumption.Ticket = s.policy.env.Ledger.Enter(s.policy, relist.Resource{Cluster: x.Req.Cluster, GroupResource: s.resource}, viewOf(x, q), end); x.Resumption.Ticket == nil {
 		return pipeline.Restart
 	}
 	initial := s.watch && pipeline.IsTrue(q["sendInitialEvents"])
 	if initial {
-		x.Initial = &pipeline.InitialEvents{}
+		x.Resumption.Initial = &pipeline.InitialEvents{}
 	}
-	x.Fills = !s.watch && q.Get("continue") == "" || initial
+	x.Resumption.Fills = !s.watch && q.Get("continue") == "" || initial
 	switch version := q.Get("resourceVersion"); {
 	case !s.watch || initial:
 	case version == "" || version == "0": // begins with the objects there are, sorted by name
-		x.Ticket.Unordered()
-		x.Unmarked = true
+		x.Resumption.Ticket.Unordered()
+		x.Narrowed.Unmarked = true
 	default:
 		return s.resume(x, version)
 	}
@@ -78,10 +78,10 @@ func viewOf(x *pipeline.State, q url.Values) relist.View {
 // resume lets a watch go on, has it begin with a supplement, or refuses it so that its client
 // lists.
 func (s *relistStage) resume(x *pipeline.State, version string) *pipeline.Outcome {
-	if x.Ticket.Missed(version) {
+	if x.Resumption.Ticket.Missed(version) {
 		return expired("faults were injected into a watch of %s, and events kept back when it ended: list again", s.resource.Resource)
 	}
-	how, before := x.Ticket.Resume(s.policy, version)
+	how, before := x.Resumption.Ticket.Resume(s.policy, version)
 	switch how {
 	case relist.Plain:
 		return nil
@@ -89,14 +89,14 @@ func (s *relistStage) resume(x *pipeline.State, version string) *pipeline.Outcom
 		return pipeline.Restart
 	case relist.Supplemented:
 		if diff := s.policy.difference(before, x); diff != nil {
-			if x.Behind = !diff.Empty(); x.Behind {
+			if x.Resumption.Behind = !diff.Empty(); x.Resumption.Behind {
 				x.Responses.Last(&supplementStage{s.policy, s.resource, diff, version})
 			}
 			return nil
 		}
-		x.Ticket.Expire(version)
+		x.Resumption.Ticket.Expire(version)
 	case relist.Expired:
-		if x.Ticket.Doubtful(s.policy) {
+		if x.Resumption.Ticket.Doubtful(s.policy) {
 			return expired("faults may have kept events of %s from watches of an earlier proxy, which is gone: list again", s.resource.Resource)
 		}
 	}
@@ -122,21 +122,21 @@ type catchUpStage struct {
 
 // newCatchUpStage returns nil for requests that are no decision about objects of a shard.
 func newCatchUpStage(p *Policy, key match.Kind) pipeline.Stage {
-	if !isResource(key) || !key.Writes() || key.Connects() || key.Resource == "events" || p.Standby || !p.Divides() {
+	if !isResource(key) || !key.Writes() || key.Connects() || key.Resource == "events" || p.Division.Standby || !p.Division.Divides() {
 		return nil
 	}
 	return catchUpStage{p, key}
 }
 
 func (s catchUpStage) Apply(x *pipeline.State) *pipeline.Outcome {
-	if x.Exempt || x.Lock != nil {
+	if x.Exempt || x.Lock.Named != nil {
 		return nil
 	}
 	return s.policy.catchingUp(x, func(before *isolation.Division) bool {
-		if s.key.Member && !s.policy.DividesMembers() {
-			return s.policy.GainsCluster(before, x.Req.Cluster)
+		if s.key.Member && !s.policy.Division.DividesMembers() {
+			return s.policy.Division.GainsCluster(before, x.Req.Cluster)
 		}
-		return s.policy.Gains(before, s.key, x.Req.Info.Namespace, x.Req.Info.Name)
+		return s.policy.Division.Gains(before, s.key, x.Req.Info.Namespace, x.Req.Info.Name)
 	})
 }
 
@@ -145,7 +145,7 @@ func (s catchUpStage) Apply(x *pipeline.State) *pipeline.Outcome {
 func (p *Policy) catchingUp(x *pipeline.State, gained func(before *isolation.Division) bool) *pipeline.Outcome {
 	behind := p.env.Ledger.CatchingUp(x.Req.Cluster, func(before relist.Policy) bool {
 		if before == nil {
-			return gained(p.InStandby())
+			return gained(p.Division.InStandby())
 		}
 		return gained(before.(*Policy).Division)
 	})
@@ -190,7 +190,7 @@ func newStaleness(p *Policy, key match.Kind) pipeline.Stage {
 	if oldest == 0 {
 		return nil
 	}
-	if seen := p.env.Histories.Of(key.GroupResource(), oldest); seen != nil {
+	if seen := p.env.Rules.Histories.Of(key.GroupResource(), oldest); seen != nil {
 		return &staleness{lists, seen}
 	}
 	return nil
@@ -198,13 +198,13 @@ func newStaleness(p *Policy, key match.Kind) pipeline.Stage {
 
 // lists returns the rules for lists of a key's resource.
 func (p *Policy) lists(key match.Kind) *fault.Resources {
-	return p.faults.OfKind(match.Kind{Verb: "list", Group: key.Group, Resource: key.Resource, Subresource: key.Subresource})
+	return p.Traffic.faults.OfKind(match.Kind{Verb: "list", Group: key.Group, Resource: key.Resource, Subresource: key.Subresource})
 }
 
 // refuseInitialEvents refuses a watch that would begin with the objects of a list, if lists
 // can be stale. An apiserver without such watches does the same, and the client lists.
 func (s *staleness) refuseInitialEvents(x *pipeline.State) *apierrors.StatusError {
-	if x.Initial == nil {
+	if x.Resumption.Initial == nil {
 		return nil
 	}
 	if o := x.Object(); !s.lists.MayBeStale(time.Now(), &o) {
@@ -230,14 +230,14 @@ func (s *staleness) ask(x *pipeline.State, age time.Duration) {
 	if err != nil {
 		return
 	}
-	x.StaleList = pipeline.StaleList{Version: version, Fresh: x.Out.Query, Seen: s.seen}
+	x.Stale = pipeline.StaleList{Version: version, Fresh: x.Out.Query, Seen: s.seen}
 	x.Out.Query = asked
 }
 
 // Apply makes the versions in the response readable.
 func (s *staleness) Apply(x *pipeline.State) *pipeline.Outcome {
 	x.Out.Drop("Accept-Encoding")
-	if x.Lock == nil {
+	if x.Lock.Named == nil {
 		x.Responses.Add(s)
 	}
 	return nil
@@ -253,17 +253,17 @@ func (s *staleness) Respond(x *pipeline.State, resp *upstream.Response) *pipelin
 	if x.Req.Info.Verb == "watch" {
 		events, err := filter.NewEvents(resp.Body, filter.Options{
 			ContentType: resp.Get("Content-Type"),
-			Hold:        func(n int) error { return x.HoldFiltered(x.Req.Info.Resource, n) },
-			Give:        x.GiveFiltered,
+			Hold:        func(n int) error { return x.Memory.HoldFiltered(x.Req.Info.Resource, n) },
+			Give:        x.Memory.GiveFiltered,
 		})
 		if err == nil {
 			from := q.Get("resourceVersion")
-			initial := from == "" || from == "0" || x.Initial != nil
+			initial := from == "" || from == "0" || x.Resumption.Initial != nil
 			resp.Wrap(relist.EventVersions(events, initial, see))
 		}
 		return nil
 	}
-	if x.Version == "" && q.Get("continue") == "" && q.Get("resourceVersionMatch") != string(metav1.ResourceVersionMatchExact) {
+	if x.Stale.Version == "" && q.Get("continue") == "" && q.Get("resourceVersionMatch") != string(metav1.ResourceVersionMatchExact) {
 		resp.Wrap(relist.ListVersion(resp.Body, see))
 	}
 	return nil

@@ -41,9 +41,9 @@ func TestListsAndWatchesEnterTheLedger(t *testing.T) {
 			x := m.state("GET", "/api/v1/pods"+c.query, "")
 			a := m.decide(x)
 			require.Equal(t, c.want, a.code, a.body)
-			require.Equal(t, c.fills, x.Fills)
-			require.Equal(t, c.initial, x.Initial != nil)
-			require.Equal(t, c.unmarked, x.Unmarked)
+			require.Equal(t, c.fills, x.Resumption.Fills)
+			require.Equal(t, c.initial, x.Resumption.Initial != nil)
+			require.Equal(t, c.unmarked, x.Narrowed.Unmarked)
 			if c.want == 410 {
 				require.Equal(t, meshv1.RefusedRelist, a.reason)
 				require.Contains(t, a.body, "list again")
@@ -70,8 +70,8 @@ func gain(t *testing.T) *pod {
 	require.Nil(t, pol.Evaluate(x))
 	m.policy(filtering("a", "b"))
 	require.ErrorIs(t, context.Cause(x.Ctx), relist.ErrPolicyChanged, "the watch ends")
-	x.Leave()
-	x.Release()
+	x.Resumption.Leave()
+	x.Memory.Release()
 	return m
 }
 
@@ -118,7 +118,7 @@ func TestStaleListsAskForAnEarlierVersion(t *testing.T) {
 		a := m.do("GET", c.target, "", "Accept-Encoding", "gzip")
 		require.Equal(t, 200, a.code)
 		require.Equal(t, c.want, m.last().URI)
-		require.Equal(t, c.version, a.Version)
+		require.Equal(t, c.version, a.Stale.Version)
 		require.Equal(t, c.target == "/api/v1/secrets", m.last().Header.Get("Accept-Encoding") != "", "versions must be readable")
 		version = "13"
 	}

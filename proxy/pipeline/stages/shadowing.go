@@ -60,14 +60,14 @@ func newShadowStage(p *Policy, key match.Kind) pipeline.Stage {
 		compared: key.Verb != "deletecollection" && (key.Subresource == "" || key.Subresource == "status"),
 	}
 	for _, r := range []shadow.Result{shadow.Agreed, shadow.Differed, shadow.Refused, shadow.Uncompared} {
-		p.Metrics.Action(p.env.Metrics.Shadow, key.Verb, string(r)) // the series exist from then on
+		p.Tally.Metrics.Action(p.env.Metrics.Shadow, key.Verb, string(r)) // the series exist from then on
 	}
 	return s
 }
 
 func (s *shadowStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	switch {
-	case x.Lock != nil: // the shadow has a leader of its own
+	case x.Lock.Named != nil: // the shadow has a leader of its own
 		return nil
 	case !s.try:
 		return s.refuse(x)
@@ -216,11 +216,11 @@ func (s *shadowStage) parse(body []byte) (*shadow.Object, error) {
 // note counts a write that is not compared.
 func (s *shadowWrite) note(r shadow.Result) {
 	s.count(r)
-	s.policy.env.Shadow.Note(r)
+	s.policy.env.Known.Shadow.Note(r)
 }
 
 func (s *shadowStage) count(r shadow.Result) {
-	s.policy.Metrics.Action(s.policy.env.Metrics.Shadow, s.key.Verb, string(r)).Inc()
+	s.policy.Tally.Metrics.Action(s.policy.env.Metrics.Shadow, s.key.Verb, string(r)).Inc()
 }
 
 // await has a write compared with the object at a path. The caller's credentials are kept in
@@ -232,7 +232,7 @@ func (s *shadowWrite) await(x *pipeline.State, after *shadow.Object, path string
 		resource += "/" + s.key.Subresource
 	}
 	env := s.policy.env
-	env.Shadow.Compare(env.Draining, &shadow.Write{
+	env.Known.Shadow.Compare(env.Draining, &shadow.Write{
 		Verb: s.key.Verb, Group: s.key.Group, Resource: resource, Path: path, Body: s.body, After: after, Window: s.window, Count: stage.count,
 		Read: func(ctx context.Context) (*shadow.Object, error) {
 			one := *get

@@ -26,9 +26,9 @@ import (
 func (p *Policy) difference(before []relist.Policy, x *pipeline.State) *isolation.Difference {
 	info, q := x.Req.Info, pipeline.Parameters(x.Req.Query)
 	switch {
-	case x.Req.Cluster != "" && !p.DividesMembers(): // all of it, or nothing
+	case x.Req.Cluster != "" && !p.Division.DividesMembers(): // all of it, or nothing
 		return nil
-	case x.Lock != nil, p.denies(x.Req.Header.Get("User-Agent")):
+	case x.Lock.Named != nil, p.denies(x.Req.Header.Get("User-Agent")):
 		return nil
 	case transform(x.Out.Header.Get("Accept")) == "Table": // the rows of a list have no event
 		return nil
@@ -40,12 +40,12 @@ func (p *Policy) difference(before []relist.Policy, x *pipeline.State) *isolatio
 	var divisions []*isolation.Division
 	for _, b := range before {
 		old := b.(*Policy)
-		if lock.Kind(info.APIGroup, info.Resource) && !p.Locks.Equal(old.Locks) || x.Req.Cluster != "" && !old.DividesMembers() {
+		if lock.Kind(info.APIGroup, info.Resource) && !p.Locks.Equal(old.Locks) || x.Req.Cluster != "" && !old.Division.DividesMembers() {
 			return nil
 		}
 		divisions = append(divisions, old.Division)
 	}
-	if diff, ok := p.Difference(divisions, x.Plan.Key, info.Namespace, info.Name); ok {
+	if diff, ok := p.Division.Difference(divisions, x.Plan.Key, info.Namespace, info.Name); ok {
 		return diff
 	}
 	return nil
@@ -79,7 +79,7 @@ func (s *supplementStage) Respond(x *pipeline.State, resp *upstream.Response) *p
 		}
 		return pipeline.Failure(cause)
 	case err != nil:
-		x.Ticket.Expire(s.version)
+		x.Resumption.Ticket.Expire(s.version)
 		return s.policy.redivided(s.resource.Resource, s.version)
 	}
 	resp.Body = body // which closes the list, too
@@ -106,7 +106,7 @@ func (s *supplementStage) begin(x *pipeline.State, watch *upstream.Response) (*s
 // count counts a watch that has brought the difference.
 func (s *supplementStage) count() {
 	p := s.policy
-	p.Metrics.Counter(p.env.Metrics.Supplemented, p.Metrics.Resource(s.resource.Resource)).Inc()
+	p.Tally.Metrics.Counter(p.env.Metrics.Supplemented, p.Tally.Metrics.Resource(s.resource.Resource)).Inc()
 }
 
 // request requests the objects that may differ.
@@ -199,7 +199,7 @@ type supplement struct {
 
 // hold takes n bytes of the pod's budget until the end of the supplement.
 func (s *supplement) hold(n int) error {
-	if !s.x.Budgets.Withhold(int64(n)) {
+	if !s.x.Memory.Budgets.Withhold(int64(n)) {
 		return errNoRoom
 	}
 	s.held += int64(n)
@@ -208,7 +208,7 @@ func (s *supplement) hold(n int) error {
 
 // close ends the supplement, and gives back what it holds.
 func (s *supplement) close() error {
-	s.x.Budgets.Filtered.Give(s.held)
+	s.x.Memory.Budgets.Filtered.Give(s.held)
 	s.held = 0
 	return s.list.Close()
 }
@@ -221,7 +221,7 @@ func (s *supplement) Read(p []byte) (int, error) {
 	}
 	if len(s.out) == 0 {
 		s.x.NoteMethod()
-		s.x.Settle(true)
+		s.x.Resumption.Begun(true)
 		s.stage.count()
 		return 0, io.EOF
 	}
@@ -254,10 +254,10 @@ func (s *supplement) next() ([]byte, error) {
 		s.marked = true
 		return s.items.Bookmark()
 	}
-	gained, lost := s.stage.diff.Judge(item.Key)
+	gained, lost := s.stage.diff.Compare(item.Key)
 	if s.shards {
-		s.x.Judged.Store(true)
-		s.x.Unselected = s.x.Unselected || !gained && !lost
+		s.x.Narrowed.Mixed.Store(true)
+		s.x.Narrowed.Unselected = s.x.Narrowed.Unselected || !gained && !lost
 	}
 	switch {
 	case gained:

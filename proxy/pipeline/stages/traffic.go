@@ -50,7 +50,7 @@ func trafficOf(e *Env, m *meshv1.PodPolicy) traffic {
 // lastTraffic returns the rules in force; before the first policy, those of the earlier proxy.
 func lastTraffic(e *Env) (out traffic) {
 	if pol := e.Policy.Load(); pol != nil {
-		return pol.traffic
+		return pol.Traffic
 	}
 	if e.Info.Traffic != nil {
 		out, _ = newTraffic(e, e.Info.Traffic) // if they are invalid, it is unknown which applied
@@ -60,10 +60,10 @@ func lastTraffic(e *Env) (out traffic) {
 
 func newTraffic(e *Env, m *meshv1.Traffic) (out traffic, err error) {
 	now := time.Now()
-	if out.Rules, err = limit.Compile(m, e.Limits, now); err != nil {
+	if out.Rules, err = limit.Compile(m, e.Rules.Limits, now); err != nil {
 		return traffic{}, err
 	}
-	if out.faults, err = fault.Compile(m, e.Faults, now); err != nil {
+	if out.faults, err = fault.Compile(m, e.Rules.Faults, now); err != nil {
 		return traffic{}, err
 	}
 	if out.Egress, err = egress.Compile(m, out.Rules, out.faults); err != nil {
@@ -87,9 +87,9 @@ func unknown(m *meshv1.Traffic, problem error) traffic {
 // Enforce puts the rules in force.
 func (p *Policy) Enforce() {
 	now := time.Now()
-	p.Rules.Enforce(now)
-	p.faults.Enforce(now)
-	p.env.Histories.Forget(func(res schema.GroupResource) bool {
+	p.Traffic.Rules.Enforce(now)
+	p.Traffic.faults.Enforce(now)
+	p.env.Rules.Histories.Forget(func(res schema.GroupResource) bool {
 		return p.lists(match.Kind{Group: res.Group, Resource: res.Resource}).Oldest() == 0
 	})
 }
@@ -104,12 +104,12 @@ type limitStage struct {
 // newLimitStage returns nil where no rule is about such requests.
 func newLimitStage(p *Policy, key match.Kind) pipeline.Stage {
 	if !isResource(key) {
-		if !p.Rules.Paths() {
+		if !p.Traffic.Rules.Paths() {
 			return nil
 		}
-		return &limitStage{policy: p, paths: p.Rules}
+		return &limitStage{policy: p, paths: p.Traffic.Rules}
 	}
-	if resources := p.Rules.OfKind(key); resources != nil {
+	if resources := p.Traffic.Rules.OfKind(key); resources != nil {
 		return &limitStage{policy: p, resources: resources}
 	}
 	return nil
@@ -133,7 +133,7 @@ func (s *limitStage) Apply(x *pipeline.State) *pipeline.Outcome {
 		return nil
 	}
 	x.Allowed.RefusedBy = refused.Breaker + "/" + refused.Rule
-	s.policy.Limited.Count(refused.Breaker, refused.Rule, refused.Reason)
+	s.policy.Tally.Limited.Count(refused.Breaker, refused.Rule, refused.Reason)
 	reason := meshv1.RefusedLimited
 	if refused.Opened {
 		reason = meshv1.RefusedBreaker

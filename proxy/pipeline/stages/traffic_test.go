@@ -128,22 +128,22 @@ func TestEarlierRefusalTakesNoToken(t *testing.T) {
 func TestInvalidRulesKeepLastValidOnes(t *testing.T) {
 	m := newPod(t)
 	bad := &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "bad", Rules: []*meshv1.LimitRule{{Name: "r", Key: "k", Bucket: &meshv1.Bucket{}}}}}}
-	require.ErrorContains(t, m.set(&meshv1.PodPolicy{Traffic: bad}).Problem, `CircuitBreaker "bad"`)
+	require.ErrorContains(t, m.set(&meshv1.PodPolicy{Traffic: bad}).Traffic.Problem, `CircuitBreaker "bad"`)
 	require.Equal(t, 200, m.do("GET", deployment, "").code, "there are no good ones")
 
 	pol := m.set(&meshv1.PodPolicy{Traffic: limiting(&meshv1.LimitRule{Bucket: bucket(1), Trigger: onlyLimits()})})
-	require.NoError(t, pol.Problem)
-	require.Equal(t, "cap", pol.Source.GetBreakers()[0].GetName())
+	require.NoError(t, pol.Traffic.Problem)
+	require.Equal(t, "cap", pol.Traffic.Source.GetBreakers()[0].GetName())
 	require.Equal(t, 200, m.do("GET", deployment, "").code)
 
 	pol = m.set(&meshv1.PodPolicy{Refuse: "for a test", Traffic: bad})
 	require.Contains(t, m.do("GET", deployment, "").body, "for a test")
-	require.Error(t, pol.Problem)
-	require.Equal(t, "cap", pol.Source.GetBreakers()[0].GetName())
+	require.Error(t, pol.Traffic.Problem)
+	require.Equal(t, "cap", pol.Traffic.Source.GetBreakers()[0].GetName())
 	m.set(&meshv1.PodPolicy{Traffic: bad})
 	require.Equal(t, 429, m.do("GET", deployment, "").code, "what was spent is")
 
-	require.NoError(t, m.set(&meshv1.PodPolicy{Traffic: limiting()}).Problem)
+	require.NoError(t, m.set(&meshv1.PodPolicy{Traffic: limiting()}).Traffic.Problem)
 	require.Equal(t, 200, m.do("GET", deployment, "").code)
 }
 
@@ -184,7 +184,7 @@ func TestRulesOfEarlierProxyStayInForce(t *testing.T) {
 		var problem error
 		for _, p := range c.sent {
 			pol := m.set(p)
-			holds, problem = pol.Source, pol.Problem
+			holds, problem = pol.Traffic.Source, pol.Traffic.Problem
 		}
 		require.Equal(t, c.holds == nil, holds == nil, "%v", c)
 		require.True(t, proto.Equal(c.holds, holds), "%v: %v", c, holds)

@@ -15,7 +15,7 @@ const maxWhole = 4 * lock.MaxObject
 
 // readWhole reads the body of a response about an object. If it cannot, the outcome says why.
 func readWhole(x *pipeline.State, resp *upstream.Response, about string) ([]byte, *pipeline.Outcome) {
-	body, err := x.ReadAll(resp.Body, maxWhole)
+	body, err := x.Memory.ReadAll(resp.Body, maxWhole)
 	if refused, ok := errors.AsType[*apierrors.StatusError](err); ok {
 		return nil, x.Plan.BadResponse(about, refused)
 	}

@@ -115,16 +115,16 @@ func (d *evaluated) charge(pod string) {
 	account := func() bounds.Account {
 		return bounds.Account{Pool: bounds.NewPool(pipeline.MaxHeld, pipeline.OwnHeld), Own: pipeline.OwnHeld}
 	}
-	d.x.Budgets = &pipeline.Budgets{Pod: pod, Held: account(), Long: account(), Lock: account(), Filtered: account(), Bound: func(string) {}}
-	d.x.Budget, d.x.Held = &d.x.Budgets.Held, d.x.Req.Weight()
-	d.x.Budget.Take(d.x.Held)
+	d.x.Memory.Budgets = &pipeline.Budgets{Pod: pod, Held: account(), Long: account(), Lock: account(), Filtered: account(), Bound: func(string) {}}
+	d.x.Memory.Budget, d.x.Memory.Held = &d.x.Memory.Budgets.Held, d.x.Req.Weight()
+	d.x.Memory.Budget.Take(d.x.Memory.Held)
 }
 
 // readsByUID reports whether the answer of the apiserver decides: it has the uid of the object.
 func (d *evaluated) readsByUID() bool {
-	if d.x.Lock != nil || d.x.Exempt || d.x.Plan.Key.Member || len(d.x.Req.Info.Parts) != 2 || d.x.Req.Info.Verb != "get" {
+	if d.x.Lock.Named != nil || d.x.Exempt || d.x.Plan.Key.Member || len(d.x.Req.Info.Parts) != 2 || d.x.Req.Info.Verb != "get" {
 		return false
 	}
-	f := d.policy.Fence(d.x.Plan.Key)
+	f := d.policy.Division.Fence(d.x.Plan.Key)
 	return f != nil && f.By == isolation.ByUID && !f.Observe
 }

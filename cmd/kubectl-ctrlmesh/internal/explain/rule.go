@@ -80,11 +80,11 @@ var adviceBy = map[string]string{
 // foreignBy names the rule by which a request for an object of another shard is refused.
 func foreignBy(d *evaluated) string {
 	key, info := d.x.Plan.Key, d.x.Req.Info
-	if key.Member && !d.policy.DividesMembers() {
+	if key.Member && !d.policy.Division.DividesMembers() {
 		return "key: Cluster"
 	}
-	fence, scoped := d.policy.Fence(key), d.policy.ClusterScoped(key)
-	_, divided := d.policy.Scope(key.GroupResource())
+	fence, scoped := d.policy.Division.Fence(key), d.policy.Division.ClusterScoped(key)
+	_, divided := d.policy.Division.Scope(key.GroupResource())
 	switch {
 	case fence != nil && fence.Outside(info.Namespace):
 		return byLimits
@@ -118,7 +118,7 @@ func ownerText(s *snapshot.Snapshot, q *Request, in inForce) string {
 func (v *Verdict) passed(s *snapshot.Snapshot, q *Request, in inForce, d *evaluated) {
 	x := d.x
 	switch {
-	case x.Lock != nil:
+	case x.Lock.Named != nil:
 		v.aboutLock(s, in, d)
 	case in.GetSharding().GetShadow() != nil && strings.Contains(x.Out.Query, "dryRun="):
 		v.Action, v.By = DryRun, describe(in.config, "shadow")
@@ -141,7 +141,7 @@ func (v *Verdict) narrowed(s *snapshot.Snapshot, q *Request, in inForce, d *eval
 	switch {
 	case selector == isolation.Nothing.String():
 		v.By, v.Summary, v.Owner = describe(in.config, narrowedBy(d)), nothing(q, d), ownerText(s, q, in)
-	case d.x.Narrowing != nil:
+	case d.x.Narrowed.Narrowing != nil:
 		v.By = describe(in.config, "method: "+string(method(in)))
 		v.Summary = fmt.Sprintf("narrowed to the objects of shard %s: %s%s", d.policy.Shard, owns(in, d), how(in, d))
 	case selector != "":
@@ -178,12 +178,12 @@ func unchanged(q *Request, in inForce, d *evaluated) string {
 	case in.GetSharding() == nil || in.GetSharding().GetDryRun() || key.Member:
 		return ""
 	}
-	if fence := d.policy.Fence(key); fence != nil {
+	if fence := d.policy.Division.Fence(key); fence != nil {
 		return fencedIn(q, in, d, fence)
 	}
-	owned, divided := d.policy.Scope(key.GroupResource())
+	owned, divided := d.policy.Division.Scope(key.GroupResource())
 	switch {
-	case !divided && d.policy.Selector(key.GroupResource()) == nil:
+	case !divided && d.policy.Division.Selector(key.GroupResource()) == nil:
 		return q.Resource.String() + " is not divided"
 	case divided && key.Verb == "get":
 		return "every shard may read it (reads: All)"
@@ -224,7 +224,7 @@ func shortened(selector string) string {
 
 // narrowedBy names the rule by which a list, watch or deletecollection finds nothing.
 func narrowedBy(d *evaluated) string {
-	if _, divided := d.policy.Scope(d.x.Plan.Key.GroupResource()); !divided {
+	if _, divided := d.policy.Division.Scope(d.x.Plan.Key.GroupResource()); !divided {
 		return "fence: Namespace"
 	}
 	return "root.resourceSelector or limits"
@@ -237,12 +237,12 @@ func nothing(q *Request, d *evaluated) string {
 		text = "deletes nothing"
 	}
 	switch {
-	case d.policy.Standby:
+	case d.policy.Division.Standby:
 		return text + ": the pod is in standby"
 	case q.Namespace == "":
 		return fmt.Sprintf("%s: shard %s owns nothing", text, d.policy.Shard)
 	}
-	return fmt.Sprintf("%s in namespace %s: %s", text, q.Namespace, d.policy.Owner(q.Namespace))
+	return fmt.Sprintf("%s in namespace %s: %s", text, q.Namespace, d.policy.Division.Owner(q.Namespace))
 }
 
 // maxRanges bounds the ranges of keys that are named.
@@ -250,7 +250,7 @@ const maxRanges = 3
 
 // owns names the keys that the shard of a pod owns of a resource.
 func owns(in inForce, d *evaluated) string {
-	owned, _ := d.policy.Scope(d.x.Plan.Key.GroupResource())
+	owned, _ := d.policy.Division.Scope(d.x.Plan.Key.GroupResource())
 	texts := owned.Strings()
 	more := ""
 	if n := len(texts) - maxRanges; n > 0 {
@@ -269,7 +269,7 @@ func owns(in inForce, d *evaluated) string {
 // how says who narrows a list or watch.
 func how(in inForce, d *evaluated) string {
 	switch {
-	case d.x.ShardSelector == "":
+	case d.x.Narrowed.ShardSelector == "":
 		return ", by the proxy"
 	case in.config.Status.Method != "":
 		return ", by a shardSelector; method now: " + in.config.Status.Method
@@ -279,14 +279,14 @@ func how(in inForce, d *evaluated) string {
 
 // aboutLock fills in what happens to a request about a lock.
 func (v *Verdict) aboutLock(s *snapshot.Snapshot, in inForce, d *evaluated) {
-	l := d.x.Lock
+	l := d.x.Lock.Named
 	upstream := l.Name()
 	for _, of := range in.GetSharding().GetLocks() {
 		if l.Named(of.GetNamespace(), of.GetName()) {
 			upstream = of.GetUpstreamName()
 		}
 	}
-	if d.policy.Standby {
+	if d.policy.Division.Standby {
 		v.Summary, v.By = "passes unchanged: in standby, locks keep their names and are only read", origin.Describe(in.config)
 	} else {
 		v.Action, v.By = Renamed, describe(in.config, "locks")

@@ -182,7 +182,7 @@ func (v *Verdict) withheld(s *snapshot.Snapshot, q *Request, in inForce, d *eval
 
 // electing says whether a write of a Lease is refused if it is a leader-election record: its body decides.
 func (v *Verdict) electing(q *Request, in inForce, d *evaluated) error {
-	if d.x.Lock != nil || q.Resource.Name != "leases" || q.Verb != "create" && q.Verb != "update" {
+	if d.x.Lock.Named != nil || q.Resource.Name != "leases" || q.Verb != "create" && q.Verb != "update" {
 		return nil
 	}
 	elects := *q
