@@ -32,7 +32,7 @@ func kridgeShard(name, value string) *kridge.ShardingConfig {
 func TestKridgeIsServed(t *testing.T) {
 	w := newWorldOf(t, true, testenv.MemberPod("a", v1alpha1.TrustMesh), testenv.MemberPod("b", v1alpha1.TrustMesh), kridgeShard("one", "a"), shard("two", "b"))
 	require.NoError(t, w.run("policies"))
-	policies := w.state.Compiled.Load().Policies
+	policies := w.replica.state.Compiled.Load().Policies
 	require.Equal(t, "one", policies["a"].Sharding.Shard)
 	require.Equal(t, "ctrlmesh.kusionstack.io/namespace=tenant", policies["a"].Sharding.Limits[0].Selector)
 	require.Equal(t, "two", policies["b"].Sharding.Shard)
@@ -55,7 +55,7 @@ func TestVirtualAppIsServed(t *testing.T) {
 	require.NoError(t, w.run("policies"))
 	require.NoError(t, w.run("roots"))
 	require.NoError(t, w.run("policies"))
-	policies := w.state.Compiled.Load().Policies
+	policies := w.replica.state.Compiled.Load().Policies
 	require.True(t, policies["a"].Sharding.Standby)
 	require.Contains(t, policies["a"].Sharding.StandbyReason, "VirtualApp app: it is in no shard yet")
 	require.Equal(t, "two", policies["b"].Sharding.Shard)
@@ -85,7 +85,7 @@ func TestDialectObjectsThatAdmissionWouldRefuse(t *testing.T) {
 			c.change(bad)
 			w := newWorldOf(t, true, testenv.MemberPod("a", v1alpha1.TrustMesh), bad, shard("two", "b"))
 			require.NoError(t, w.run("policies"))
-			policy := w.state.Compiled.Load().Policies["a"]
+			policy := w.replica.state.Compiled.Load().Policies["a"]
 			require.Equal(t, c.says == "", policy.Refuse == "", policy.Refuse)
 			require.NoError(t, w.run("status"))
 			written := &kridge.ShardingConfig{}

@@ -47,7 +47,7 @@ const weighRate = 100
 
 // leader is what only the leader runs.
 type leader struct {
-	*replica
+	replica      *replica
 	cache        cache.Cache
 	reader       client.Reader // reads the cache
 	recorder     events.EventRecorder
@@ -105,39 +105,39 @@ func newLeader(r *replica, from cache.Cache, recorder events.EventRecorder) *lea
 
 // controllers returns all controllers.
 func (l *leader) controllers() []controllers.Reconciler {
-	s := l.state
-	service := types.NamespacedName{Namespace: l.Namespace, Name: l.Webhooks.Service}
-	namespaces := &label.Namespaces{Client: l.live, Cache: l.reader, Limiter: l.sweeper.Limiter}
+	s := l.replica.state
+	service := types.NamespacedName{Namespace: l.replica.Namespace, Name: l.replica.Webhooks.Service}
+	namespaces := &label.Namespaces{Client: l.replica.live, Cache: l.reader, Limiter: l.sweeper.Limiter}
 	out := []controllers.Reconciler{
 		&policy.Controller{
-			Client: l.live, Cache: l.reader, Namespace: l.Namespace, ClusterCA: l.clusterCA, MeshCA: l.certificates.Mesh.Bundle,
-			Roots: l.roots, Keeper: l.keeper, Resources: l.resources, Push: l.push, State: s, Dialects: l.Dialects, Log: l.Log,
+			Client: l.replica.live, Cache: l.reader, Namespace: l.replica.Namespace, ClusterCA: l.replica.clusterCA, MeshCA: l.replica.certificates.Mesh.Bundle,
+			Roots: l.roots, Keeper: l.keeper, Resources: l.replica.resources, Push: l.push, State: s, Dialects: l.replica.Dialects, Log: l.replica.Log,
 		},
 		&address.Controller{Lookup: net.DefaultResolver.LookupNetIP, Now: time.Now, State: s},
 		&root.Controller{Cache: l.reader, Roots: l.roots, Push: l.push, State: s},
-		&lock.Controller{Keeper: l.keeper, Roots: l.roots, Push: l.push, State: s, Log: l.Log},
-		&grant.Controller{Client: l.live, May: lock.Reviewer{Kube: l.kube}.MayLead, State: s, Log: l.Log},
-		&failover.Controller{Client: l.live, Observe: l.push.Observe, Recorder: l.recorder, State: s, Log: l.Log},
-		l.certificates,
+		&lock.Controller{Keeper: l.keeper, Roots: l.roots, Push: l.push, State: s, Log: l.replica.Log},
+		&grant.Controller{Client: l.replica.live, May: lock.Reviewer{Kube: l.replica.kube}.MayLead, State: s, Log: l.replica.Log},
+		&failover.Controller{Client: l.replica.live, Observe: l.push.Observe, Recorder: l.recorder, State: s, Log: l.replica.Log},
+		l.replica.certificates,
 		l.bundleWriter,
 		&stamp.Controller{
-			Client: l.live, Service: service, CA: l.certificates.Serving.Bundle,
+			Client: l.replica.live, Service: service, CA: l.replica.certificates.Serving.Bundle,
 			Namespaces: namespaces,
 			State:      s, Sweeper: l.sweeper, Now: time.Now,
 		},
-		&status.Controller{Client: l.live, Cache: l.reader, Recorder: l.recorder, Keeper: l.keeper, Sweeper: l.sweeper, Push: l.push, State: s},
-		&node.Controller{Client: l.live, Namespace: l.Namespace, Push: l.push, State: s},
+		&status.Controller{Client: l.replica.live, Cache: l.reader, Recorder: l.recorder, Keeper: l.keeper, Sweeper: l.sweeper, Push: l.push, State: s},
+		&node.Controller{Client: l.replica.live, Namespace: l.replica.Namespace, Push: l.push, State: s},
 		&share.Controller{Push: l.push, State: s},
-		&usage.Controller{Client: l.live, Observe: l.push.Observe, State: s, Log: l.Log, Now: time.Now},
-		&webhook.Controller{Client: l.live, Push: l.push, State: s},
-		&traffic.Controller{Client: l.live, Cache: l.reader, Recorder: l.recorder, Push: l.push, State: s},
+		&usage.Controller{Client: l.replica.live, Observe: l.push.Observe, State: s, Log: l.replica.Log, Now: time.Now},
+		&webhook.Controller{Client: l.replica.live, Push: l.push, State: s},
+		&traffic.Controller{Client: l.replica.live, Cache: l.reader, Recorder: l.recorder, Push: l.push, State: s},
 		&endpoint.Controller{
-			Client: l.live, Namespace: l.Namespace, Service: l.ManagerService, PodName: l.PodName, PodIP: l.PodIP, Address: l.PushAddress,
+			Client: l.replica.live, Namespace: l.replica.Namespace, Service: l.replica.ManagerService, PodName: l.replica.PodName, PodIP: l.replica.PodIP, Address: l.replica.PushAddress,
 		},
 	}
-	if l.Dialects {
+	if l.replica.Dialects {
 		out = append(out, &entry.Controller{
-			Client: l.live, Service: service, CA: l.certificates.Serving.Bundle, State: s, Namespaces: namespaces, Now: time.Now,
+			Client: l.replica.live, Service: service, CA: l.replica.certificates.Serving.Bundle, State: s, Namespaces: namespaces, Now: time.Now,
 		})
 	}
 	return out
@@ -146,7 +146,7 @@ func (l *leader) controllers() []controllers.Reconciler {
 // add adds all runnables, and lets events trigger the policies.
 func (l *leader) add(ctx context.Context, mgr manager.Manager) error {
 	for _, c := range l.controllers() {
-		if err := mgr.Add(controllers.New(l.Log, c.Spec())); err != nil {
+		if err := mgr.Add(controllers.New(l.replica.Log, c.Spec())); err != nil {
 			return err
 		}
 	}
@@ -154,7 +154,7 @@ func (l *leader) add(ctx context.Context, mgr manager.Manager) error {
 		&v1alpha1.ShardingConfig{}, &v1alpha1.CircuitBreaker{}, &v1alpha1.FaultInjection{}, &corev1.Pod{}, &corev1.Service{}, &discoveryv1.EndpointSlice{},
 		controllers.MetadataOf(controllers.NamespaceKind), controllers.MetadataOf(controllers.NodeKind),
 	}
-	if l.Dialects {
+	if l.replica.Dialects {
 		watched = append(watched, serve.Objects()...)
 	}
 	for _, o := range watched {
@@ -162,11 +162,11 @@ func (l *leader) add(ctx context.Context, mgr manager.Manager) error {
 		if err != nil {
 			return fmt.Errorf("watching %T: %w", o, err)
 		}
-		if _, err := informer.AddEventHandler(policy.OnChange(l.state.Changed.Objects.Notify)); err != nil {
+		if _, err := informer.AddEventHandler(policy.OnChange(l.replica.state.Changed.Objects.Notify)); err != nil {
 			return err
 		}
 	}
-	follow := func(ctx context.Context) error { return l.certificates.Follow(ctx, mgr.Elected()) }
+	follow := func(ctx context.Context) error { return l.replica.certificates.Follow(ctx, mgr.Elected()) }
 	for _, r := range []manager.Runnable{
 		manager.RunnableFunc(l.bundleWriter.Watch), // a RunnableFunc runs in the leader
 		manager.RunnableFunc(l.sweeper.Run),
@@ -174,8 +174,8 @@ func (l *leader) add(ctx context.Context, mgr manager.Manager) error {
 		manager.RunnableFunc(l.evaluator.Run),
 		manager.RunnableFunc(l.serveAgents),
 		everyReplica(follow),
-		everyReplica(l.settings.Watch),
-		everyReplica(l.resources.Run),
+		everyReplica(l.replica.settings.Watch),
+		everyReplica(l.replica.resources.Run),
 	} {
 		if err := mgr.Add(r); err != nil {
 			return err
@@ -195,10 +195,10 @@ func (everyReplica) NeedLeaderElection() bool { return false }
 
 // serveAgents serves the agents' streams.
 func (l *leader) serveAgents(ctx context.Context) error {
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", l.PushAddress)
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", l.replica.PushAddress)
 	if err != nil {
 		return err
 	}
-	l.Log.Info("leading: serving agents", "address", listener.Addr().String())
-	return l.push.Serve(ctx, listener, l.certificates.Serving.TLSConfig())
+	l.replica.Log.Info("leading: serving agents", "address", listener.Addr().String())
+	return l.push.Serve(ctx, listener, l.replica.certificates.Serving.TLSConfig())
 }

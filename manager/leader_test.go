@@ -29,7 +29,7 @@ func TestWhatTriggersEachController(t *testing.T) {
 		return out
 	}
 	triggered() // by the bootstrap
-	state, changed := w.state, &w.state.Changed
+	state, changed := w.replica.state, &w.replica.state.Changed
 	cluster := func(version string) func() {
 		return func() { state.Cluster.Store(&meshv1.Cluster{Version: version}) }
 	}

@@ -88,24 +88,24 @@ func TestWorld(t *testing.T) {
 	a.Annotations[v1alpha1.TrustEgressAnnotation] = "true"
 	w := newWorld(t, a, testenv.MemberPod("b", v1alpha1.TrustBoth), shard("one", "a"), shard("two", "b"))
 	require.NoError(t, w.run("policies"))
-	require.Len(t, w.state.Compiled.Load().Policies, 2)
-	require.Equal(t, "one", w.state.Compiled.Load().Policies["a"].Sharding.Shard)
+	require.Len(t, w.replica.state.Compiled.Load().Policies, 2)
+	require.Equal(t, "one", w.replica.state.Compiled.Load().Policies["a"].Sharding.Shard)
 
 	require.NoError(t, w.run("bundles"))
-	require.Equal(t, string(w.certificates.Mesh.Bundle()), testenv.Get(t, w.Env, "ns", inject.MeshBundle, &corev1.ConfigMap{}).Data["ca.crt"])
+	require.Equal(t, string(w.replica.certificates.Mesh.Bundle()), testenv.Get(t, w.Env, "ns", inject.MeshBundle, &corev1.ConfigMap{}).Data["ca.crt"])
 	require.True(t, strings.HasSuffix(testenv.Get(t, w.Env, "ns", inject.BothBundle, &corev1.ConfigMap{}).Data["ca.crt"], "cluster\n"))
 
 	egress := testenv.Get(t, w.Env, "ns", inject.EgressBundle, &corev1.ConfigMap{}).Data
 	require.Len(t, egress, 2)
-	require.Equal(t, string(w.certificates.Egress.Bundle()), egress["ca.crt"])
-	require.Equal(t, w.certificates.Egress.Bundle(), *w.state.EgressBundle.Load())
+	require.Equal(t, string(w.replica.certificates.Egress.Bundle()), egress["ca.crt"])
+	require.Equal(t, w.replica.certificates.Egress.Bundle(), *w.replica.state.EgressBundle.Load())
 
 	require.ErrorContains(t, w.run("stamp"), "apply the manifests of the mesh again")
 	require.NoError(t, w.Client.Create(ctx, &admissionv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: label.Configuration}}))
 	require.NoError(t, w.run("stamp"))
 	stamp := testenv.Get(t, w.Env, "", label.Configuration, &admissionv1.MutatingWebhookConfiguration{})
 	require.Equal(t, []string{"configmaps"}, stamp.Webhooks[0].Rules[0].Resources)
-	require.Equal(t, w.certificates.Serving.Bundle(), stamp.Webhooks[0].ClientConfig.CABundle)
+	require.Equal(t, w.replica.certificates.Serving.Bundle(), stamp.Webhooks[0].ClientConfig.CABundle)
 	require.NoError(t, w.run("stamp"))
 	require.Equal(t, stamp.ResourceVersion, testenv.Get(t, w.Env, "", label.Configuration, &admissionv1.MutatingWebhookConfiguration{}).ResourceVersion, "nothing to write")
 
@@ -122,7 +122,7 @@ func TestWorld(t *testing.T) {
 	require.NoError(t, w.Client.Delete(ctx, shard("one", "a")))
 	require.NoError(t, w.Client.Delete(ctx, shard("two", "b")))
 	require.NoError(t, w.run("policies"))
-	require.Nil(t, w.state.Compiled.Load().Policies["a"].Sharding)
+	require.Nil(t, w.replica.state.Compiled.Load().Policies["a"].Sharding)
 	require.NoError(t, w.run("stamp"))
 	require.Empty(t, testenv.Get(t, w.Env, "", label.Configuration, &admissionv1.MutatingWebhookConfiguration{}).Webhooks)
 }
@@ -166,15 +166,15 @@ func TestKeepTrust(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld(t)
 	require.NoError(t, w.run("trust"))
-	require.Equal(t, string(w.certificates.Serving.Bundle()), testenv.Get(t, w.Env, "mesh", meshv1.ManagerCAConfigMap, &corev1.ConfigMap{}).Data["ca.crt"])
+	require.Equal(t, string(w.replica.certificates.Serving.Bundle()), testenv.Get(t, w.Env, "mesh", meshv1.ManagerCAConfigMap, &corev1.ConfigMap{}).Data["ca.crt"])
 	mutating := testenv.Get(t, w.Env, "", "ctrlmesh", &admissionv1.MutatingWebhookConfiguration{})
-	require.Equal(t, w.certificates.Serving.Bundle(), mutating.Webhooks[0].ClientConfig.CABundle)
-	require.Equal(t, w.certificates.Serving.Bundle(), mutating.Webhooks[1].ClientConfig.CABundle)
-	require.Equal(t, w.certificates.Serving.Bundle(), testenv.Get(t, w.Env, "", "ctrlmesh", &admissionv1.ValidatingWebhookConfiguration{}).Webhooks[0].ClientConfig.CABundle)
-	require.NoError(t, w.ready(nil))
+	require.Equal(t, w.replica.certificates.Serving.Bundle(), mutating.Webhooks[0].ClientConfig.CABundle)
+	require.Equal(t, w.replica.certificates.Serving.Bundle(), mutating.Webhooks[1].ClientConfig.CABundle)
+	require.Equal(t, w.replica.certificates.Serving.Bundle(), testenv.Get(t, w.Env, "", "ctrlmesh", &admissionv1.ValidatingWebhookConfiguration{}).Webhooks[0].ClientConfig.CABundle)
+	require.NoError(t, w.replica.ready(nil))
 
 	// An apiserver's address is added: a new certificate of the same CA.
-	before := w.certificates.Mesh.Bundle()
+	before := w.replica.certificates.Mesh.Bundle()
 	https, port := "https", int32(6443)
 	require.NoError(t, w.Client.Create(ctx, &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes", Labels: map[string]string{discoveryv1.LabelServiceName: "kubernetes"}},
@@ -182,11 +182,11 @@ func TestKeepTrust(t *testing.T) {
 		Endpoints:  []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.1"}}},
 	}))
 	require.NoError(t, w.run("policies"))
-	require.Contains(t, w.apiServerNames().IPs, netip.MustParseAddr("192.0.2.1"))
+	require.Contains(t, w.replica.apiServerNames().IPs, netip.MustParseAddr("192.0.2.1"))
 	require.True(t, w.Triggered("trust"))
 	w.Triggered("bundles")
 	require.NoError(t, w.run("trust"))
-	require.True(t, strings.HasPrefix(string(w.certificates.Mesh.Bundle()), string(before)), "the old one signs")
+	require.True(t, strings.HasPrefix(string(w.replica.certificates.Mesh.Bundle()), string(before)), "the old one signs")
 	require.True(t, w.Triggered("bundles"))
 
 	// It waits until the bundles notify it.
@@ -208,8 +208,8 @@ func TestAgentsService(t *testing.T) {
 		Spec:       corev1.ServiceSpec{ClusterIPs: []string{"10.96.0.9"}, Ports: []corev1.ServicePort{{Port: 6443}}},
 	}))
 	require.NoError(t, w.run("policies"))
-	require.Equal(t, []string{"10.96.0.9:6443"}, w.state.Cluster.Load().AgentAddresses)
-	require.Contains(t, w.apiServerNames().IPs, netip.MustParseAddr("10.96.0.9"))
+	require.Equal(t, []string{"10.96.0.9:6443"}, w.replica.state.Cluster.Load().AgentAddresses)
+	require.Contains(t, w.replica.apiServerNames().IPs, netip.MustParseAddr("10.96.0.9"))
 	require.True(t, w.Triggered("trust"))
 }
 
@@ -244,7 +244,7 @@ func TestLeavesNameWhatAgentsWereSent(t *testing.T) {
 		service.Spec.ClusterIPs = []string{ip}
 		require.NoError(t, w.Client.Update(t.Context(), service))
 		require.NoError(t, w.run("policies"))
-		chain, err := w.certificates.Mesh.Sign(csr)
+		chain, err := w.replica.certificates.Mesh.Sign(csr)
 		require.NoError(t, err)
 		leaf, err := x509.ParseCertificate(chain[0])
 		require.NoError(t, err)
@@ -255,9 +255,9 @@ func TestLeavesNameWhatAgentsWereSent(t *testing.T) {
 // Agents are not sent an empty apiserver when its Service cannot be read.
 func TestLastAddressesStay(t *testing.T) {
 	w := newWorld(t)
-	known := w.state.Cluster.Load()
+	known := w.replica.state.Cluster.Load()
 	require.NoError(t, w.Client.Delete(t.Context(), &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"}}))
 	require.Error(t, w.run("policies"))
-	require.Same(t, known, w.state.Cluster.Load())
-	require.NotNil(t, w.state.Compiled.Load(), "policies go on")
+	require.Same(t, known, w.replica.state.Cluster.Load())
+	require.NotNil(t, w.replica.state.Compiled.Load(), "policies go on")
 }

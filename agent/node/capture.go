@@ -24,7 +24,7 @@ func (c *capturer) captureMissing() {
 // uncaptured reports whether the pod is not captured and this agent must capture it.
 // While two agents run, both serve the pods in capture mode address.
 func (c *capturer) uncaptured(p *pod) bool {
-	if p.captured != nil || p.state.Presence == lifecycle.Expected {
+	if p.redirection.captured != nil || p.state.Presence == lifecycle.Expected {
 		return false
 	}
 	return c.phase == serving || c.phase == yielded && capture.Mode(p.info.Capture) == capture.Address
@@ -105,13 +105,13 @@ func (c *capturer) capturePod(uid string, p *pod, f pods.Found) error {
 	defer ns.Close()
 	request := capture.Request{
 		UID: p.info.UID, NetNS: ns.Path(), HostNetwork: p.info.HostNetwork, Cgroup: f.Cgroup, Mode: capture.Mode(p.info.Capture),
-		Addresses: p.info.Addresses, FailOpen: p.failsOpen(), Files: p.files, Egress: p.egressPorts(),
+		Addresses: p.info.Addresses, FailOpen: p.failsOpen(), Files: p.inherited.files, Egress: p.egressPorts(),
 	}
 	start := time.Now()
-	if p.files != nil {
-		p.inbound, p.files.Inbound = p.files.Inbound, nil
+	if p.inherited.files != nil {
+		p.inherited.inbound, p.inherited.files.Inbound = p.inherited.files.Inbound, nil
 	}
-	p.files = nil // the backend closes them
+	p.inherited.files = nil // the backend closes them
 	captured, err := c.Capture.Capture(request)
 	if err != nil {
 		return err
@@ -132,19 +132,19 @@ func (c *capturer) capturePod(uid string, p *pod, f pods.Found) error {
 
 // serve creates the proxy of a captured pod, which begins to accept connections.
 func (c *capturer) serve(uid string, p *pod) {
-	p.journal = c.Journal.Pod(uid)
-	p.proxied = c.Proxy.Pod(proxy.PodInfo{
+	p.redirection.journal = c.Journal.Pod(uid)
+	p.redirection.proxied = c.Proxy.Pod(proxy.PodInfo{
 		UID: uid, Namespace: p.info.Namespace, Name: p.info.Name,
-		RequireToken: p.captured.Mode() == capture.Address, Traffic: p.rules, Journal: p.journal,
-	}, p.captured.DialContext)
-	p.applied = proxy.Applied{Settled: p.applied.Settled} // of the proxy before
-	c.importCounts(map[string][]byte{uid: p.counts})
-	p.counts = nil
+		RequireToken: p.redirection.captured.Mode() == capture.Address, Traffic: p.assignment.rules, Journal: p.redirection.journal,
+	}, p.redirection.captured.DialContext)
+	p.assignment.applied = proxy.Applied{Settled: p.assignment.applied.Settled} // of the proxy before
+	c.importCounts(map[string][]byte{uid: p.inherited.counts})
+	p.inherited.counts = nil
 	c.effects.handle(uid, p, lifecycle.Capture)
-	for _, l := range p.captured.Listeners() {
-		go c.effects.accept(p.proxied.Serve, l, p.info.String())
+	for _, l := range p.redirection.captured.Listeners() {
+		go c.effects.accept(p.redirection.proxied.Serve, l, p.info.String())
 	}
-	go c.watchLocks(uid, p.proxied)
+	go c.watchLocks(uid, p.redirection.proxied)
 	c.effects.setWebhook(p)
 }
 
@@ -153,7 +153,7 @@ func (c *capturer) serve(uid string, p *pod) {
 // captured, because it may be between two. The runtime or the pod watch reports pods that
 // were deleted.
 func (c *capturer) checkSandboxes() {
-	c.checkSandboxesOf(c.uids(func(p *pod) bool { return p.captured != nil }))
+	c.checkSandboxesOf(c.uids(func(p *pod) bool { return p.redirection.captured != nil }))
 }
 
 func (c *capturer) checkSandboxesOf(captured map[string]bool) {
@@ -167,16 +167,16 @@ func (c *capturer) checkSandboxesOf(captured map[string]bool) {
 	}
 	for uid, f := range found {
 		p := c.pods[uid]
-		ns, err := c.Locator.Open(uid, f.PIDs, p.info.HostNetwork, p.netns)
+		ns, err := c.Locator.Open(uid, f.PIDs, p.info.HostNetwork, p.redirection.netns)
 		if err != nil || ns == nil {
 			c.logError(err, "failed to check the sandbox of a captured pod", p)
 			continue
 		}
 		ns.Close()
-		if ns.Inode != p.netns || p.info.HostNetwork && f.Cgroup != p.cgroup {
+		if ns.Inode != p.redirection.netns || p.info.HostNetwork && f.Cgroup != p.redirection.cgroup {
 			c.Logger.Info("the pod has a new sandbox", "pod", p.info.String())
 			c.effects.handle(uid, p, lifecycle.SandboxExit)
-			p.since, p.fresh = time.Now(), true
+			p.since, p.assignment.fresh = time.Now(), true
 		}
 	}
 }
@@ -188,10 +188,10 @@ func (c *capturer) inCaptured(p *pod) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	ns, err := c.Locator.Open(uid, found[uid].PIDs, p.info.HostNetwork, p.netns)
+	ns, err := c.Locator.Open(uid, found[uid].PIDs, p.info.HostNetwork, p.redirection.netns)
 	if err != nil || ns == nil {
 		return false, err
 	}
 	defer ns.Close()
-	return ns.Inode == p.netns, nil
+	return ns.Inode == p.redirection.netns, nil
 }

@@ -13,30 +13,30 @@ import (
 // Connections that still arrive when no rule requires it pass. While another agent serves,
 // that agent sets the redirection.
 func (e *effects) setEgress(p *pod) {
-	if p.captured == nil || e.phase != serving {
+	if p.redirection.captured == nil || e.phase != serving {
 		return
 	}
-	rules := p.applied.Rules
+	rules := p.assignment.applied.Rules
 	if rules == nil {
 		return // the rules are unknown: the redirection stays as the predecessor left it
 	}
 	ports := portsOf(rules)
-	listeners, err := p.captured.SetEgress(ports)
+	listeners, err := p.redirection.captured.SetEgress(ports)
 	if err != nil {
-		p.egressServed = p.egressServed && len(ports) > 0 // without ports the listeners are closed all the same
-		if why := err.Error(); p.egressProblem != why {
-			p.egressProblem = why
+		p.redirection.egressServed = p.redirection.egressServed && len(ports) > 0 // without ports the listeners are closed all the same
+		if why := err.Error(); p.redirection.egressProblem != why {
+			p.redirection.egressProblem = why
 			e.logError(err, "failed to redirect other connections of a pod", p)
 		}
 		return
 	}
-	p.egressProblem = ""
-	if len(listeners) > 0 && !p.egressServed {
+	p.redirection.egressProblem = ""
+	if len(listeners) > 0 && !p.redirection.egressServed {
 		for _, l := range listeners {
-			go e.accept(p.proxied.ServeEgress, l, p.info.String())
+			go e.accept(p.redirection.proxied.ServeEgress, l, p.info.String())
 		}
 	}
-	p.egressServed = len(listeners) > 0
+	p.redirection.egressServed = len(listeners) > 0
 }
 
 // accept serves a listener of a pod until it is closed.
@@ -51,10 +51,10 @@ func (e *effects) accept(serve func(net.Listener) error, l net.Listener, pod str
 // are invalid.
 func (p *pod) egressPorts() []uint16 {
 	rules := p.knownRules()
-	if p.policy != nil && !p.deleted() {
-		rules = p.policy.GetTraffic()
+	if p.assignment.policy != nil && !p.deleted() {
+		rules = p.assignment.policy.GetTraffic()
 	}
-	return portsOf(rules, p.rules)
+	return portsOf(rules, p.assignment.rules)
 }
 
 // portsOf returns the ports that any of these rules redirects.

@@ -113,8 +113,8 @@ func TestEgressRedirectionFollowsPolicy(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, r.do(t.Context(), func() error {
 		p := newPod(pods.Pod{UID: uid, Namespace: "ns", Name: "a"}, lifecycle.Announced)
-		p.announced, p.captured = time.Now(), captured
-		p.proxied = r.Proxy.Pod(proxy.PodInfo{UID: uid, Namespace: "ns", Name: "a"}, captured.DialContext)
+		p.announced, p.redirection.captured = time.Now(), captured
+		p.redirection.proxied = r.Proxy.Pod(proxy.PodInfo{UID: uid, Namespace: "ns", Name: "a"}, captured.DialContext)
 		p.state, _ = p.state.Next(lifecycle.Capture)
 		r.pods[uid] = p
 		return nil
@@ -185,7 +185,7 @@ func TestEgressRedirectionFollowsPolicy(t *testing.T) {
 	setPolicy(t, r, with("served", 8080))
 	require.NoError(t, captured.Release())
 	setPolicy(t, r, with("ended"))
-	r.in(t, func() { assert.False(t, r.pods[uid].egressServed) })
+	r.in(t, func() { assert.False(t, r.pods[uid].redirection.egressServed) })
 	setPolicy(t, r, with("8", 8080))
 	r.soon(t, "the report", func() bool { return r.reported(uid).GetEgressMessage() != "" })
 	assert.Contains(t, r.reported(uid).GetEgressMessage(), "does not capture it any more")
@@ -257,7 +257,7 @@ func (r *running) restoreCaptured(t *testing.T) {
 	require.NoError(t, r.do(t.Context(), func() error {
 		r.presence.restore(r.destinations, nil, nil)
 		p := r.pods[restoredPod]
-		if p.announced = time.Now(); p.captured == nil {
+		if p.announced = time.Now(); p.redirection.captured == nil {
 			return fmt.Errorf("not captured: %s %s", p.problem, r.log)
 		}
 		return nil

@@ -67,8 +67,8 @@ func (d *departure) yield() {
 	d.Logger.Info("another agent serves: ending the requests in flight", "pods", len(d.pods))
 	d.left = map[string]*proxy.Pod{}
 	for uid, p := range d.pods {
-		if p.captured != nil && !p.byAddress() {
-			d.left[uid] = p.proxied
+		if p.redirection.captured != nil && !p.byAddress() {
+			d.left[uid] = p.redirection.proxied
 			d.abandon(uid, p)
 		}
 	}
@@ -78,10 +78,10 @@ func (d *departure) yield() {
 // abandon ends the requests in flight of a pod that another agent serves.
 func (d *departure) abandon(uid string, p *pod) {
 	name := p.info.String()
-	d.logError(p.captured.Abandon(), "failed to abandon a pod", p)
-	d.logError(p.webhook.abandon(), "failed to abandon the webhook of a pod", p)
-	captured, proxied, record := p.captured, p.proxied, p.journal
-	p.captured = nil // policies still reach the requests in flight
+	d.logError(p.redirection.captured.Abandon(), "failed to abandon a pod", p)
+	d.logError(p.redirection.webhook.abandon(), "failed to abandon the webhook of a pod", p)
+	captured, proxied, record := p.redirection.captured, p.redirection.proxied, p.redirection.journal
+	p.redirection.captured = nil // policies still reach the requests in flight
 	d.effects.handle(uid, p, lifecycle.Takeover)
 	d.draining++
 	d.unsettled++
@@ -146,11 +146,11 @@ func (d *departure) stop() {
 	defer cancel()
 	var ended sync.WaitGroup
 	for uid, p := range d.pods {
-		if proxied := p.proxied; proxied != nil {
+		if proxied := p.redirection.proxied; proxied != nil {
 			ended.Go(func() { _ = proxied.Shutdown(ctx) })
 		}
-		_ = p.webhook.abandon()
-		p.captured, p.proxied = nil, nil
+		_ = p.redirection.webhook.abandon()
+		p.redirection.captured, p.redirection.proxied = nil, nil
 		d.effects.handle(uid, p, lifecycle.Stop)
 	}
 	ended.Wait()
@@ -183,7 +183,7 @@ func (n *Node) AwaitDrained() {
 	_ = d.run(ctx, func() {
 		d.enter(leaving)
 		for uid, p := range d.pods {
-			if p.captured != nil {
+			if p.redirection.captured != nil {
 				d.abandon(uid, p)
 			}
 		}

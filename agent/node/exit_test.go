@@ -203,7 +203,7 @@ func (mc *machine) withPod(t *testing.T) *life {
 	h := handler{t.Context(), first.Node}
 	require.NoError(t, h.SetCluster(somewhere(t)))
 	setPolicy(t, h, &meshv1.PodPolicy{Uid: uidA, Namespace: p.Namespace, Name: p.Name, Version: "1", Refuse: "tested"})
-	first.soon(t, func() bool { mb := first.pods[uidA]; return mb != nil && mb.captured != nil })
+	first.soon(t, func() bool { mb := first.pods[uidA]; return mb != nil && mb.redirection.captured != nil })
 	mc.servedBy(t, first)
 	return first
 }
@@ -254,7 +254,7 @@ func TestUpgradeRefusesNoConnection(t *testing.T) {
 	require.NoError(t, <-failed)
 	assert.NotZero(t, asked)
 	last := agents[len(agents)-1]
-	last.soon(t, func() bool { return last.pods[uidA].proxied.Version() == "1" })
+	last.soon(t, func() bool { return last.pods[uidA].redirection.proxied.Version() == "1" })
 	last.soon(t, func() bool { return last.version(last.pods[uidA]) == "1" })
 	journals, err := os.ReadDir(filepath.Join(mc.dir, "journal"))
 	require.NoError(t, err)

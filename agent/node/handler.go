@@ -57,7 +57,7 @@ func (h handler) RemovePolicy(uid string) (applied control.Applied, err error) {
 func (h handler) applied(uid string, settled <-chan struct{}) control.Applied {
 	a := control.Applied{Settled: settled}
 	if p := h.pods[uid]; p != nil {
-		a.TrafficProblem, a.Serial, a.Barred = p.trafficProblem(), p.serials.Highest, p.serials.Barred()
+		a.TrafficProblem, a.Serial, a.Barred = p.trafficProblem(), p.assignment.serials.Highest, p.assignment.serials.Barred()
 	}
 	return a
 }
@@ -71,7 +71,7 @@ func (h handler) SetWebhooks(w *meshv1.Webhooks) {
 func (h handler) Synced(uids map[string]bool) {
 	_ = h.run(h.ctx, func() {
 		for uid, p := range h.pods {
-			if !uids[uid] && p.policy != nil {
+			if !uids[uid] && p.assignment.policy != nil {
 				h.effects.removePolicy(uid)
 			}
 		}
@@ -84,7 +84,7 @@ func (h handler) Namespaces() map[string]string {
 	_ = h.run(h.ctx, func() {
 		maps.Copy(namespaces, h.earlier.Namespaces())
 		for uid, p := range h.pods {
-			namespaces[uid] = cmp.Or(p.info.Namespace, p.policy.GetNamespace())
+			namespaces[uid] = cmp.Or(p.info.Namespace, p.assignment.policy.GetNamespace())
 		}
 	})
 	return namespaces

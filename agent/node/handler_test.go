@@ -179,7 +179,7 @@ func TestDeletedPodKeepsItsRules(t *testing.T) {
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-x", Serial: 7, Traffic: traffic})
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "7-gone", Serial: 7, Refuse: "gone"})
 	inForce := func() (out *meshv1.Traffic) {
-		r.in(t, func() { out = r.pods["a"].applied.Rules })
+		r.in(t, func() { out = r.pods["a"].assignment.applied.Rules })
 		return out
 	}
 	assert.Equal(t, []uint32{443}, inForce().GetEgress().GetPorts())
@@ -207,7 +207,7 @@ func TestCountsOfRefusedPodArePassedOn(t *testing.T) {
 		Breakers: []*meshv1.Breaker{{Name: "cap", Rules: []*meshv1.LimitRule{{Name: "all", Key: "counted"}}}},
 	}})
 	setPolicy(t, r, &meshv1.PodPolicy{Uid: "a", Version: "none", Refuse: "no shard yet"})
-	r.in(t, func() { assert.Contains(t, string(r.exportCounts(r.pods["a"].proxied)), "counted") })
+	r.in(t, func() { assert.Contains(t, string(r.exportCounts(r.pods["a"].redirection.proxied)), "counted") })
 }
 
 func TestRefusalBarsItsSerial(t *testing.T) {
@@ -355,7 +355,7 @@ func TestUnsavedPolicyIsNotAcked(t *testing.T) {
 	_, err = r.SetPolicy(&meshv1.PodPolicy{Uid: "a", Version: "1-x", Serial: 1})
 	require.ErrorContains(t, err, "is in force, but the next agent would not know")
 	assert.Equal(t, map[string]string{"a": ""}, r.Versions())
-	r.soon(t, "the policy", func() bool { return r.pods["a"].proxied.Version() == "1-x" })
+	r.soon(t, "the policy", func() bool { return r.pods["a"].redirection.proxied.Version() == "1-x" })
 
 	require.NoError(t, os.Mkdir(dir, 0o700))
 	r.soon(t, "another try", func() bool { return r.version(r.pods["a"]) == "1-x" })

@@ -33,7 +33,7 @@ func (r lockRecorder) Written(holders []lock.Holder) (sandbox string, alone bool
 	r.in(func(p *pod) {
 		sandbox = p.sandbox
 		alone = r.earlier.Ended(r.uid) && !time.Now().Before(r.earlier.UnknownUntil)
-		p.exited = slices.DeleteFunc(p.exited, func(d *meshv1.DeadHolder) bool {
+		p.reporting.exited = slices.DeleteFunc(p.reporting.exited, func(d *meshv1.DeadHolder) bool {
 			return !slices.ContainsFunc(holders, func(h lock.Holder) bool { return proto.Equal(d, lockwatch.DeadHolder(h)) })
 		})
 	})
@@ -43,7 +43,7 @@ func (r lockRecorder) Written(holders []lock.Holder) (sandbox string, alone bool
 // Exited implements lockwatch.Recorder.
 func (r lockRecorder) Exited(dead []*meshv1.DeadHolder) {
 	r.in(func(p *pod) {
-		p.exited = dead
+		p.reporting.exited = dead
 		r.Logger.Info("the holder of a lock has exited", "pod", p.info.String())
 	})
 }

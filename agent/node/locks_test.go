@@ -97,7 +97,7 @@ func (r *running) looked(t *testing.T, w *writer) {
 
 func (r *running) dead(t *testing.T) (dead []*meshv1.DeadHolder) {
 	t.Helper()
-	r.in(t, func() { dead = r.pods[uidA].exited })
+	r.in(t, func() { dead = r.pods[uidA].reporting.exited })
 	return dead
 }
 
@@ -115,7 +115,7 @@ func TestHolderExitIsReportedAfterItsWrites(t *testing.T) {
 	sidecar()
 	require.Empty(t, r.dead(t), "a write of his is under way")
 	w.quiet <- nil
-	r.soon(t, "the report", func() bool { return len(r.pods[uidA].exited) == 1 })
+	r.soon(t, "the report", func() bool { return len(r.pods[uidA].reporting.exited) == 1 })
 	require.True(t, proto.Equal(lockwatch.DeadHolder(lease("lock", "pod_1", "7")), r.dead(t)[0]))
 	require.Eventually(t, func() bool { return len(r.reported(uidA).GetDeadHolders()) == 1 }, soon, time.Millisecond)
 
@@ -134,7 +134,7 @@ func TestEachLockHasItsOwnHolder(t *testing.T) {
 	r.looked(t, w)
 	operator()
 	w.quiet <- nil
-	r.soon(t, "both locks", func() bool { return len(r.pods[uidA].exited) == 2 })
+	r.soon(t, "both locks", func() bool { return len(r.pods[uidA].reporting.exited) == 2 })
 
 	r.runs(t, "cri-operator-2")
 	w.writeAll(t, lease("a", "pod_2", "10"), lease("b", "pod_1", "8"), lease("c", "", "9"))
@@ -161,7 +161,7 @@ func TestHolderExitIsReportedWithoutTheRuntime(t *testing.T) {
 	r.looked(t, w)
 	kill()
 	w.quiet <- nil
-	r.soon(t, "the report", func() bool { return len(r.pods[uidA].exited) == 1 })
+	r.soon(t, "the report", func() bool { return len(r.pods[uidA].reporting.exited) == 1 })
 }
 
 func TestHolderExitWithoutProofIsNotReported(t *testing.T) {

@@ -128,7 +128,7 @@ func (c *core) uids(f func(*pod) bool) map[string]bool {
 func (c *core) policies() map[string]*meshv1.PodPolicy {
 	policies := map[string]*meshv1.PodPolicy{}
 	for uid, p := range c.pods {
-		policies[uid] = p.policy
+		policies[uid] = p.assignment.policy
 	}
 	return policies
 }

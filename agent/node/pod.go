@@ -32,10 +32,10 @@ type pod struct {
 	// reading is held while the files of its webhook's certificate are read.
 	reading chan struct{}
 
-	assignment
-	redirection
-	inherited
-	reporting
+	assignment  assignment
+	redirection redirection
+	inherited   inherited
+	reporting   reporting
 }
 
 // assignment is the policy of a pod: what the manager wants, what is in force, and what the
@@ -113,30 +113,34 @@ func (p *pod) decided() bool { return p.state.Proxy == lifecycle.Deciding }
 func (p *pod) deleted() bool { return p.state.Presence == lifecycle.Deleted }
 
 // byAddress reports whether the pod is captured in mode address.
-func (p *pod) byAddress() bool { return p.captured != nil && p.captured.Mode() == capture.Address }
+func (p *pod) byAddress() bool {
+	return p.redirection.captured != nil && p.redirection.captured.Mode() == capture.Address
+}
 
 // failsOpen reports whether the pod's connections go direct while no agent runs.
-func (p *pod) failsOpen() bool { return p.policy.GetFailOpen() && !p.deleted() }
+func (p *pod) failsOpen() bool { return p.assignment.policy.GetFailOpen() && !p.deleted() }
 
 // saved notes whether the next agent would know what is in force.
 func (p *pod) saved(yes bool) {
 	switch {
-	case yes && p.unsaved != nil:
-		close(p.unsaved)
-		p.unsaved = nil
-	case !yes && p.unsaved == nil:
-		p.unsaved = make(chan struct{})
+	case yes && p.assignment.unsaved != nil:
+		close(p.assignment.unsaved)
+		p.assignment.unsaved = nil
+	case !yes && p.assignment.unsaved == nil:
+		p.assignment.unsaved = make(chan struct{})
 	}
 }
 
 // settled returns a channel that is closed, or nil, when no write that earlier policies
 // allowed here can take effect, and the next agent knows the policy in force.
-func (p *pod) settled() <-chan struct{} { return inflight.Both(p.applied.Settled, p.unsaved) }
+func (p *pod) settled() <-chan struct{} {
+	return inflight.Both(p.assignment.applied.Settled, p.assignment.unsaved)
+}
 
 // trafficProblem returns why the rules of the policy are not applied, and which are instead.
 func (p *pod) trafficProblem() string {
-	if p.decided() && p.applied.Problem != nil {
-		return p.applied.Problem.Error()
+	if p.decided() && p.assignment.applied.Problem != nil {
+		return p.assignment.applied.Problem.Error()
 	}
 	return ""
 }
@@ -150,10 +154,10 @@ const (
 
 // knownRules returns the rules that apply to a pod without a policy of its own.
 func (p *pod) knownRules() *meshv1.Traffic {
-	if !p.decided() && p.policy != nil {
-		return p.policy.GetTraffic()
+	if !p.decided() && p.assignment.policy != nil {
+		return p.assignment.policy.GetTraffic()
 	}
-	return p.rules
+	return p.assignment.rules
 }
 
 // refusal returns a policy that refuses every request. It has the version of the pod's
@@ -170,7 +174,7 @@ func (p *pod) refusal(reason string) *meshv1.PodPolicy {
 		}
 	}
 	return &meshv1.PodPolicy{
-		Uid: p.info.UID, Namespace: p.info.Namespace, Name: p.info.Name, Version: p.policy.GetVersion(), Refuse: reason,
+		Uid: p.info.UID, Namespace: p.info.Namespace, Name: p.info.Name, Version: p.assignment.policy.GetVersion(), Refuse: reason,
 		Traffic: rules,
 	}
 }

@@ -31,21 +31,21 @@ func (e *effects) setPolicy(policy *meshv1.PodPolicy) (settled <-chan struct{}, 
 	}
 	defer func() {
 		if err != nil {
-			p.reported = nil // the manager no longer knows what applies
+			p.reporting.reported = nil // the manager no longer knows what applies
 		}
 	}()
-	if err := p.serials.Check(policy); err != nil {
+	if err := p.assignment.serials.Check(policy); err != nil {
 		return nil, err
 	}
 	policy = p.withRules(policy)
-	if before := p.policy; before.GetVersion() != policy.GetVersion() && (before.GetSerial() == 0 || before.GetRefuse() != "") {
-		p.confirmed = "" // other policies may have allowed writes before it is wanted again
+	if before := p.assignment.policy; before.GetVersion() != policy.GetVersion() && (before.GetSerial() == 0 || before.GetRefuse() != "") {
+		p.assignment.confirmed = "" // other policies may have allowed writes before it is wanted again
 	}
 	if err := e.assign(uid, p, policy); err != nil {
 		return nil, err
 	}
 	settled = p.settled()
-	if policy.GetVersion() != p.confirmed {
+	if policy.GetVersion() != p.assignment.confirmed {
 		settled = inflight.Both(settled, e.earlier.Over(uid))
 	}
 	return settled, nil
@@ -66,13 +66,13 @@ func (p *pod) withRules(policy *meshv1.PodPolicy) *meshv1.PodPolicy {
 
 // assign carries out the effects of a new policy. It stops at the first failure.
 func (e *effects) assign(uid string, p *pod, policy *meshv1.PodPolicy) error {
-	before, state := p.policy, p.state
-	p.policy = policy
+	before, state := p.assignment.policy, p.state
+	p.assignment.policy = policy
 	var effects []lifecycle.Effect
 	p.state, effects = p.state.Next(lifecycle.PolicySet)
 	for _, effect := range effects {
 		if effect == lifecycle.Save {
-			p.serials.Raise(policy)
+			p.assignment.serials.Raise(policy)
 		}
 		err := e.perform(uid, p, effect)
 		switch {
@@ -80,7 +80,7 @@ func (e *effects) assign(uid string, p *pod, policy *meshv1.PodPolicy) error {
 		case effect == lifecycle.Save:
 			return fmt.Errorf("policy %s is in force, but the next agent would not know: %w", policy.GetVersion(), err)
 		default:
-			p.policy, p.state = before, state
+			p.assignment.policy, p.state = before, state
 			return err
 		}
 	}
@@ -90,7 +90,7 @@ func (e *effects) assign(uid string, p *pod, policy *meshv1.PodPolicy) error {
 // removePolicy notes that the manager has no policy for a pod any more.
 func (e *effects) removePolicy(uid string) {
 	if p := e.pods[uid]; p != nil {
-		p.policy = nil
+		p.assignment.policy = nil
 		e.handle(uid, p, lifecycle.PolicyRemoved)
 	}
 }
@@ -110,7 +110,7 @@ func failureOf(effect lifecycle.Effect, p *pod) string {
 	switch {
 	case effect == lifecycle.RefuseUnassigned:
 		return "failed to refuse a pod without a policy"
-	case effect == lifecycle.Save && p.policy == nil:
+	case effect == lifecycle.Save && p.assignment.policy == nil:
 		return "failed to delete a saved policy"
 	case effect == lifecycle.Save:
 		return "failed to save a policy for the next start"
@@ -145,7 +145,7 @@ func (e *effects) perform(uid string, p *pod, effect lifecycle.Effect) error {
 
 // refuse makes the proxy refuse every request of a pod.
 func (e *effects) refuse(p *pod, reason string) (err error) {
-	if p.applied, err = p.proxied.Apply(p.refusal(reason)); err != nil {
+	if p.assignment.applied, err = p.redirection.proxied.Apply(p.refusal(reason)); err != nil {
 		return err
 	}
 	e.setEgress(p)
@@ -154,19 +154,19 @@ func (e *effects) refuse(p *pod, reason string) (err error) {
 
 // applyPolicy gives the proxy the policy of the manager.
 func (e *effects) applyPolicy(uid string, p *pod) error {
-	p.appliedSince = time.Now()
+	p.assignment.appliedSince = time.Now()
 	if !p.decided() {
 		if err := p.restoreCaches(); err != nil {
 			return err
 		}
 	}
-	applied, err := p.proxied.Apply(p.policy)
+	applied, err := p.redirection.proxied.Apply(p.assignment.policy)
 	if err != nil {
 		return err
 	}
-	p.applied, p.rules = applied, applied.Rules
+	p.assignment.applied, p.assignment.rules = applied, applied.Rules
 	e.handle(uid, p, lifecycle.PolicyApplied)
-	e.logError(p.applied.Problem, "rules of a pod are not applied", p)
+	e.logError(p.assignment.applied.Problem, "rules of a pod are not applied", p)
 	e.setEgress(p)
 	return nil
 }
@@ -174,15 +174,15 @@ func (e *effects) applyPolicy(uid string, p *pod) error {
 // restoreCaches gives a new proxy the policy by which the caches of the pod's clients were
 // filled, so that they need not list again.
 func (p *pod) restoreCaches() error {
-	by := p.cachedBy
-	if p.fresh {
-		p.appliedSince = state.Always
-		by = state.Saved{PodPolicy: p.policy, Since: state.Always}
+	by := p.assignment.cachedBy
+	if p.assignment.fresh {
+		p.assignment.appliedSince = state.Always
+		by = state.Saved{PodPolicy: p.assignment.policy, Since: state.Always}
 	}
 	if by.PodPolicy == nil {
 		return nil
 	}
-	return p.proxied.Restore(by.PodPolicy, by.Since)
+	return p.redirection.proxied.Restore(by.PodPolicy, by.Since)
 }
 
 // save stores the pod's failure policy and policy for the next agent. While another agent
@@ -194,25 +194,25 @@ func (e *effects) save(p *pod) error {
 	}
 	e.setFailOpen(p)
 	err := e.saveAssignment(p)
-	p.saved(err == nil && inflight.Closed(p.successor))
+	p.saved(err == nil && inflight.Closed(p.assignment.successor))
 	return err
 }
 
 func (e *effects) setFailOpen(p *pod) {
 	open := p.failsOpen()
-	if p.captured == nil || p.failOpen == open {
+	if p.redirection.captured == nil || p.redirection.failOpen == open {
 		return
 	}
-	err := p.captured.SetFailOpen(open)
+	err := p.redirection.captured.SetFailOpen(open)
 	if err == nil {
-		p.failOpen = open
+		p.redirection.failOpen = open
 	}
 	e.logError(err, "failed to change the failure policy of a pod", p, "fail_open", open)
 }
 
 func (e *effects) saveAssignment(p *pod) error {
 	switch {
-	case p.policy == nil && p.serials.Least == 0 && p.rules.GetEgress() == nil:
+	case p.assignment.policy == nil && p.assignment.serials.Least == 0 && p.assignment.rules.GetEgress() == nil:
 		return e.Store.DeletePolicy(p.info.UID)
 	case p.state.Proxy == lifecycle.Waiting:
 		return nil // requests get 503, also in the next agent
@@ -222,38 +222,38 @@ func (e *effects) saveAssignment(p *pod) error {
 
 // record returns what the next agent must know of the pod's policy.
 func (p *pod) record() state.Saved {
-	saved := state.Saved{PodPolicy: p.policy, Since: p.appliedSince}
-	if p.policy == nil {
+	saved := state.Saved{PodPolicy: p.assignment.policy, Since: p.assignment.appliedSince}
+	if p.assignment.policy == nil {
 		saved.PodPolicy = p.refusal(refusedUnassigned)
-	} else if t := p.policy.GetTraffic(); t != nil && t != p.rules {
-		saved.InForce = p.rules
+	} else if t := p.assignment.policy.GetTraffic(); t != nil && t != p.assignment.rules {
+		saved.InForce = p.assignment.rules
 	}
 	if !p.decided() {
 		saved.Since = state.NotApplied
 	}
-	if saved.GetSerial() < p.serials.Least { // a refusal: it is saved with the least serial
+	if saved.GetSerial() < p.assignment.serials.Least { // a refusal: it is saved with the least serial
 		saved.PodPolicy = proto.CloneOf(saved.PodPolicy)
-		saved.Serial = p.serials.Least
+		saved.Serial = p.assignment.serials.Least
 	}
 	return saved
 }
 
 // savedByAnother reports whether the agent that serves knows the policy that this one has.
 func (e *effects) savedByAnother(p *pod) bool {
-	if p.policy == nil {
+	if p.assignment.policy == nil {
 		return true
 	}
-	saved, err := e.Store.Policy(p.policy.GetUid())
-	return err == nil && saved.GetVersion() == p.policy.GetVersion() && saved.GetSerial() >= p.serials.Least
+	saved, err := e.Store.Policy(p.assignment.policy.GetUid())
+	return err == nil && saved.GetVersion() == p.assignment.policy.GetVersion() && saved.GetSerial() >= p.assignment.serials.Least
 }
 
 // retry repeats effects that have failed. The first failure was logged.
 func (e *effects) retry() {
 	for _, p := range e.pods {
-		if p.unsaved != nil {
+		if p.assignment.unsaved != nil {
 			_ = e.save(p)
 		}
-		if p.egressProblem != "" {
+		if p.redirection.egressProblem != "" {
 			e.setEgress(p)
 		}
 	}
@@ -285,18 +285,18 @@ func (e *effects) discard(uid string, p *pod) {
 
 // release ends the capture of a pod that was deleted, or whose sandbox was.
 func (e *effects) release(p *pod) {
-	p.files.Close()
-	p.files = nil
+	p.inherited.files.Close()
+	p.inherited.files = nil
 	e.endWebhook(p)
-	if p.captured == nil {
+	if p.redirection.captured == nil {
 		return
 	}
-	e.logError(p.captured.Release(), "failed to release a pod", p)
-	proxied := p.proxied
+	e.logError(p.redirection.captured.Release(), "failed to release a pod", p)
+	proxied := p.redirection.proxied
 	applied, err := proxied.Apply(p.refusal(refusedExited))
 	if err == nil {
 		e.earlier.Add(p.info.UID, applied.Settled)
-		p.journal.Close()
+		p.redirection.journal.Close()
 	}
 	if !p.info.HostNetwork {
 		time.AfterFunc(shutdownGrace, proxied.Unanswerable)
@@ -313,14 +313,14 @@ func (e *effects) release(p *pod) {
 // in this agent and in those before it. It returns "" if there is none, or if the next agent
 // would not know it.
 func (c *core) version(p *pod) string {
-	policy := p.policy
+	policy := p.assignment.policy
 	switch {
-	case p.unsaved != nil:
+	case p.assignment.unsaved != nil:
 		return ""
 	case !c.earlier.Ended(p.info.UID) && (policy.GetSharding() != nil || policy.GetSerial() > 0 || policy.GetRefuse() != ""):
-		return p.confirmed // handovers do not depend on the versions of pods without a shard
-	case p.proxied != nil:
-		return p.proxied.Version()
+		return p.assignment.confirmed // handovers do not depend on the versions of pods without a shard
+	case p.redirection.proxied != nil:
+		return p.redirection.proxied.Version()
 	}
 	return policy.GetVersion()
 }
@@ -339,9 +339,9 @@ func (c *core) exportCounts(p *proxy.Pod) []byte {
 func (c *core) importCounts(traffic map[string][]byte) {
 	for uid, data := range traffic {
 		p := c.pods[uid]
-		if p == nil || p.proxied == nil || len(data) == 0 {
+		if p == nil || p.redirection.proxied == nil || len(data) == 0 {
 			continue
 		}
-		c.logError(p.proxied.ImportTraffic(data), "failed to import the counts of rules: they start at zero", p)
+		c.logError(p.redirection.proxied.ImportTraffic(data), "failed to import the counts of rules: they start at zero", p)
 	}
 }

@@ -41,11 +41,11 @@ func (s *presence) restore(d *destinations, offered []takeover.Pod, drained <-ch
 	}
 	for _, saved := range policies {
 		p := s.restored(saved.GetUid(), saved.GetNamespace(), saved.GetName())
-		p.policy, p.cachedBy = saved.PodPolicy, saved
+		p.assignment.policy, p.assignment.cachedBy = saved.PodPolicy, saved
 		s.effects.handle(saved.GetUid(), p, lifecycle.PolicyRestored)
-		p.serials = lifecycle.RestoreSerials(saved.PodPolicy)
-		if p.rules = saved.InForce; p.rules == nil {
-			p.rules = saved.GetTraffic()
+		p.assignment.serials = lifecycle.RestoreSerials(saved.PodPolicy)
+		if p.assignment.rules = saved.InForce; p.assignment.rules == nil {
+			p.assignment.rules = saved.GetTraffic()
 		}
 	}
 	webhooks, err := s.Store.Webhooks()
@@ -53,7 +53,7 @@ func (s *presence) restore(d *destinations, offered []takeover.Pod, drained <-ch
 	s.effects.keepWebhooks(webhooks)
 	for _, o := range offered {
 		p := s.restored(o.UID, o.Namespace, o.Name)
-		p.files, p.confirmed, p.counts = o.Files, o.Version, o.Traffic
+		p.inherited.files, p.assignment.confirmed, p.inherited.counts = o.Files, o.Version, o.Traffic
 	}
 	for _, p := range s.pods {
 		if p.state.Presence == lifecycle.Restored && p.info.Trust == "" {
@@ -108,11 +108,11 @@ func (s *presence) list(uid string, info pods.Pod) {
 	switch {
 	case len(info.Addresses) == 0:
 		info.Addresses = p.info.Addresses // the runtime's
-	case p.captured != nil:
-		s.logError(p.captured.SetAddresses(info.Addresses), "failed to identify a pod by its addresses", p)
+	case p.redirection.captured != nil:
+		s.logError(p.redirection.captured.SetAddresses(info.Addresses), "failed to identify a pod by its addresses", p)
 	}
 	p.info, p.announced = info, time.Time{}
-	p.fresh = p.fresh || info.Created.After(s.started)
+	p.assignment.fresh = p.assignment.fresh || info.Created.After(s.started)
 	s.effects.handle(uid, p, lifecycle.Listing)
 }
 

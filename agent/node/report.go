@@ -23,10 +23,10 @@ func (n *Node) reportChanges() {
 		r := n.report(uid, p)
 		counts[r.GetCapture()]++
 		n.measureRouted(p, r)
-		if !proto.Equal(r, p.reported) {
-			p.reported = r
+		if !proto.Equal(r, p.reporting.reported) {
+			p.reporting.reported = r
 			n.Manager.Report(r)
-			if s := p.policy.GetSharding(); len(s.GetLocks()) > 0 {
+			if s := p.assignment.policy.GetSharding(); len(s.GetLocks()) > 0 {
 				n.Metrics.SetLockHolder(p.info.Namespace, p.info.Name, s.GetShard(), r.GetLockHolder())
 			}
 		}
@@ -36,28 +36,28 @@ func (n *Node) reportChanges() {
 
 // measureRouted records whether the reviews of a pod are routed, if they are to be.
 func (n *Node) measureRouted(p *pod, r *meshv1.PodReport) {
-	before := p.routed
-	p.routed = p.webhook.captured != nil && r.GetWebhookMessage() == ""
+	before := p.reporting.routed
+	p.reporting.routed = p.redirection.webhook.captured != nil && r.GetWebhookMessage() == ""
 	if n.webhooks[p.info.UID] == nil {
 		n.Metrics.ForgetRouted(p.info.Namespace, p.info.Name)
 		return
 	}
-	n.Metrics.SetRouted(p.info.Namespace, p.info.Name, before, p.routed)
+	n.Metrics.SetRouted(p.info.Namespace, p.info.Name, before, p.reporting.routed)
 }
 
 // report returns the present state of a pod.
 func (n *Node) report(uid string, p *pod) *meshv1.PodReport {
-	r := &meshv1.PodReport{Uid: uid, Message: p.problem, DeadHolders: p.exited}
-	if p.captured == nil {
+	r := &meshv1.PodReport{Uid: uid, Message: p.problem, DeadHolders: p.reporting.exited}
+	if p.redirection.captured == nil {
 		return r
 	}
-	r.Capture = string(p.captured.Mode())
+	r.Capture = string(p.redirection.captured.Mode())
 	r.Version = n.version(p)
-	r.LockHolder, r.HeldLocks = p.proxied.LockHolder(), p.proxied.HeldLocks()
-	r.ObservedLocks = observedLocks(p.proxied.ObservedLocks())
-	r.LockRefusals = lockRefusals(p.proxied.LockRefusals())
-	r.Methods, r.Distrusted = p.proxied.Methods(), p.proxied.Distrusted()
-	r.EgressMessage = p.egressProblem
+	r.LockHolder, r.HeldLocks = p.redirection.proxied.LockHolder(), p.redirection.proxied.HeldLocks()
+	r.ObservedLocks = observedLocks(p.redirection.proxied.ObservedLocks())
+	r.LockRefusals = lockRefusals(p.redirection.proxied.LockRefusals())
+	r.Methods, r.Distrusted = p.redirection.proxied.Methods(), p.redirection.proxied.Distrusted()
+	r.EgressMessage = p.redirection.egressProblem
 	r.TrafficMessage = p.trafficProblem()
 	r.WebhookMessage = n.webhookProblem(p)
 	p.addCounts(r)
@@ -85,12 +85,12 @@ const countInterval = 2 * time.Second
 
 // addCounts adds the counts of rules and faults, as of countInterval ago at most.
 func (p *pod) addCounts(r *meshv1.PodReport) {
-	if last := p.reported; last.GetVersion() == r.GetVersion() && last.GetCapture() == r.GetCapture() && time.Since(p.counted) < countInterval {
+	if last := p.reporting.reported; last.GetVersion() == r.GetVersion() && last.GetCapture() == r.GetCapture() && time.Since(p.reporting.counted) < countInterval {
 		r.Rules, r.Faults = last.GetRules(), last.GetFaults()
 		return
 	}
-	p.counted = time.Now()
-	r.Rules, r.Faults = p.proxied.RuleStates(), p.proxied.FaultStates()
+	p.reporting.counted = time.Now()
+	r.Rules, r.Faults = p.redirection.proxied.RuleStates(), p.redirection.proxied.FaultStates()
 }
 
 // activityInterval is the shortest time between reports of changed activity alone.
@@ -98,12 +98,12 @@ const activityInterval = 10 * time.Second
 
 // addActivity adds what the pod did to objects, and how its requests ended, as of activityInterval ago at most.
 func (p *pod) addActivity(r *meshv1.PodReport, now time.Time) {
-	if last := p.reported; last.GetVersion() == r.GetVersion() && last.GetCapture() == r.GetCapture() && now.Sub(p.active) < activityInterval {
+	if last := p.reporting.reported; last.GetVersion() == r.GetVersion() && last.GetCapture() == r.GetCapture() && now.Sub(p.reporting.active) < activityInterval {
 		r.Activity, r.Outcomes, r.Shadow = last.GetActivity(), last.GetOutcomes(), last.GetShadow()
 		return
 	}
-	p.active = now
-	r.Activity, r.Outcomes, r.Shadow = p.proxied.Activity(), p.proxied.Outcomes(), p.proxied.Shadow()
+	p.reporting.active = now
+	r.Activity, r.Outcomes, r.Shadow = p.redirection.proxied.Activity(), p.redirection.proxied.Outcomes(), p.redirection.proxied.Shadow()
 }
 
 // usageInterval is the shortest time between reports of what a pod requested alone.
@@ -111,11 +111,11 @@ const usageInterval = 15 * time.Second
 
 // addUsage adds what the pod requested, as of usageInterval ago at most.
 func (p *pod) addUsage(r *meshv1.PodReport, now time.Time) {
-	if now.Sub(p.used) < usageInterval {
-		r.Usage = p.reported.GetUsage()
+	if now.Sub(p.reporting.used) < usageInterval {
+		r.Usage = p.reporting.reported.GetUsage()
 		return
 	}
-	if r.Usage = p.proxied.Usage(); r.Usage != nil {
-		p.used = now
+	if r.Usage = p.redirection.proxied.Usage(); r.Usage != nil {
+		p.reporting.used = now
 	}
 }

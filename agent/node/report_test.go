@@ -38,7 +38,7 @@ func TestChangedActivityAloneIsReportedSeldom(t *testing.T) {
 	} {
 		t.Run(q.name, func(t *testing.T) {
 			p := &pod{reporting: reporting{reported: &meshv1.PodReport{Version: "1-x", Activity: before}, active: now}}
-			p.proxied = server.Pod(proxy.PodInfo{UID: "a", Namespace: "ns", Name: "a"}, nil)
+			p.redirection.proxied = server.Pod(proxy.PodInfo{UID: "a", Namespace: "ns", Name: "a"}, nil)
 			r := &meshv1.PodReport{Version: q.version}
 			p.addActivity(r, now.Add(q.after))
 			require.Equal(t, q.kept, len(r.GetActivity()) > 0)
@@ -51,7 +51,7 @@ func TestChangedUsageIsReportedSeldom(t *testing.T) {
 	require.NoError(t, err)
 	now := time.Now()
 	p := &pod{reporting: reporting{reported: &meshv1.PodReport{Usage: &meshv1.Usage{Requests: 1}}, used: now}}
-	p.proxied = server.Pod(proxy.PodInfo{UID: "a", Namespace: "ns", Name: "a"}, nil)
+	p.redirection.proxied = server.Pod(proxy.PodInfo{UID: "a", Namespace: "ns", Name: "a"}, nil)
 	for after, kept := range map[time.Duration]bool{usageInterval - 1: true, usageInterval: false} {
 		r := &meshv1.PodReport{}
 		p.addUsage(r, now.Add(after))

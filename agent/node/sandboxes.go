@@ -24,15 +24,15 @@ func (s sandboxes) Started(ctx context.Context, b nri.Sandbox) {
 		}
 		uid := b.Pod.UID
 		p := s.announce(b)
-		if p.captured != nil { // it was found first, or has had a sandbox before
+		if p.redirection.captured != nil { // it was found first, or has had a sandbox before
 			s.capturer.checkSandboxesOf(map[string]bool{uid: true})
 		}
-		if p.captured == nil {
-			p.fresh, p.since = true, time.Now()
+		if p.redirection.captured == nil {
+			p.assignment.fresh, p.since = true, time.Now()
 			p.info.Addresses = b.Pod.Addresses
 			s.capturer.captureAll(map[string]bool{uid: true}, true)
 		}
-		if p.captured != nil {
+		if p.redirection.captured != nil {
 			s.Metrics.Enrolled(time.Since(start))
 		}
 	})
@@ -55,10 +55,10 @@ func (s sandboxes) Stopped(ctx context.Context, b nri.Sandbox) {
 		if in, err := s.capturer.inCaptured(p); in || err != nil {
 			return err // the pod watch will report it
 		}
-		captured := p.captured != nil
+		captured := p.redirection.captured != nil
 		s.effects.handle(b.Pod.UID, p, lifecycle.SandboxExit)
 		if captured && !p.info.HostNetwork { // else its network stays
-			over = p.last
+			over = p.redirection.last
 		}
 		p.sandbox, p.since = "", time.Time{}
 		return nil

@@ -86,7 +86,7 @@ func (r *running) captured(t *testing.T) (c *capture.Pod, netns uint64) {
 	t.Helper()
 	r.in(t, func() {
 		if mb := r.pods[uidA]; mb != nil {
-			c, netns = mb.captured, mb.netns
+			c, netns = mb.redirection.captured, mb.redirection.netns
 		}
 	})
 	return c, netns
@@ -173,17 +173,17 @@ func TestDeletedPodIsRefusedWhileItRuns(t *testing.T) {
 		p.Annotations[v1alpha1.CaptureAnnotation] = v1alpha1.CaptureAddress
 		p.Status.PodIPs = []corev1.PodIP{{IP: "198.18.7.5"}}
 		r.create(t, p)
-		r.soon(t, "the capture", func() bool { return r.pods[uidA] != nil && r.pods[uidA].captured != nil })
+		r.soon(t, "the capture", func() bool { return r.pods[uidA] != nil && r.pods[uidA].redirection.captured != nil })
 		setPolicy(t, r, &meshv1.PodPolicy{Uid: uidA, Version: "1", Namespace: "ns", Name: p.Name, FailOpen: open})
 		require.NoError(t, r.client.CoreV1().Pods("ns").Delete(t.Context(), p.Name, metav1.DeleteOptions{}))
 		r.soon(t, "the refusal", func() bool { return r.pods[uidA].deleted() })
 		r.in(t, func() {
 			mb := r.pods[uidA]
-			assert.NotNil(t, mb.captured)
-			assert.Equal(t, "1", mb.proxied.Version(), "a refusal of all is within the policy")
+			assert.NotNil(t, mb.redirection.captured)
+			assert.Equal(t, "1", mb.redirection.proxied.Version(), "a refusal of all is within the policy")
 		})
 		r.create(t, p) // the list was behind
-		r.soon(t, "its policy", func() bool { mb := r.pods[uidA]; return !mb.deleted() && mb.proxied.Version() == "1" })
+		r.soon(t, "its policy", func() bool { mb := r.pods[uidA]; return !mb.deleted() && mb.redirection.proxied.Version() == "1" })
 
 		require.NoError(t, r.client.CoreV1().Pods("ns").Delete(t.Context(), p.Name, metav1.DeleteOptions{}))
 		r.soon(t, "the refusal", func() bool { return r.pods[uidA].deleted() })
@@ -209,7 +209,7 @@ func TestResumeAppliesPoliciesOfFailedTakeover(t *testing.T) {
 
 	r.in(t, func() {
 		assert.True(t, r.destinations.redirected)
-		assert.False(t, r.pods[uidA].failOpen)
+		assert.False(t, r.pods[uidA].redirection.failOpen)
 		cluster, saved, err := r.Store.Load()
 		require.NoError(t, err)
 		assert.Equal(t, "2", cluster.GetVersion())

@@ -61,7 +61,7 @@ func (n *Node) verifyCaptured(offered []takeover.Pod) error {
 	}
 	missing := map[string]bool{}
 	for _, p := range offered {
-		if n.pods[p.UID].captured == nil {
+		if n.pods[p.UID].redirection.captured == nil {
 			missing[p.UID] = true
 		}
 	}
@@ -91,7 +91,7 @@ func (i incumbent) Offer(ctx context.Context) (offered []takeover.Pod, err error
 		}
 		i.enter(handing)
 		for uid, p := range i.pods {
-			if p.captured != nil {
+			if p.redirection.captured != nil {
 				offered = append(offered, i.offer(uid, p))
 			}
 		}
@@ -105,16 +105,16 @@ func (i incumbent) Offer(ctx context.Context) (offered []takeover.Pod, err error
 
 // offer returns what a successor needs to serve a pod.
 func (i incumbent) offer(uid string, p *pod) takeover.Pod {
-	files, err := p.captured.Files()
+	files, err := p.redirection.captured.Files()
 	i.logError(err, "failed to offer the listeners of a pod: the successor captures it as after a crash", p)
-	if files != nil && p.webhook.captured != nil {
-		files.Inbound, err = p.webhook.captured.Files()
+	if files != nil && p.redirection.webhook.captured != nil {
+		files.Inbound, err = p.redirection.webhook.captured.Files()
 		i.logError(err, "failed to offer the listeners of a pod's webhook", p)
 	}
-	p.confirmed = i.version(p) // holds for what the successor does until it serves
+	p.assignment.confirmed = i.version(p) // holds for what the successor does until it serves
 	return takeover.Pod{
-		UID: uid, Namespace: p.info.Namespace, Name: p.info.Name, Version: p.confirmed, Files: files,
-		Traffic: i.exportCounts(p.proxied), Journaled: i.Journal.Outlives(),
+		UID: uid, Namespace: p.info.Namespace, Name: p.info.Name, Version: p.assignment.confirmed, Files: files,
+		Traffic: i.exportCounts(p.redirection.proxied), Journaled: i.Journal.Outlives(),
 	}
 }
 
@@ -147,8 +147,8 @@ func (i incumbent) Resume(ctx context.Context) error {
 		i.podsChanged()
 		i.earlier.AddSuccessor(i.policies())
 		for uid, p := range i.pods {
-			if p.unsaved != nil {
-				p.successor = i.earlier.Over(uid)
+			if p.assignment.unsaved != nil {
+				p.assignment.successor = i.earlier.Over(uid)
 			}
 		}
 		// Policies that arrived meanwhile are in force in this agent only.

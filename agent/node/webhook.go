@@ -65,7 +65,7 @@ func (e *effects) keepWebhooks(w *meshv1.Webhooks) {
 // route gives the proxy of a pod its routes, also while it only drains.
 func (e *effects) route(p *pod) {
 	m := e.webhooks[p.info.UID]
-	if p.proxied == nil {
+	if p.redirection.proxied == nil {
 		return
 	}
 	var routes *review.Routes
@@ -76,16 +76,16 @@ func (e *effects) route(p *pod) {
 			return
 		}
 	}
-	p.proxied.Reviews().SetRoutes(routes)
+	p.redirection.proxied.Reviews().SetRoutes(routes)
 }
 
 // setWebhook captures the connections to a pod's webhook, or ends that. While another agent
 // serves, they are its own.
 func (e *effects) setWebhook(p *pod) {
 	m := e.webhooks[p.info.UID]
-	w := &p.webhook
+	w := &p.redirection.webhook
 	switch {
-	case p.captured == nil || e.phase != serving:
+	case p.redirection.captured == nil || e.phase != serving:
 		return
 	case m == nil || p.deleted():
 		e.endWebhook(p)
@@ -93,8 +93,8 @@ func (e *effects) setWebhook(p *pod) {
 	case w.captured != nil && w.certDir == m.GetCertDir() && w.port == m.GetPort():
 		return
 	}
-	files := p.inbound
-	p.inbound = nil
+	files := p.inherited.inbound
+	p.inherited.inbound = nil
 	if w.captured != nil {
 		e.endWebhook(p)
 	}
@@ -129,13 +129,13 @@ func (e *effects) captureWebhook(p *pod, m *meshv1.Webhook, files []*os.File) er
 		ports = []uint16{uint16(m.GetPort())}
 	}
 	uid := p.info.UID
-	captured, err := e.Inbound.Capture(inbound.Request{UID: uid, NetNS: p.captured.NetNS(), Ports: ports, Files: files})
+	captured, err := e.Inbound.Capture(inbound.Request{UID: uid, NetNS: p.redirection.captured.NetNS(), Ports: ports, Files: files})
 	if err != nil {
 		return err
 	}
 	e.route(p)
-	p.webhook = reviews{captured: captured, certDir: m.GetCertDir(), port: m.GetPort()}
-	p.webhook.routed = webhook.Start(webhook.Config{
+	p.redirection.webhook = reviews{captured: captured, certDir: m.GetCertDir(), port: m.GetPort()}
+	p.redirection.webhook.routed = webhook.Start(webhook.Config{
 		Captured: captured, CertDir: m.GetCertDir(), Port: uint16(m.GetPort()), Steered: len(files) > 0,
 		Addresses: func(ctx context.Context) []netip.Addr { return e.addresses(ctx, uid) },
 		Processes: func() ([]int, error) {
@@ -144,7 +144,7 @@ func (e *effects) captureWebhook(p *pod, m *meshv1.Webhook, files []*os.File) er
 		},
 		Owns:   func(pid int) (bool, error) { return e.Locator.Owns(uid, pid) },
 		Files:  p.reading,
-		Server: p.proxied.Reviews(), Log: e.Logger.With("pod", p.info.String()),
+		Server: p.redirection.proxied.Reviews(), Log: e.Logger.With("pod", p.info.String()),
 	})
 	return nil
 }
@@ -166,12 +166,12 @@ func (c *core) addresses(ctx context.Context, uid string) []netip.Addr {
 
 // endWebhook leaves the webhook of a pod to the application.
 func (e *effects) endWebhook(p *pod) {
-	for _, f := range p.inbound {
+	for _, f := range p.inherited.inbound {
 		_ = f.Close()
 	}
-	p.inbound = nil
-	w := p.webhook
-	p.webhook = reviews{}
+	p.inherited.inbound = nil
+	w := p.redirection.webhook
+	p.redirection.webhook = reviews{}
 	if w.captured == nil {
 		return
 	}
@@ -182,9 +182,9 @@ func (e *effects) endWebhook(p *pod) {
 // webhookProblem returns why the reviews of a pod are not routed; "" if they are, or are not
 // to be.
 func (c *core) webhookProblem(p *pod) string {
-	err := p.webhook.problem
-	if p.webhook.routed != nil {
-		err = p.webhook.routed.Problem()
+	err := p.redirection.webhook.problem
+	if p.redirection.webhook.routed != nil {
+		err = p.redirection.webhook.routed.Problem()
 	}
 	if err == nil || c.webhooks[p.info.UID] == nil {
 		return ""

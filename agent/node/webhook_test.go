@@ -40,7 +40,7 @@ func TestWebhooksAreCapturedWhileTheyAreRouted(t *testing.T) {
 	require.NoError(t, r.Store.SavePolicy(state.Saved{PodPolicy: &meshv1.PodPolicy{Uid: restoredPod, Namespace: "ns", Name: "a", Version: "1"}, Since: time.Now()}))
 	r.restoreCaptured(t)
 	captured := func(r *running) (yes bool) {
-		require.NoError(t, r.do(t.Context(), func() error { yes = r.pods[restoredPod].webhook.captured != nil; return nil }))
+		require.NoError(t, r.do(t.Context(), func() error { yes = r.pods[restoredPod].redirection.webhook.captured != nil; return nil }))
 		return yes
 	}
 	problem := func(r *running) (why string) {

@@ -18,8 +18,8 @@ import (
 
 // rootConditions is the input for the conditions of a root.
 type rootConditions struct {
-	*workload
-	out *v1alpha1.ShardingConfigStatus
+	workload *workload
+	out      *v1alpha1.ShardingConfigStatus
 	// word is the state of all handovers.
 	word       string
 	withdrawn  bool
@@ -43,7 +43,7 @@ func (w *workload) conditions(out *v1alpha1.ShardingConfigStatus) {
 	}
 	c := conditionsOf{out, w.Config.Generation, w.Now}
 	c.leading(r.leaderless)
-	c.set(v1alpha1.ConditionUndivided, undividedCondition(r.Undivided.Undivided))
+	c.set(v1alpha1.ConditionUndivided, undividedCondition(r.workload.Undivided.Undivided))
 	c.set(v1alpha1.ConditionShardIdle, idleCondition(out.Root.Shards))
 	c.set(v1alpha1.ConditionReady, first(r.settled(), r.withoutShards, r.brokenOrImpeded, r.underWay))
 	c.set(v1alpha1.ConditionProgressing, r.progressing())
@@ -54,17 +54,17 @@ func (w *workload) conditions(out *v1alpha1.ShardingConfigStatus) {
 // withoutShards returns Ready of a root without shards.
 func (r rootConditions) withoutShards() *condition {
 	switch {
-	case r.Problem != nil:
-		return &condition{false, reasonOf(r.Problem), r.Problem.Error()}
-	case r.withdrawn && (r.word != Settled || len(r.State.Members) > 0):
+	case r.workload.Problem != nil:
+		return &condition{false, reasonOf(r.workload.Problem), r.workload.Problem.Error()}
+	case r.withdrawn && (r.word != Settled || len(r.workload.State.Members) > 0):
 		return &condition{false, v1alpha1.ReasonWithdrawing, "the shards are being withdrawn" + r.waits}
 	case r.withdrawn:
 		return &condition{false, v1alpha1.ReasonDisabled, "spec.root.disable is set: the pods run unsharded"}
-	case len(r.Pods) == 0 && r.Obstacle != nil && r.Obstacle.Reason == v1alpha1.ReasonOutsidePods:
-		return impeded(r.Obstacle, r.members)
-	case len(r.Pods) == 0:
+	case len(r.workload.Pods) == 0 && r.workload.Obstacle != nil && r.workload.Obstacle.Reason == v1alpha1.ReasonOutsidePods:
+		return impeded(r.workload.Obstacle, r.members)
+	case len(r.workload.Pods) == 0:
 		return &condition{false, v1alpha1.ReasonTargetNotFound,
-			fmt.Sprintf("no pod of %s in namespace %s has label %s: \"true\"; set it on the pod template", layout.Describe(r.Config.Spec.Root), r.Config.Namespace, v1alpha1.EnableProxyLabel)}
+			fmt.Sprintf("no pod of %s in namespace %s has label %s: \"true\"; set it on the pod template", layout.Describe(r.workload.Config.Spec.Root), r.workload.Config.Namespace, v1alpha1.EnableProxyLabel)}
 	}
 	return nil
 }
@@ -72,17 +72,17 @@ func (r rootConditions) withoutShards() *condition {
 // brokenOrImpeded returns Ready of a root that needs the user's action, or whose shards may
 // not act.
 func (r rootConditions) brokenOrImpeded() *condition {
-	broken := slices.IndexFunc(r.verdicts, verdict.broken)
+	broken := slices.IndexFunc(r.workload.verdicts, verdict.broken)
 	switch {
-	case r.Obstacle != nil && !r.State.Holds():
-		return impeded(r.Obstacle, r.members)
-	case broken >= 0 && !r.State.RolledBack:
-		return &condition{false, r.verdicts[broken].reason, r.members + "; " + describe(r.verdicts, verdict.unready)}
-	case r.Obstacle != nil:
-		return impeded(r.Obstacle, r.members)
+	case r.workload.Obstacle != nil && !r.workload.State.Holds():
+		return impeded(r.workload.Obstacle, r.members)
+	case broken >= 0 && !r.workload.State.RolledBack:
+		return &condition{false, r.workload.verdicts[broken].reason, r.members + "; " + describe(r.workload.verdicts, verdict.unready)}
+	case r.workload.Obstacle != nil:
+		return impeded(r.workload.Obstacle, r.members)
 	case r.word == Blocked:
 		return &condition{false, v1alpha1.ReasonBlocked, r.members + "; " + blockedMessage + r.waits}
-	case r.missing > 0:
+	case r.workload.missing > 0:
 		return &condition{false, v1alpha1.ReasonNotEnoughPods, r.members + "; " + r.few}
 	}
 	return nil
@@ -98,7 +98,7 @@ func (r rootConditions) underWay() *condition {
 	case r.leaderless != nil:
 		return impeded(r.leaderless, r.members)
 	case r.out.ReadyMembers < r.out.Members:
-		return &condition{false, v1alpha1.ReasonStarting, r.members + "; " + describe(r.verdicts, verdict.unready)}
+		return &condition{false, v1alpha1.ReasonStarting, r.members + "; " + describe(r.workload.verdicts, verdict.unready)}
 	case r.word == Restarting:
 		return &condition{false, v1alpha1.ReasonRestarting, r.members + "; members with objects of other shards in their caches are restarted" + r.waits}
 	}
@@ -107,26 +107,26 @@ func (r rootConditions) underWay() *condition {
 
 // settled returns Ready of a root that is ready.
 func (r rootConditions) settled() condition {
-	if r.surplus > 0 {
+	if r.workload.surplus > 0 {
 		return condition{true, v1alpha1.ReasonReplicasSurplus,
-			fmt.Sprintf("%s; %d more pods of %s are in no shard, in standby: raise spec.root.auto, or scale down", r.members, r.surplus, layout.Describe(r.Config.Spec.Root))}
+			fmt.Sprintf("%s; %d more pods of %s are in no shard, in standby: raise spec.root.auto, or scale down", r.members, r.workload.surplus, layout.Describe(r.workload.Config.Spec.Root))}
 	}
 	return condition{true, v1alpha1.ReasonSettled, r.members}
 }
 
 func (r rootConditions) progressing() condition {
 	switch {
-	case r.Problem != nil:
-		return condition{false, reasonOf(r.Problem), ""}
+	case r.workload.Problem != nil:
+		return condition{false, reasonOf(r.workload.Problem), ""}
 	case r.word == Releasing || r.word == Granting || r.word == Blocked:
 		return condition{true, v1alpha1.ReasonHandingOver, handingOverMessage + r.waits}
 	case r.word == Restarting:
-		return condition{true, v1alpha1.ReasonRestarting, cmp.Or(r.Restarting, "members are to be restarted")}
+		return condition{true, v1alpha1.ReasonRestarting, cmp.Or(r.workload.Restarting, "members are to be restarted")}
 	case r.word == Waiting:
 		return condition{true, v1alpha1.ReasonWaiting, r.members + r.waits}
-	case slices.ContainsFunc(r.verdicts, verdict.waiting) && r.surplus == 0:
-		return condition{true, v1alpha1.ReasonStarting, describe(r.verdicts, verdict.waiting)}
-	case r.Stamping != nil && !r.Stamping.Done:
+	case slices.ContainsFunc(r.workload.verdicts, verdict.waiting) && r.workload.surplus == 0:
+		return condition{true, v1alpha1.ReasonStarting, describe(r.workload.verdicts, verdict.waiting)}
+	case r.workload.Stamping != nil && !r.workload.Stamping.Done:
 		return condition{true, v1alpha1.ReasonStamping, stampingMessage}
 	case r.replacesPods():
 		return condition{true, v1alpha1.ReasonReplacingPods, Rollout(r.out.Root.Rollout)}
@@ -161,23 +161,23 @@ func rolloutTrouble(rollout *v1alpha1.RolloutStatus) *condition {
 }
 
 func (r rootConditions) degraded(long bool) condition {
-	broken := slices.IndexFunc(r.verdicts, verdict.broken)
+	broken := slices.IndexFunc(r.workload.verdicts, verdict.broken)
 	switch {
-	case r.Problem != nil:
-		return condition{true, reasonOf(r.Problem), r.Problem.Error()}
-	case len(r.Conflicts) > 0:
-		return condition{true, v1alpha1.ReasonConflict, conflict(r.Config.Namespace, r.Conflicts[0])}
+	case r.workload.Problem != nil:
+		return condition{true, reasonOf(r.workload.Problem), r.workload.Problem.Error()}
+	case len(r.workload.Conflicts) > 0:
+		return condition{true, v1alpha1.ReasonConflict, conflict(r.workload.Config.Namespace, r.workload.Conflicts[0])}
 	case broken >= 0:
-		return condition{true, r.verdicts[broken].reason, describe(r.verdicts, verdict.broken)}
+		return condition{true, r.workload.verdicts[broken].reason, describe(r.workload.verdicts, verdict.broken)}
 	case r.word == Blocked:
 		return condition{true, v1alpha1.ReasonBlocked, blockedMessage + r.waits}
-	case !r.withdrawn && r.missing > 0 && len(r.Pods) > 0 && long:
+	case !r.withdrawn && r.workload.missing > 0 && len(r.workload.Pods) > 0 && long:
 		return condition{true, v1alpha1.ReasonNotEnoughPods, r.few}
 	}
 	if c := rolloutTrouble(r.out.Root.Rollout); c != nil {
 		return *c
 	}
-	return r.memberTroubles(r.Config, r.verdicts)
+	return r.workload.memberTroubles(r.workload.Config, r.workload.verdicts)
 }
 
 // undividedCondition returns the condition about resources that several shards write, those

@@ -23,17 +23,17 @@ type answering struct {
 
 func (a answering) Read(b []byte) (int, error) {
 	n, err := a.Conn.Read(b)
-	if n > 0 && a.c.awaiting.Load() > 0 && !a.c.Hold(n) {
+	if n > 0 && a.c.server.awaiting.Load() > 0 && !a.c.Hold(n) {
 		return 0, downstream.ErrTooMuch
 	}
 	return n, err
 }
 
 // await marks the start of the wait for the head of an answer, awaited its end.
-func (c *conn) await() { c.awaiting.Add(1) }
+func (c *conn) await() { c.server.awaiting.Add(1) }
 
 func (c *conn) awaited() {
-	c.awaiting.Add(-1)
+	c.server.awaiting.Add(-1)
 	c.Forgive()
 }
 

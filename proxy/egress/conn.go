@@ -23,12 +23,12 @@ const halfClosed = 2 * time.Minute
 // conn is a connection of the pod.
 type conn struct {
 	*downstream.Conn
-	s     *Server
-	early []byte // read while sniffing, and not returned by Read yet
-	target
-	around connect
-	server
-	patience
+	s        *Server
+	early    []byte // read while sniffing, and not returned by Read yet
+	target   target
+	around   connect
+	server   server
+	patience patience
 }
 
 // target is what the requests of a connection are for. It is set before they are read.
@@ -69,9 +69,9 @@ type patience struct {
 
 func newConn(s *Server, accepted *downstream.Conn, to netip.AddrPort) *conn {
 	c := &conn{Conn: accepted, s: s, patience: patience{moved: make(chan struct{}, 1)}}
-	c.to = netip.AddrPortFrom(to.Addr().Unmap(), to.Port())
-	c.port = to.Port()
-	c.up = c.dial
+	c.target.to = netip.AddrPortFrom(to.Addr().Unmap(), to.Port())
+	c.target.port = to.Port()
+	c.server.up = c.dial
 	return c
 }
 
@@ -79,7 +79,7 @@ func newConn(s *Server, accepted *downstream.Conn, to netip.AddrPort) *conn {
 func (c *conn) dial(ctx context.Context) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	return c.s.Dial(ctx, "tcp", c.to.String())
+	return c.s.Dial(ctx, "tcp", c.target.to.String())
 }
 
 func (c *conn) Read(b []byte) (int, error) {
@@ -93,8 +93,8 @@ func (c *conn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	// While a request is served, net/http reads one byte to detect that the client has
 	// disconnected. It takes a half-closed connection for a closed one.
-	if err == io.EOF && len(b) == 1 && c.patient { //nolint:errorlint // as net/http
-		err = c.wait(c.Life)
+	if err == io.EOF && len(b) == 1 && c.patience.patient { //nolint:errorlint // as net/http
+		err = c.patience.wait(c.Life)
 	}
 	return n, err
 }
@@ -128,10 +128,10 @@ func (c *conn) SetReadDeadline(t time.Time) error {
 	if !t.IsZero() {
 		at = max(1, t.UnixNano())
 	}
-	c.reading.Store(at)
+	c.patience.reading.Store(at)
 	err := c.Conn.SetReadDeadline(t)
 	select {
-	case c.moved <- struct{}{}:
+	case c.patience.moved <- struct{}{}:
 	default:
 	}
 	return err

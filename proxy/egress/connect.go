@@ -23,7 +23,7 @@ const maxVia = 4
 // seen within the tunnel.
 func (x *exchange) connect() {
 	c := x.c
-	to := c.up
+	to := c.server.up
 	up, resp, err := c.ask(x.r.Context(), to, x.r)
 	if err != nil {
 		failed(x.w, x.r, err)
@@ -63,15 +63,15 @@ func (x *exchange) enclose(up net.Conn, to dialer, early *bufio.ReadWriter) {
 	c := x.c
 	first := c.first(up)
 	asked := x.r.Clone(c.Life)
-	c.up = func(ctx context.Context) (net.Conn, error) {
+	c.server.up = func(ctx context.Context) (net.Conn, error) {
 		if up := first(); up != nil {
 			return up, nil
 		}
 		return c.again(ctx, to, asked)
 	}
 	c.around.ticket, c.around.faults = x.ticket, x.injecting
-	c.port = x.asked[0].Port
-	c.via = append(c.via, x.asked[0].Host)
+	c.target.port = x.asked[0].Port
+	c.target.via = append(c.target.via, x.asked[0].Host)
 	held, _ := early.Peek(early.Reader.Buffered())
 	c.early = append([]byte(nil), held...)
 	heads := x.held - requestWeight // they stay in memory, to repeat the CONNECT

@@ -16,7 +16,7 @@ import (
 // tls is look for a connection that begins with a ClientHello.
 func (s *Server) tls(c *conn, h *hello) net.Conn {
 	p, _ := s.Policy()
-	asked := c.opaque(match.HTTP{Scheme: "https", Host: h.name, Port: c.port, Opaque: true})
+	asked := c.opaque(match.HTTP{Scheme: "https", Host: h.name, Port: c.target.port, Opaque: true})
 	// Do not connect to the server if the rules refuse the request already.
 	done := s.turn(p)
 	decrypt := p.decrypts(asked...) && p.refuses(&flow{asked: asked, within: true}) == nil
@@ -34,9 +34,9 @@ func (s *Server) tls(c *conn, h *hello) net.Conn {
 // other host of the CONNECTs around it. Rules must allow all of them.
 func (c *conn) opaque(one match.HTTP) []match.HTTP {
 	asked := []match.HTTP{one}
-	for _, host := range c.via {
+	for _, host := range c.target.via {
 		if host != one.Host {
-			asked = append(asked, match.HTTP{Scheme: "https", Host: host, Port: c.port, Opaque: true})
+			asked = append(asked, match.HTTP{Scheme: "https", Host: host, Port: c.target.port, Opaque: true})
 		}
 	}
 	return asked
@@ -48,19 +48,19 @@ func (c *conn) opaque(one match.HTTP) []match.HTTP {
 // deny is refused.
 func (s *Server) decrypt(c *conn, h *hello) net.Conn {
 	if s.Leaf == nil || h.name == "" {
-		c.leafless = true
+		c.server.leafless = true
 		return nil
 	}
 	offered := slices.DeleteFunc([]string{"h2", "http/1.1"}, func(p string) bool { return !slices.Contains(h.alpn, p) })
 	if len(offered) == 0 && len(h.alpn) > 0 {
-		c.leafless = true // the client offers no HTTP, but the server may speak it in spite of that
+		c.server.leafless = true // the client offers no HTTP, but the server may speak it in spite of that
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(c.Life, leafTimeout)
 	leaf, err := s.Leaf(ctx, h.name)
 	cancel()
 	if err != nil {
-		c.leafless = true
+		c.server.leafless = true
 		s.leafless.Do(func() { // rate-limited: the pod controls how often this happens
 			s.Log.Warn("no certificate to decrypt a connection with: it is refused if a rule may deny its requests, else treated as opaque", "pod", s.Pod, "host", h.name, "error", err)
 		})
@@ -69,10 +69,10 @@ func (s *Server) decrypt(c *conn, h *hello) net.Conn {
 	if slices.Contains(offered, "h2") && !c.TakeHTTP2() {
 		offered = slices.DeleteFunc(offered, func(p string) bool { return p == "h2" })
 	}
-	c.scheme, c.protocol, c.host = "https", ProtocolHTTPS, h.name
+	c.target.scheme, c.target.protocol, c.target.host = "https", ProtocolHTTPS, h.name
 	up, err := s.verified(c, offered)
 	if err != nil {
-		c.unverified = err
+		c.server.unverified = err
 	} else {
 		offered = offered[:0]
 		if chosen := up.ConnectionState().NegotiatedProtocol; chosen != "" {
@@ -80,9 +80,9 @@ func (s *Server) decrypt(c *conn, h *hello) net.Conn {
 		} else if len(h.alpn) > 0 {
 			offered = append(offered, "http/1.1")
 		}
-		c.transport = c.newTransport(false)
+		c.server.transport = c.newTransport(false)
 		first := c.first(up)
-		c.transport.DialTLSContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+		c.server.transport.DialTLSContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
 			if up := first(); up != nil {
 				return up, nil
 			}
@@ -121,16 +121,16 @@ func (c *conn) first(up net.Conn) func() net.Conn {
 func (s *Server) verified(c *conn, protocols []string) (*tls.Conn, error) {
 	ctx, cancel := context.WithTimeout(c.Life, dialTimeout)
 	defer cancel()
-	raw, err := c.up(ctx)
+	raw, err := c.server.up(ctx)
 	if err != nil {
 		return nil, err
 	}
 	up, err := s.handshake(ctx, answering{raw, c}, &tls.Config{
-		ServerName: c.host, RootCAs: s.Roots, MinVersion: tls.VersionTLS12, NextProtos: protocols,
+		ServerName: c.target.host, RootCAs: s.Roots, MinVersion: tls.VersionTLS12, NextProtos: protocols,
 	})
 	if err != nil {
 		_ = raw.Close()
-		return nil, fmt.Errorf("TLS handshake with the server of %s: %w", c.host, err)
+		return nil, fmt.Errorf("TLS handshake with the server of %s: %w", c.target.host, err)
 	}
 	return up, nil
 }
@@ -140,9 +140,9 @@ func (s *Server) verified(c *conn, protocols []string) (*tls.Conn, error) {
 func (c *conn) newTransport(http2 bool) *http.Transport {
 	protocols := &http.Protocols{}
 	protocols.SetHTTP1(!http2)
-	protocols.SetHTTP2(c.scheme == "https")
+	protocols.SetHTTP2(c.target.scheme == "https")
 	protocols.SetUnencryptedHTTP2(http2)
-	up := c.up
+	up := c.server.up
 	t := &http.Transport{
 		Proxy: forwarded,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -153,7 +153,7 @@ func (c *conn) newTransport(http2 bool) *http.Transport {
 			return answering{raw, c}, nil
 		},
 		Protocols:              protocols,
-		ForceAttemptHTTP2:      c.scheme == "https",
+		ForceAttemptHTTP2:      c.target.scheme == "https",
 		DisableCompression:     true,
 		ExpectContinueTimeout:  expectTimeout,
 		MaxResponseHeaderBytes: maxAnswerHead,

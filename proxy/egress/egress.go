@@ -218,7 +218,7 @@ func (s *Server) sniff(accepted *downstream.Conn) {
 		}
 	}()
 	p, ok := s.Policy()
-	switch to := c.to; {
+	switch to := c.target.to; {
 	case !ok, !to.IsValid(), to.Addr().IsLoopback(), to.Addr().IsUnspecified(), to.Addr().IsMulticast(), s.itself(c), s.Forbidden(to):
 		s.Count(ProtocolOther, VerdictDenied)
 		_ = c.Close()
@@ -239,7 +239,7 @@ func (s *Server) itself(c *conn) bool {
 		return false
 	}
 	at := local.AddrPort()
-	return c.to == netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
+	return c.target.to == netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
 }
 
 // look sniffs the protocol of a connection. For HTTP and decrypted TLS it returns the
@@ -249,21 +249,21 @@ func (s *Server) look(c *conn) net.Conn {
 	k, h := c.sniff()
 	switch k {
 	case speaksHTTP, speaksHTTP2:
-		c.scheme, c.protocol, c.patient = "http", ProtocolHTTP, k == speaksHTTP
+		c.target.scheme, c.target.protocol, c.patience.patient = "http", ProtocolHTTP, k == speaksHTTP
 		if k == speaksHTTP2 && !c.TakeHTTP2() {
 			s.Count(ProtocolHTTP, VerdictBound)
 			s.Conns.Reached("egress HTTP/2 connections")
 			_ = c.Close()
 			return nil
 		}
-		c.transport = c.newTransport(k == speaksHTTP2)
+		c.server.transport = c.newTransport(k == speaksHTTP2)
 		return c
 	case speaksTLS:
 		return s.tls(c, h)
 	case speaksNothing:
 		_ = c.Close()
 	default:
-		s.tunnel(c, ProtocolOther, c.opaque(match.HTTP{Port: c.port, Opaque: true}))
+		s.tunnel(c, ProtocolOther, c.opaque(match.HTTP{Port: c.target.port, Opaque: true}))
 	}
 	return nil
 }

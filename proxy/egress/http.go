@@ -70,7 +70,7 @@ var (
 // ServeHTTP serves one request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c := downstream.Of[*conn](r)
-	x := &exchange{line: line{s: s, c: c, protocol: c.protocol}, w: w, r: r}
+	x := &exchange{line: line{s: s, c: c, protocol: c.target.protocol}, w: w, r: r}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	x.cancel = cancel
 	x.flow.cut = func() { cancel(errCut) }
@@ -112,7 +112,7 @@ func (x *exchange) charge() bool {
 func (x *exchange) enter() bool {
 	x.flow.asked = x.asked
 	if x.connects() {
-		if len(x.c.via) == maxVia {
+		if len(x.c.target.via) == maxVia {
 			return x.malformed(http.StatusBadRequest, "this goes through too many proxies")
 		}
 		p, _ := x.s.Policy()
@@ -180,12 +180,12 @@ func (x *exchange) understand() bool {
 		return x.malformed(code, why)
 	}
 	x.asked = append(x.asked, asked)
-	if asked.Port != x.c.port {
+	if asked.Port != x.c.target.port {
 		direct := asked
-		direct.Scheme, direct.Port = x.c.scheme, x.c.port
+		direct.Scheme, direct.Port = x.c.target.scheme, x.c.target.port
 		x.flow.direct = &direct
 	}
-	for _, host := range x.c.via {
+	for _, host := range x.c.target.via {
 		if host != asked.Host {
 			asked.Host = host
 			x.asked = append(x.asked, asked)
@@ -202,7 +202,7 @@ func (x *exchange) understand() bool {
 // target returns what the request asks for, or why the request is refused.
 func (x *exchange) target() (asked match.HTTP, code int, why string) {
 	r, c := x.r, x.c
-	asked = match.HTTP{Scheme: c.scheme, Port: c.port, Method: r.Method, Path: r.URL.Path, Header: r.Header}
+	asked = match.HTTP{Scheme: c.target.scheme, Port: c.target.port, Method: r.Method, Path: r.URL.Path, Header: r.Header}
 	var port uint16
 	if r.Host != "" {
 		var ok bool
@@ -216,11 +216,11 @@ func (x *exchange) target() (asked match.HTTP, code int, why string) {
 	case x.connects():
 		return x.connectTarget(asked, port)
 	case r.ProtoMajor == 1 && r.URL.Host != "":
-		if r.URL.Scheme != "http" || c.scheme != "http" || asked.Host == "" || r.URL.User != nil {
+		if r.URL.Scheme != "http" || c.target.scheme != "http" || asked.Host == "" || r.URL.User != nil {
 			return asked, http.StatusBadRequest, "a target with a host must be an http URL without user information"
 		}
 		x.through, asked.Port = true, cmp.Or(port, 80)
-	case c.host != "" && asked.Host != c.host:
+	case c.target.host != "" && asked.Host != c.target.host:
 		return asked, http.StatusMisdirectedRequest, "the request is for another host than the TLS connection"
 	}
 	return asked, 0, ""
@@ -228,7 +228,7 @@ func (x *exchange) target() (asked match.HTTP, code int, why string) {
 
 // connectTarget is target for a CONNECT.
 func (x *exchange) connectTarget(asked match.HTTP, port uint16) (match.HTTP, int, string) {
-	if x.r.ProtoMajor != 1 || x.c.scheme != "http" {
+	if x.r.ProtoMajor != 1 || x.c.target.scheme != "http" {
 		return asked, http.StatusNotImplemented, "CONNECT is supported in HTTP/1.1 without TLS only"
 	}
 	if asked.Host == "" || port == 0 || x.r.URL.Path != "" {
@@ -340,9 +340,9 @@ func (x *exchange) answer(code int, retry int, message string) {
 
 // pass forwards the request and its answer.
 func (x *exchange) pass() {
-	if x.c.unverified != nil {
-		x.failed, x.verdict, x.err = true, VerdictFailed, x.c.unverified
-		x.answer(http.StatusBadGateway, 0, x.c.unverified.Error())
+	if x.c.server.unverified != nil {
+		x.failed, x.verdict, x.err = true, VerdictFailed, x.c.server.unverified
+		x.answer(http.StatusBadGateway, 0, x.c.server.unverified.Error())
 		return
 	}
 	if x.r.ProtoMajor == 1 {
@@ -383,7 +383,7 @@ func rewrite(pr *httputil.ProxyRequest) {
 	if x.through {
 		return
 	}
-	out.URL.Scheme, out.URL.Host = x.c.scheme, x.c.to.String()
+	out.URL.Scheme, out.URL.Host = x.c.target.scheme, x.c.target.to.String()
 	if target := pr.In.RequestURI; strings.HasPrefix(target, "/") && !strings.HasPrefix(target, "//") && out.URL.RequestURI() != target {
 		// Keep the target as it came: Go would encode it differently.
 		out.URL.Opaque, _, _ = strings.Cut(target, "?")
@@ -394,7 +394,7 @@ func rewrite(pr *httputil.ProxyRequest) {
 // forward proxy, so that their targets keep the host.
 func forwarded(r *http.Request) (*url.URL, error) {
 	if x := exchangeOf(r.Context()); x != nil && x.through {
-		return &url.URL{Scheme: "http", Host: x.c.to.String()}, nil
+		return &url.URL{Scheme: "http", Host: x.c.target.to.String()}, nil
 	}
 	return nil, nil
 }
@@ -403,7 +403,7 @@ func forwarded(r *http.Request) (*url.URL, error) {
 type roundTripper struct{}
 
 func (roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
-	return exchangeOf(r.Context()).c.transport.RoundTrip(r)
+	return exchangeOf(r.Context()).c.server.transport.RoundTrip(r)
 }
 
 // answered handles the head of the server's answer (ReverseProxy.ModifyResponse).

@@ -122,7 +122,7 @@ func (l *line) done() {
 	attrs := []slog.Attr{
 		slog.String("pod", l.s.Pod), slog.String("uid", l.s.UID),
 		slog.String("protocol", l.protocol),
-		slog.String("host", host), slog.String("to", l.c.to.String()),
+		slog.String("host", host), slog.String("to", l.c.target.to.String()),
 		slog.String("verdict", l.verdict),
 	}
 	if l.by != "" {

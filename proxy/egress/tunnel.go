@@ -22,7 +22,7 @@ func (s *Server) tunnel(c *conn, protocol string, asked []match.HTTP) {
 	c.Upgraded.Store(true)
 	_ = c.Conn.SetDeadline(time.Time{})
 	p, _ := s.Policy()
-	f := &flow{asked: asked, failed: c.leafless, cut: func() { _ = c.Close() }}
+	f := &flow{asked: asked, failed: c.server.leafless, cut: func() { _ = c.Close() }}
 	f.opaque = protocol == ProtocolTLS && !s.decrypts(p, asked) // else decrypting was tried before
 	s.flows.Add(f)
 	defer s.flows.Remove(f)
@@ -64,7 +64,7 @@ func (t *tunnel) inject() bool {
 
 func (t *tunnel) relay() {
 	c := t.c
-	up, err := c.up(c.Life)
+	up, err := c.server.up(c.Life)
 	if err != nil {
 		t.verdict, t.err = VerdictFailed, err
 		t.done()

@@ -44,7 +44,7 @@ type Ticket struct {
 
 // claim is what a request takes from one rule.
 type claim struct {
-	*state
+	state *state
 	flies bool   // it counts as in flight
 	probe uint64 // number of the probe; 0: the request is no probe
 }
@@ -73,9 +73,9 @@ func (t Ticket) Answered(now time.Time, o Outcome) {
 	if t.first.state == nil {
 		return
 	}
-	t.first.answered(t.first, t.started, now, o)
+	t.first.state.answered(t.first, t.started, now, o)
 	for _, h := range t.rest {
-		h.answered(h, t.started, now, o)
+		h.state.answered(h, t.started, now, o)
 	}
 }
 
@@ -94,9 +94,9 @@ func (t Ticket) Leave() {
 
 func (c claim) leave() {
 	if c.flies {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.inFlight--
+		c.state.mu.Lock()
+		defer c.state.mu.Unlock()
+		c.state.inFlight--
 	}
 }
 
@@ -203,7 +203,7 @@ func (r *Rules) Shut(userAgent string, asked ...match.HTTP) bool {
 	}
 	found := r.deciding(Ticket{}, userAgent, asked)
 	return slices.ContainsFunc(found.rules(), func(r *rule) bool {
-		return r.state.trigger == meshv1.Trigger_TRIGGER_FORCE_OPENED
+		return r.state.config.trigger == meshv1.Trigger_TRIGGER_FORCE_OPENED
 	})
 }
 
@@ -261,7 +261,7 @@ func (r *Rules) Decrypts(asked *match.HTTP) bool {
 		case match.Unseen:
 			return true
 		case match.Yes:
-			if len(e.Rule.agents) > 0 || !e.Rule.state.forced() {
+			if len(e.Rule.agents) > 0 || !e.Rule.state.config.forced() {
 				return true
 			}
 			decided = e.Rule.number
@@ -343,7 +343,7 @@ func lock(states []*state, rules []*rule) []*state {
 func (r *rule) check(now time.Time, flies bool) *Refusal {
 	refusal := r.state.check(now, flies)
 	if refusal != nil {
-		r.state.refused++
+		r.state.totals.refused++
 		refusal.Breaker, refusal.Rule = r.breaker, r.name
 	}
 	return refusal

@@ -106,18 +106,18 @@ const (
 
 // state is the counts of one rule.
 type state struct {
-	config
-	key string
-	id  uint64 // states are locked in the order of their ids
+	config config
+	key    string
+	id     uint64 // states are locked in the order of their ids
 
 	mu       sync.Mutex
 	share    share
 	recover  string
 	inFlight uint64
-	rate
-	backoff
-	circuit
-	totals
+	rate     rate
+	backoff  backoff
+	circuit  circuit
+	totals   totals
 }
 
 // rate is a member's part of a rule's bucket.
@@ -155,10 +155,10 @@ var lastID atomic.Uint64
 func newState(key string, c config, s share, recover string) *state {
 	out := &state{config: c, key: key, id: lastID.Add(1), share: s, recover: recover}
 	if c.interval > 0 {
-		out.bucket, out.turns, out.inTurns = c.divide(s)
+		out.rate.bucket, out.rate.turns, out.rate.inTurns = c.divide(s)
 	}
 	if c.period > 0 {
-		out.window, out.earlier = newWindow(c.period), newWindow(c.period)
+		out.circuit.window, out.circuit.earlier = newWindow(c.period), newWindow(c.period)
 	}
 	return out
 }
@@ -185,7 +185,7 @@ func (s *state) enforce(now time.Time, next share, recover string) {
 	defer s.mu.Unlock()
 	if s.recover != recover {
 		s.recover = recover
-		if s.breaker != closed {
+		if s.circuit.breaker != closed {
 			s.turnTo(closed, now)
 		}
 	}
@@ -194,35 +194,35 @@ func (s *state) enforce(now time.Time, next share, recover string) {
 
 func (s *state) reshare(now time.Time, next share) {
 	before := s.share
-	if s.share = next; before == next || s.interval == 0 {
+	if s.share = next; before == next || s.config.interval == 0 {
 		return
 	}
-	b, t, inTurns := s.divide(next)
-	if s.inTurns || before.shared && before.of == 0 {
+	b, t, inTurns := s.config.divide(next)
+	if s.rate.inTurns || before.shared && before.of == 0 {
 		b.tokens, b.last = 0, now
 	} else {
-		s.bucket.become(b, now)
-		b = s.bucket
+		s.rate.bucket.become(b, now)
+		b = s.rate.bucket
 	}
-	s.bucket, s.turns, s.inTurns = b, t, inTurns
+	s.rate.bucket, s.rate.turns, s.rate.inTurns = b, t, inTurns
 	if inTurns {
-		s.turns.from = now.Add(duration(mul(s.burst, t.slot)))
+		s.rate.turns.from = now.Add(duration(mul(s.config.burst, t.slot)))
 	}
 }
 
 func (s *state) turnTo(b meshv1.BreakerState, now time.Time) {
-	s.breaker, s.since, s.changed, s.probing = b, now, now, false
-	s.window.reset()
-	s.earlier.reset()
+	s.circuit.breaker, s.circuit.since, s.circuit.changed, s.circuit.probing = b, now, now, false
+	s.circuit.window.reset()
+	s.circuit.earlier.reset()
 	if b == closed {
-		s.failed, s.until = 0, time.Time{}
+		s.backoff.failed, s.backoff.until = 0, time.Time{}
 	}
 }
 
 // check returns why a request may not pass, or nil. flies means that it counts as in
 // flight. The caller must hold the lock.
 func (s *state) check(now time.Time, flies bool) *Refusal {
-	switch s.trigger {
+	switch s.config.trigger {
 	case meshv1.Trigger_TRIGGER_FORCE_OPENED:
 		return &Refusal{Opened: true, Reason: "forced"}
 	case meshv1.Trigger_TRIGGER_FORCE_CLOSED:
@@ -231,10 +231,10 @@ func (s *state) check(now time.Time, flies bool) *Refusal {
 	if r := s.checkBreaker(now); r != nil {
 		return r
 	}
-	if left := s.until.Sub(now); !s.until.IsZero() && left > 0 {
+	if left := s.backoff.until.Sub(now); !s.backoff.until.IsZero() && left > 0 {
 		return &Refusal{Reason: "backoff", RetryAfter: left}
 	}
-	if flies && s.maxInFlight > 0 && s.inFlight >= s.places() {
+	if flies && s.config.maxInFlight > 0 && s.inFlight >= s.places() {
 		return &Refusal{Reason: "in_flight", RetryAfter: time.Second}
 	}
 	return s.checkRate(now)
@@ -242,13 +242,13 @@ func (s *state) check(now time.Time, flies bool) *Refusal {
 
 func (s *state) checkBreaker(now time.Time) *Refusal {
 	switch {
-	case s.breaker == closed:
-	case s.sleep == 0:
+	case s.circuit.breaker == closed:
+	case s.config.sleep == 0:
 		return &Refusal{Opened: true, Reason: "opened"}
-	case s.breaker == opened && now.Sub(s.since) < s.sleep:
-		return &Refusal{Opened: true, Reason: "opened", RetryAfter: s.sleep - max(now.Sub(s.since), 0)}
-	case s.probing && now.Sub(s.probed) < s.sleep: // a probe that takes longer is abandoned
-		return &Refusal{Opened: true, Reason: "opened", RetryAfter: s.sleep - max(now.Sub(s.probed), 0)}
+	case s.circuit.breaker == opened && now.Sub(s.circuit.since) < s.config.sleep:
+		return &Refusal{Opened: true, Reason: "opened", RetryAfter: s.config.sleep - max(now.Sub(s.circuit.since), 0)}
+	case s.circuit.probing && now.Sub(s.circuit.probed) < s.config.sleep: // a probe that takes longer is abandoned
+		return &Refusal{Opened: true, Reason: "opened", RetryAfter: s.config.sleep - max(now.Sub(s.circuit.probed), 0)}
 	}
 	return nil
 }
@@ -257,24 +257,24 @@ func (s *state) checkRate(now time.Time) *Refusal {
 	switch {
 	case s.share.shared && s.share.of == 0:
 		return &Refusal{Reason: "bucket", RetryAfter: time.Second}
-	case s.interval == 0:
+	case s.config.interval == 0:
 		return nil
-	case s.inTurns:
-		if s.turns.may(now) {
+	case s.rate.inTurns:
+		if s.rate.turns.may(now) {
 			return nil
 		}
 		// Waiting for a turn is no sign of too many requests: do not open.
-		return &Refusal{Reason: "bucket", RetryAfter: s.turns.wait(now)}
+		return &Refusal{Reason: "bucket", RetryAfter: s.rate.turns.wait(now)}
 	}
-	s.bucket.advance(now)
-	if s.bucket.tokens > 0 {
+	s.rate.bucket.advance(now)
+	if s.rate.bucket.tokens > 0 {
 		return nil
 	}
-	r := &Refusal{Reason: "bucket", RetryAfter: s.bucket.wait()}
-	if s.trigger == meshv1.Trigger_TRIGGER_NORMAL {
+	r := &Refusal{Reason: "bucket", RetryAfter: s.rate.bucket.wait()}
+	if s.config.trigger == meshv1.Trigger_TRIGGER_NORMAL {
 		s.turnTo(opened, now)
 		if r.RetryAfter > 0 { // else the bucket is never refilled, and no probe passes
-			r.RetryAfter = max(r.RetryAfter, s.sleep)
+			r.RetryAfter = max(r.RetryAfter, s.config.sleep)
 		}
 	}
 	return r
@@ -283,7 +283,7 @@ func (s *state) checkRate(now time.Time) *Refusal {
 // places returns how many requests may be in flight. If there are more members than
 // places, each member has one, because there are no turns for requests in flight.
 func (s *state) places() uint64 {
-	n := s.share.part(s.maxInFlight)
+	n := s.share.part(s.config.maxInFlight)
 	if s.share.of > 0 {
 		n = max(n, 1)
 	}
@@ -292,28 +292,28 @@ func (s *state) places() uint64 {
 
 // take counts a request that check allowed. The caller must hold the lock.
 func (s *state) take(now time.Time, flies bool) claim {
-	s.passed++
-	h := claim{state: s, flies: flies && s.maxInFlight > 0}
+	s.totals.passed++
+	h := claim{state: s, flies: flies && s.config.maxInFlight > 0}
 	if h.flies {
 		s.inFlight++
 	}
-	if s.trigger == meshv1.Trigger_TRIGGER_FORCE_CLOSED {
+	if s.config.trigger == meshv1.Trigger_TRIGGER_FORCE_CLOSED {
 		return h
 	}
 	switch {
-	case s.inTurns:
-		s.turns.take(now)
-	case s.interval > 0:
-		s.bucket.tokens--
-		s.taken++
+	case s.rate.inTurns:
+		s.rate.turns.take(now)
+	case s.config.interval > 0:
+		s.rate.bucket.tokens--
+		s.rate.taken++
 	}
-	if s.breaker != closed {
-		if s.breaker == opened {
+	if s.circuit.breaker != closed {
+		if s.circuit.breaker == opened {
 			s.turnTo(halfOpen, now)
 		}
-		s.probe++
-		s.probing, s.probed = true, now
-		h.probe = s.probe
+		s.circuit.probe++
+		s.circuit.probing, s.circuit.probed = true, now
+		h.probe = s.circuit.probe
 	}
 	return h
 }
@@ -322,12 +322,12 @@ func (s *state) take(now time.Time, flies bool) claim {
 func (s *state) answered(h claim, started, now time.Time, o Outcome) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.trigger == meshv1.Trigger_TRIGGER_FORCE_CLOSED {
+	if s.config.trigger == meshv1.Trigger_TRIGGER_FORCE_CLOSED {
 		return
 	}
-	slow := s.slowPercent > 0 && o.Took > s.slow
+	slow := s.config.slowPercent > 0 && o.Took > s.config.slow
 	unknown := o.Unknown && !slow
-	if h.probe != 0 && h.probe == s.probe && s.probing && s.breaker == halfOpen {
+	if h.probe != 0 && h.probe == s.circuit.probe && s.circuit.probing && s.circuit.breaker == halfOpen {
 		s.conclude(now, unknown, o.Failed || slow)
 	}
 	if unknown {
@@ -336,7 +336,7 @@ func (s *state) answered(h claim, started, now time.Time, o Outcome) {
 	if !o.Unknown {
 		s.back(started, now, o.Failed)
 	}
-	if s.breaker == closed && h.probe == 0 && !started.Before(s.since) {
+	if s.circuit.breaker == closed && h.probe == 0 && !started.Before(s.circuit.since) {
 		s.count(now, o, slow)
 	}
 }
@@ -345,7 +345,7 @@ func (s *state) answered(h claim, started, now time.Time, o Outcome) {
 func (s *state) conclude(now time.Time, unknown, failed bool) {
 	switch {
 	case unknown:
-		s.probing = false
+		s.circuit.probing = false
 	case failed:
 		s.turnTo(opened, now)
 	default:
@@ -356,7 +356,7 @@ func (s *state) conclude(now time.Time, unknown, failed bool) {
 // count adds an outcome to the window, and opens the breaker if too many requests failed
 // or were slow.
 func (s *state) count(now time.Time, o Outcome, slow bool) {
-	if s.window.part == 0 || s.trigger != meshv1.Trigger_TRIGGER_NORMAL {
+	if s.circuit.window.part == 0 || s.config.trigger != meshv1.Trigger_TRIGGER_NORMAL {
 		return
 	}
 	c := counts{Ended: 1}
@@ -369,9 +369,9 @@ func (s *state) count(now time.Time, o Outcome, slow bool) {
 			c.Slow = 1
 		}
 	}
-	sum := s.window.add(now, c).plus(s.earlier.sum(now))
-	if s.errorPercent > 0 && reached(sum.Failed, sum.Ended, s.minRequests, s.errorPercent) ||
-		s.slowPercent > 0 && reached(sum.Slow, sum.Timed, s.minRequests, s.slowPercent) {
+	sum := s.circuit.window.add(now, c).plus(s.circuit.earlier.sum(now))
+	if s.config.errorPercent > 0 && reached(sum.Failed, sum.Ended, s.config.minRequests, s.config.errorPercent) ||
+		s.config.slowPercent > 0 && reached(sum.Slow, sum.Timed, s.config.minRequests, s.config.slowPercent) {
 		s.turnTo(opened, now)
 	}
 }
@@ -384,20 +384,20 @@ func reached(n, of, least uint64, percent float64) bool {
 // failures of requests that were already under way then are not counted again.
 func (s *state) back(started, now time.Time, failed bool) {
 	switch {
-	case s.failures == 0:
+	case s.config.failures == 0:
 	case !failed:
-		if !started.Before(s.failedAt) {
-			s.failed, s.until = 0, time.Time{}
+		if !started.Before(s.backoff.failedAt) {
+			s.backoff.failed, s.backoff.until = 0, time.Time{}
 		}
-	case s.failed >= s.failures && started.Before(s.failedAt):
+	case s.backoff.failed >= s.config.failures && started.Before(s.backoff.failedAt):
 	default:
-		s.failed, s.failedAt = s.failed+1, now
-		if s.failed >= s.failures {
-			wait := s.base
-			for n := s.failures; n < s.failed && wait < s.most; n++ {
-				wait += min(wait, s.most-wait)
+		s.backoff.failed, s.backoff.failedAt = s.backoff.failed+1, now
+		if s.backoff.failed >= s.config.failures {
+			wait := s.config.base
+			for n := s.config.failures; n < s.backoff.failed && wait < s.config.most; n++ {
+				wait += min(wait, s.config.most-wait)
 			}
-			s.until = now.Add(min(wait, s.most))
+			s.backoff.until = now.Add(min(wait, s.config.most))
 		}
 	}
 }
@@ -405,15 +405,15 @@ func (s *state) back(started, now time.Time, failed bool) {
 func (s *state) report() *meshv1.RuleState {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := &meshv1.RuleState{Key: s.key, State: s.breaker, Passed: s.earlierPassed + s.passed, Refused: s.earlierRefused + s.refused}
-	switch s.trigger {
+	out := &meshv1.RuleState{Key: s.key, State: s.circuit.breaker, Passed: s.totals.earlierPassed + s.totals.passed, Refused: s.totals.earlierRefused + s.totals.refused}
+	switch s.config.trigger {
 	case meshv1.Trigger_TRIGGER_FORCE_OPENED:
 		out.State = opened
 	case meshv1.Trigger_TRIGGER_FORCE_CLOSED:
 		out.State = closed
 	}
-	if !s.since.IsZero() {
-		out.SinceMs = s.since.UnixMilli()
+	if !s.circuit.since.IsZero() {
+		out.SinceMs = s.circuit.since.UnixMilli()
 	}
 	return out
 }

@@ -83,18 +83,18 @@ func (s *state) Save(now time.Time) saved {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := saved{
-		Passed: s.earlierPassed + s.passed, Refused: s.earlierRefused + s.refused,
-		Recover: s.recover, Failed: s.failed, Wait: int64(left(s.until, now)),
+		Passed: s.totals.earlierPassed + s.totals.passed, Refused: s.totals.earlierRefused + s.totals.refused,
+		Recover: s.recover, Failed: s.backoff.failed, Wait: int64(left(s.backoff.until, now)),
 		savedRate:    savedRate{Shared: s.share.shared, Index: s.share.index, Of: s.share.of},
-		savedCircuit: savedCircuit{Breaker: int32(s.breaker), Since: ago(s.since, now)},
+		savedCircuit: savedCircuit{Breaker: int32(s.circuit.breaker), Since: ago(s.circuit.since, now)},
 	}
-	if s.interval > 0 {
-		s.bucket.advance(now)
-		out.Tokens, out.Frac = s.bucket.tokens, s.bucket.frac
+	if s.config.interval > 0 {
+		s.rate.bucket.advance(now)
+		out.Tokens, out.Frac = s.rate.bucket.tokens, s.rate.bucket.frac
 	}
-	out.Spent, out.SpentAgo = s.turns.spent, ago(s.turns.at, now)
-	if s.inTurns {
-		out.Quiet = int64(left(s.turns.from, now))
+	out.Spent, out.SpentAgo = s.rate.turns.spent, ago(s.rate.turns.at, now)
+	if s.rate.inTurns {
+		out.Quiet = int64(left(s.rate.turns.from, now))
 	}
 	out.Window, out.WindowIn = s.outcomes(now)
 	return out
@@ -103,17 +103,17 @@ func (s *state) Save(now time.Time) saved {
 // outcomes returns the windows of both processes as one, and how far now is into the
 // newest part, in nanoseconds.
 func (s *state) outcomes(now time.Time) (all []counts, in int64) {
-	w := s.window
+	w := s.circuit.window
 	if w.begin.IsZero() {
-		w = s.earlier
+		w = s.circuit.earlier
 	}
 	if w.begin.IsZero() {
 		return nil, 0
 	}
 	w.advance(now)
-	if !s.window.begin.IsZero() && !s.earlier.begin.IsZero() {
-		s.earlier.advance(now)
-		for i, c := range s.earlier.counts {
+	if !s.circuit.window.begin.IsZero() && !s.circuit.earlier.begin.IsZero() {
+		s.circuit.earlier.advance(now)
+		for i, c := range s.circuit.earlier.counts {
 			w.counts[i] = w.counts[i].plus(c)
 		}
 	}
@@ -144,22 +144,22 @@ func left(t, now time.Time) time.Duration {
 func (s *state) Restore(was saved, at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.earlierPassed, s.earlierRefused = was.Passed, was.Refused
+	s.totals.earlierPassed, s.totals.earlierRefused = was.Passed, was.Refused
 	now, nextRecover := s.share, s.recover
 	s.recover = was.Recover
-	if s.interval > 0 {
+	if s.config.interval > 0 {
 		s.restoreBucket(was, at, now)
 	}
-	if was.Failed > s.failed {
-		s.failed, s.failedAt = was.Failed, at
+	if was.Failed > s.backoff.failed {
+		s.backoff.failed, s.backoff.failedAt = was.Failed, at
 		if was.Wait > 0 {
-			s.until = at.Add(time.Duration(was.Wait))
+			s.backoff.until = at.Add(time.Duration(was.Wait))
 		}
 	}
 	s.restoreBreaker(was, at)
 	if s.recover != nextRecover {
 		s.recover = nextRecover
-		if s.breaker != closed {
+		if s.circuit.breaker != closed {
 			s.turnTo(closed, at)
 		}
 	}
@@ -167,7 +167,7 @@ func (s *state) Restore(was saved, at time.Time) {
 
 func (s *state) restoreBucket(was saved, at time.Time, now share) {
 	old := share{was.Shared, was.Index, was.Of}
-	b, t, inTurns := s.divide(old)
+	b, t, inTurns := s.config.divide(old)
 	if was.Frac < b.interval && was.Tokens < b.burst {
 		b.frac = was.Frac
 	}
@@ -179,14 +179,14 @@ func (s *state) restoreBucket(was saved, at time.Time, now share) {
 	if was.Quiet > 0 {
 		t.from = at.Add(time.Duration(was.Quiet))
 	}
-	if s.inTurns && s.turns.at.After(t.at) {
-		t.spent, t.at = s.turns.spent, s.turns.at
+	if s.rate.inTurns && s.rate.turns.at.After(t.at) {
+		t.spent, t.at = s.rate.turns.spent, s.rate.turns.at
 	}
-	s.bucket, s.turns, s.inTurns, s.share = b, t, inTurns, old
+	s.rate.bucket, s.rate.turns, s.rate.inTurns, s.share = b, t, inTurns, old
 	if old != now {
 		s.reshare(at, now)
 	}
-	s.bucket.tokens -= min(s.taken, s.bucket.tokens)
+	s.rate.bucket.tokens -= min(s.rate.taken, s.rate.bucket.tokens)
 }
 
 // restoreBreaker restores the breaker, unless it has changed in this process since.
@@ -195,18 +195,18 @@ func (s *state) restoreBreaker(was saved, at time.Time) {
 	if was.Since > 0 {
 		since = at.Add(-time.Duration(was.Since))
 	}
-	if !s.changed.IsZero() && (s.breaker != closed || !since.After(s.changed)) {
+	if !s.circuit.changed.IsZero() && (s.circuit.breaker != closed || !since.After(s.circuit.changed)) {
 		return
 	}
-	s.breaker, s.since = meshv1.BreakerState(was.Breaker), since
-	if s.breaker == halfOpen {
+	s.circuit.breaker, s.circuit.since = meshv1.BreakerState(was.Breaker), since
+	if s.circuit.breaker == halfOpen {
 		// The probe is served by the other process, so its outcome never arrives here.
-		s.breaker = opened
+		s.circuit.breaker = opened
 	}
-	s.earlier.reset()
-	if s.earlier.part == 0 || s.breaker != closed || len(was.Window) == 0 {
+	s.circuit.earlier.reset()
+	if s.circuit.earlier.part == 0 || s.circuit.breaker != closed || len(was.Window) == 0 {
 		return
 	}
-	s.earlier.begin = at.Add(-min(time.Duration(was.WindowIn), s.earlier.part))
-	copy(s.earlier.counts[:], was.Window)
+	s.circuit.earlier.begin = at.Add(-min(time.Duration(was.WindowIn), s.circuit.earlier.part))
+	copy(s.circuit.earlier.counts[:], was.Window)
 }
