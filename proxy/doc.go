@@ -13,6 +13,7 @@
 //
 // # A request
 //
+//	conn.go            the server of the pod's clients, by package downstream
 //	downstream.go      net/http hands the request over; from here on it is a value
 //	exchange.go        run: evaluate, send, conclude; start over if the policy changed
 //	pipeline           the request, what is decided about it, how a stage ends it
@@ -28,13 +29,11 @@
 // what the manager compares among shards.
 //
 // Every decision is a stage, a small type with one job. Those of a policy's gate decide
-// who may send requests: certificate, contradiction, classification, token. Those of the
-// plan decide the rest, in order: upgrade, admission to a budget, lock, denied user agents,
-// election, root CA, exemption, scope, standby or fence, objects in no namespace, catch-up,
-// narrowing, relist, stale lists, limits, faults, user agent, connections. A stage that has
-// nothing to do for a verb and resource is not in its plan. A stage edits what is sent, asks
-// for a stage of the response, or ends the request. If the policy changes while a request
-// waits in a stage, it is evaluated anew, as it came.
+// who may send requests, and those of the plan for a verb and resource all else:
+// pipeline/stages/plan.go lists both in order. A stage that has nothing to do for a verb and
+// resource is not in its plan. A stage edits what is sent, asks for a stage of the response, or
+// ends the request. If the policy changes while a request waits in a stage, it is evaluated
+// anew, as it came.
 // The apiserver's response streams back unchanged unless a stage asked for it.
 //
 // # Lists and watches

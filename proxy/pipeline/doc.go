@@ -3,6 +3,7 @@
 //
 //	request.go   Request: as its client sent it, never edited; Outgoing: what stages edit
 //	classify.go  what a request asks for, by its path, as the apiserver reads it
+//	clusters.go  the member cluster that a path leads to
 //	state.go     State: a request, and what the stages have decided about it
 //	stage.go     Stage: one decision; Plan: the stages of a verb and resource; Outcome: how
 //	             a stage ends a request
