@@ -38,7 +38,7 @@ func (c *conn) awaited() {
 }
 
 // headed is called when the head of the answer has arrived, or will not arrive.
-func (x *exchange) headed() {
+func (x *request) headed() {
 	if x.awaits {
 		x.awaits = false
 		x.c.awaited()
@@ -47,7 +47,7 @@ func (x *exchange) headed() {
 
 // hold takes n bytes and the memory of a head from the account of requests, and reports
 // whether the total is within bounds.
-func (x *exchange) hold(n int64, head http.Header) bool {
+func (x *request) hold(n int64, head http.Header) bool {
 	n += listen.HeadWeight(head, 2)
 	x.held += n
 	within := x.s.Held.Take(n)

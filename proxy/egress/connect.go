@@ -21,7 +21,7 @@ const maxVia = 4
 // connect forwards a CONNECT to a forward proxy. The tunnel is then served as any other
 // connection. The rules must allow both the host of the CONNECT and the host that is
 // seen within the tunnel.
-func (x *exchange) connect() {
+func (x *request) connect() {
 	c := x.c
 	to := c.server.up
 	up, resp, err := c.ask(x.r.Context(), to, x.r)
@@ -59,7 +59,7 @@ func (x *exchange) connect() {
 // enclose makes the client's connection the tunnel of the CONNECT. up is its first connection
 // to the server; for further ones the CONNECT is repeated. early contains what was already
 // read from the client.
-func (x *exchange) enclose(up net.Conn, to dialer, early *bufio.ReadWriter) {
+func (x *request) enclose(up net.Conn, to dialer, early *bufio.ReadWriter) {
 	c := x.c
 	first := c.first(up)
 	asked := x.r.Clone(c.Life)
@@ -82,7 +82,7 @@ func (x *exchange) enclose(up net.Conn, to dialer, early *bufio.ReadWriter) {
 
 // declined forwards the answer of a forward proxy that does not connect. It ends when
 // the client disconnects, or at the deadline that ask set.
-func (x *exchange) declined(up net.Conn, resp *http.Response) {
+func (x *request) declined(up net.Conn, resp *http.Response) {
 	shut := func() { _ = up.Close() }
 	defer shut()
 	defer context.AfterFunc(x.r.Context(), shut)()

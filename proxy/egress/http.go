@@ -38,8 +38,8 @@ const (
 	maxRefusing = 16
 )
 
-// exchange is one request and its answer.
-type exchange struct {
+// request is one request and its answer.
+type request struct {
 	line
 	w      http.ResponseWriter
 	r      *http.Request
@@ -55,10 +55,10 @@ type exchange struct {
 	failed   bool
 }
 
-type exchangeKey struct{}
+type requestKey struct{}
 
-func exchangeOf(ctx context.Context) *exchange {
-	x, _ := ctx.Value(exchangeKey{}).(*exchange)
+func requestOf(ctx context.Context) *request {
+	x, _ := ctx.Value(requestKey{}).(*request)
 	return x
 }
 
@@ -70,12 +70,12 @@ var (
 // ServeHTTP serves one request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c := downstream.Of[*conn](r)
-	x := &exchange{line: line{s: s, c: c, protocol: c.target.protocol}, w: w, r: r}
+	x := &request{line: line{s: s, c: c, protocol: c.target.protocol}, w: w, r: r}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	x.cancel = cancel
 	x.flow.cut = func() { cancel(errCut) }
 	defer context.AfterFunc(c.Life, func() { cancel(nil) })() // net/http notices a closed connection only after the body was read
-	r = r.WithContext(context.WithValue(ctx, exchangeKey{}, x))
+	r = r.WithContext(context.WithValue(ctx, requestKey{}, x))
 	x.r = r
 	defer x.finish()
 	for _, stage := range stages {
@@ -86,17 +86,17 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // stages are the decisions about a request, in order. One that does not pass the request on has answered it.
-var stages = []func(*exchange) bool{
-	(*exchange).charge,
-	(*exchange).understand,
-	(*exchange).enter,
-	(*exchange).admit,
-	(*exchange).inject,
-	(*exchange).forward,
+var stages = []func(*request) bool{
+	(*request).charge,
+	(*request).understand,
+	(*request).enter,
+	(*request).admit,
+	(*request).inject,
+	(*request).forward,
 }
 
 // charge accounts for the memory of the request.
-func (x *exchange) charge() bool {
+func (x *request) charge() bool {
 	if x.hold(requestWeight+int64(len(x.r.RequestURI)), x.r.Header) {
 		return true
 	}
@@ -109,7 +109,7 @@ func (x *exchange) charge() bool {
 }
 
 // enter adds the request to those that a change of the policy may cut.
-func (x *exchange) enter() bool {
+func (x *request) enter() bool {
 	x.flow.asked = x.asked
 	if x.connects() {
 		if len(x.c.target.via) == maxVia {
@@ -124,10 +124,10 @@ func (x *exchange) enter() bool {
 }
 
 // connects reports whether the request is for a tunnel.
-func (x *exchange) connects() bool { return x.r.Method == http.MethodConnect }
+func (x *request) connects() bool { return x.r.Method == http.MethodConnect }
 
 // forward forwards the request and its answer.
-func (x *exchange) forward() bool {
+func (x *request) forward() bool {
 	if x.connects() {
 		x.connect()
 	} else {
@@ -137,7 +137,7 @@ func (x *exchange) forward() bool {
 }
 
 // finish runs however the request ended.
-func (x *exchange) finish() {
+func (x *request) finish() {
 	v := recover()
 	if g, ok := x.w.(*downstream.Guard); ok && v == nil && g.Wrote {
 		_ = g.FlushError() // else net/http does later, and waits for the client outside of the accounts
@@ -163,7 +163,7 @@ func (x *exchange) finish() {
 	}
 }
 
-func (x *exchange) release() {
+func (x *request) release() {
 	x.s.Held.Give(x.held)
 	x.held = 0
 	if x.refusing {
@@ -174,7 +174,7 @@ func (x *exchange) release() {
 
 // understand finds out what the request asks for, and of which host. It refuses requests
 // that two servers could read differently.
-func (x *exchange) understand() bool {
+func (x *request) understand() bool {
 	asked, code, why := x.target()
 	if why != "" {
 		return x.malformed(code, why)
@@ -200,7 +200,7 @@ func (x *exchange) understand() bool {
 }
 
 // target returns what the request asks for, or why the request is refused.
-func (x *exchange) target() (asked match.HTTP, code int, why string) {
+func (x *request) target() (asked match.HTTP, code int, why string) {
 	r, c := x.r, x.c
 	asked = match.HTTP{Scheme: c.target.scheme, Port: c.target.port, Method: r.Method, Path: r.URL.Path, Header: r.Header}
 	var port uint16
@@ -227,7 +227,7 @@ func (x *exchange) target() (asked match.HTTP, code int, why string) {
 }
 
 // connectTarget is target for a CONNECT.
-func (x *exchange) connectTarget(asked match.HTTP, port uint16) (match.HTTP, int, string) {
+func (x *request) connectTarget(asked match.HTTP, port uint16) (match.HTTP, int, string) {
 	if x.r.ProtoMajor != 1 || x.c.target.scheme != "http" {
 		return asked, http.StatusNotImplemented, "CONNECT is supported in HTTP/1.1 without TLS only"
 	}
@@ -239,20 +239,20 @@ func (x *exchange) connectTarget(asked match.HTTP, port uint16) (match.HTTP, int
 	return asked, 0, ""
 }
 
-func (x *exchange) deep(p *Policy) bool {
+func (x *request) deep(p *Policy) bool {
 	defer x.s.turn(p)()
 	return slices.ContainsFunc(x.asked, func(r match.HTTP) bool { return p.deep(r.Host) })
 }
 
 // last closes the connection after this request while the server drains.
-func (x *exchange) last() {
+func (x *request) last() {
 	if x.s.http.Draining() {
 		x.w.Header()["Connection"] = []string{"close"}
 	}
 }
 
 // malformed refuses the request and closes the connection. It returns false.
-func (x *exchange) malformed(code int, why string) bool {
+func (x *request) malformed(code int, why string) bool {
 	x.verdict = VerdictMalformed
 	x.w.Header()["Connection"] = []string{"close"}
 	x.answer(code, 0, why)
@@ -260,7 +260,7 @@ func (x *exchange) malformed(code int, why string) bool {
 }
 
 // admit applies the rules. Those that match a CONNECT do not apply again to what is seen within its tunnel.
-func (x *exchange) admit() bool {
+func (x *request) admit() bool {
 	p, _ := x.s.Policy()
 	var met fault.Met
 	if x.connects() {
@@ -274,7 +274,7 @@ func (x *exchange) admit() bool {
 }
 
 // inject injects the faults that come before the request is forwarded.
-func (x *exchange) inject() bool {
+func (x *request) inject() bool {
 	f := x.injecting
 	if f == nil {
 		return true
@@ -300,7 +300,7 @@ func (x *exchange) inject() bool {
 
 // ahead reads a short body before the request is delayed: over HTTP/1, net/http notices
 // that a client has disconnected only after the body was read.
-func (x *exchange) ahead() {
+func (x *request) ahead() {
 	r := x.r
 	if r.ProtoMajor != 1 || r.ContentLength <= 0 || r.ContentLength > upstream.BufferSize || r.Header["Expect"] != nil {
 		return
@@ -313,7 +313,7 @@ func (x *exchange) ahead() {
 }
 
 // reset resets the connection, or the stream of HTTP/2.
-func (x *exchange) reset() {
+func (x *request) reset() {
 	if x.r.ProtoMajor == 1 {
 		x.c.Reset()
 	}
@@ -321,7 +321,7 @@ func (x *exchange) reset() {
 }
 
 // answer sends an answer of the proxy itself. retry is for Retry-After, in seconds; 0: none.
-func (x *exchange) answer(code int, retry int, message string) {
+func (x *request) answer(code int, retry int, message string) {
 	x.code = code
 	h := x.w.Header()
 	h["Content-Type"] = []string{"application/json"}
@@ -339,7 +339,7 @@ func (x *exchange) answer(code int, retry int, message string) {
 }
 
 // pass forwards the request and its answer.
-func (x *exchange) pass() {
+func (x *request) pass() {
 	if x.c.server.unverified != nil {
 		x.failed, x.verdict, x.err = true, VerdictFailed, x.c.server.unverified
 		x.answer(http.StatusBadGateway, 0, x.c.server.unverified.Error())
@@ -357,7 +357,7 @@ func (x *exchange) pass() {
 }
 
 // plain keeps net/http from adding headers that the server did not send.
-func (x *exchange) plain() {
+func (x *request) plain() {
 	for _, k := range []string{"Content-Type", "Date"} {
 		x.w.Header()[k] = nil
 	}
@@ -365,7 +365,7 @@ func (x *exchange) plain() {
 
 // rewrite builds the request to the original destination of the connection.
 func rewrite(pr *httputil.ProxyRequest) {
-	x := exchangeOf(pr.In.Context())
+	x := requestOf(pr.In.Context())
 	out := pr.Out
 	for _, k := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "Proxy-Authorization", "Proxy-Connection"} {
 		if v := pr.In.Header[k]; v != nil {
@@ -393,7 +393,7 @@ func rewrite(pr *httputil.ProxyRequest) {
 // forwarded is Transport.Proxy. It returns the original destination for requests to a
 // forward proxy, so that their targets keep the host.
 func forwarded(r *http.Request) (*url.URL, error) {
-	if x := exchangeOf(r.Context()); x != nil && x.through {
+	if x := requestOf(r.Context()); x != nil && x.through {
 		return &url.URL{Scheme: "http", Host: x.c.target.to.String()}, nil
 	}
 	return nil, nil
@@ -403,12 +403,12 @@ func forwarded(r *http.Request) (*url.URL, error) {
 type roundTripper struct{}
 
 func (roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
-	return exchangeOf(r.Context()).c.server.transport.RoundTrip(r)
+	return requestOf(r.Context()).c.server.transport.RoundTrip(r)
 }
 
 // answered handles the head of the server's answer (ReverseProxy.ModifyResponse).
 func answered(resp *http.Response) error {
-	x := exchangeOf(resp.Request.Context())
+	x := requestOf(resp.Request.Context())
 	x.took = time.Since(x.sent)
 	x.headed()
 	if !x.hold(0, resp.Header) {
@@ -444,7 +444,7 @@ func answered(resp *http.Response) error {
 // faultyBody injects faults into the body of an answer.
 type faultyBody struct {
 	io.ReadCloser
-	x *exchange
+	x *request
 }
 
 func (b *faultyBody) Read(p []byte) (int, error) {
@@ -453,7 +453,7 @@ func (b *faultyBody) Read(p []byte) (int, error) {
 
 // failed answers a request whose server did not answer (ReverseProxy.ErrorHandler).
 func failed(w http.ResponseWriter, r *http.Request, err error) {
-	x := exchangeOf(r.Context())
+	x := requestOf(r.Context())
 	x.c.Upgraded.Store(false) // answered may have set it, and the protocol that the server chose was not the requested one
 	if errors.Is(err, errReset) {
 		x.reset()

@@ -26,21 +26,21 @@ var (
 	errDown = errors.New("the application of the other pod does not answer")
 )
 
-// exchange is one request of the apiserver.
-type exchange struct {
+// request is one request of the apiserver.
+type request struct {
 	local  netip.AddrPort // where the apiserver connected to
 	name   string         // the server name that it used
 	hopped bool           // another pod sent it
 }
 
-type exchangeKey struct{}
+type requestKey struct{}
 
 // router is a RoundTripper that sends each review where it is answered.
 type router struct{ *Server }
 
 // RoundTrip implements http.RoundTripper.
 func (s router) RoundTrip(r *http.Request) (*http.Response, error) {
-	x := r.Context().Value(exchangeKey{}).(*exchange) //nolint:forcetypeassert // ServeHTTP sets it
+	x := r.Context().Value(requestKey{}).(*request) //nolint:forcetypeassert // ServeHTTP sets it
 	from := io.Reader(http.NoBody)
 	if r.Body != nil {
 		from = r.Body
@@ -65,14 +65,14 @@ func (s router) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // toApplication sends a request to the application in this pod.
-func (s router) toApplication(r *http.Request, x *exchange, b *body) (*http.Response, error) {
+func (s router) toApplication(r *http.Request, x *request, b *body) (*http.Response, error) {
 	s.Count(Local)
 	return s.targets.application.send(to(r, x.local), b)
 }
 
 // forward sends a review to a ready pod of the owner, and to the application if none
 // answers.
-func (s router) forward(r *http.Request, x *exchange, b *body, routes *Routes, shard string) (*http.Response, error) {
+func (s router) forward(r *http.Request, x *request, b *body, routes *Routes, shard string) (*http.Response, error) {
 	if pool := routes.Authorities[x.name]; pool != nil {
 		if resp := s.tryPods(r, x, b, routes.Pods[shard], pool); resp != nil {
 			s.Count(Forwarded)
@@ -87,7 +87,7 @@ func (s router) forward(r *http.Request, x *exchange, b *body, routes *Routes, s
 }
 
 // tryPods returns the response of the first pod that answers, nil if none does.
-func (s router) tryPods(r *http.Request, x *exchange, b *body, pods []netip.Addr, pool *x509.CertPool) *http.Response {
+func (s router) tryPods(r *http.Request, x *request, b *body, pods []netip.Addr, pool *x509.CertPool) *http.Response {
 	target := s.targets.other(x.name, pool)
 	deadline := time.Now().Add(reachWithin(r.URL.Query()))
 	pods = s.avoided.choose(pods, x.local.Addr())

@@ -173,8 +173,8 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		r.Body = &charged{ReadCloser: r.Body, held: held, left: maxRead}
 	}
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(readTimeout))
-	x := &exchange{local: addressOf(c.LocalAddr()), name: r.TLS.ServerName, hopped: r.Header.Get(meshv1.ForwardedHeader) != ""}
-	s.proxy.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x)))
+	x := &request{local: addressOf(c.LocalAddr()), name: r.TLS.ServerName, hopped: r.Header.Get(meshv1.ForwardedHeader) != ""}
+	s.proxy.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), requestKey{}, x)))
 }
 
 // refuse answers a client that has too many reviews in progress. The apiserver tries again
