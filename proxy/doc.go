@@ -32,8 +32,8 @@
 // who may send requests, and those of the plan for a verb and resource all else:
 // pipeline/stages/plan.go lists both in order. A stage that has nothing to do for a verb and
 // resource is not in its plan. A stage edits what is sent, asks for a stage of the response, or
-// ends the request. If the policy changes while a request waits in a stage, it is evaluated
-// anew, as it came.
+// ends the request. If the policy has changed after an injected delay, at the ledger, before a
+// connection opens or before a write counts, the request is evaluated anew, as it came.
 // The apiserver's response streams back unchanged unless a stage asked for it.
 //
 // # Lists and watches
@@ -55,8 +55,8 @@
 // # Single objects
 //
 // The owner of a single object follows from the namespace in the path, or from the
-// object's uid (pipeline/stages/fence.go). Requests for objects of another shard are
-// refused with 403. The lock is exempt. Writes count until they can have no effect any
+// object's uid (pipeline/stages/fence.go). Writes of objects of another shard are refused
+// with 403; gets pass, unless reads are Own. The lock is exempt. Writes count until they can have no effect any
 // more, and continue if their client leaves (inflight.go). A policy has settled when the
 // writes of all earlier ones are over.
 //
