@@ -30,8 +30,8 @@ func (p *pair) agentKilled(t *testing.T) {
 	struck.await(t, "a reply", start, isGood)
 	other.await(t, "a reply", start, isGood)
 
+	killed := time.Now() // the agent may be back before killAgent returns
 	killAgent(t, p.a.Spec.NodeName)
-	killed := time.Now()
 	first := struck.await(t, "a refusal", killed, isRefused)
 	back := struck.await(t, "a reply after the agent's return", first.at, isGood)
 	started := agentStarted(t, p.a.Spec.NodeName, killed)
