@@ -49,7 +49,7 @@ type Handler interface {
 // mix this state with a later one.
 type Applied struct {
 	// Settled is closed, or nil, when no write that earlier policies allowed can take effect
-	// any more. The ack is sent only then.
+	// any more, and the next agent would know the policy. The ack is sent only then.
 	Settled <-chan struct{}
 	// TrafficProblem is why the traffic rules of the last policy are not applied though the
 	// rest of it is, and which rules apply instead; "" if they are applied.

@@ -172,7 +172,8 @@ func (Ahead) event()    {}
 func (Barred) event()   {}
 func (Outdated) event() {}
 
-// Effect is an action that the caller carries out once the State is written.
+// Effect is what a Step did, for metrics, Events and tests. Policies follow from the State once
+// it is written.
 type Effect interface{ effect() }
 
 type (

@@ -1,12 +1,13 @@
 // Package review serves the connections that the apiserver makes to a captured pod's webhook.
 //
-// The Server terminates TLS with the certificate of the webhook itself. It reads the head of
-// each review, and decides with package webhook where it is answered: by the application in
-// the pod, by a ready pod of the shard that owns the namespace, or by the Server itself. A
-// pod that gets a forwarded review answers it, so that a review is forwarded once at most.
-// What cannot be understood or forwarded is answered by the application, as it would be
-// without the mesh. Without a certificate, connections are passed to the application unread,
-// until there is one.
+// The Server terminates TLS with the certificate of the webhook itself. It buffers up to
+// 1 MiB of each review, parses its head, and decides with package webhook where it is
+// answered: by the application in the pod, by a ready pod of the shard that owns the
+// namespace, or by the Server itself. A pod that gets a forwarded review answers it, so that
+// a review is forwarded once at most. What cannot be understood or forwarded is answered by
+// the application, as it would be without the mesh. A review that another pod has accepted
+// waits for its answer; one of more than 1 MiB is not sent twice. Connections that arrive
+// while no certificate is usable, as in a takeover, are passed to the application unread.
 package review
 
 import (

@@ -42,7 +42,7 @@ const (
 	Allow                 // see Allowed
 )
 
-// Reason is why a review is answered where it is. It is a label of metrics.
+// Reason is why a review is answered where it is.
 type Reason string
 
 // Reasons.
