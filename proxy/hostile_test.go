@@ -549,7 +549,6 @@ func TestHostileRefusals(t *testing.T) {
 	s := newSiege(t, quick(0))
 	s.pod.http.Stall = 6 * time.Second // more than it takes to get there
 	s.policy(nil)
-	held := s.pod.budgets.Held.Own
 	s.pod.budgets.Held.Own = -1 << 40 // nothing is left
 	s.under("refusals", 32<<20, func() (func(), string) {
 		f := s.frames()
@@ -576,7 +575,6 @@ func TestHostileRefusals(t *testing.T) {
 		}
 		return closeAll([]io.Closer{f.conn}), fmt.Sprintf("refusing=%d", s.pod.budgets.Refusing.Load())
 	})
-	s.pod.budgets.Held.Own = held
 }
 
 func TestHostileHeadSizes(t *testing.T) {
