@@ -69,8 +69,8 @@
 //
 // # Other hosts
 //
-// ServeEgress serves the pod's redirected connections to other hosts (passthrough.go,
-// package egress), with accounts of their own from the same pools.
+// ServeEgress serves the pod's redirected connections to other hosts (egress.go, package
+// egress), with accounts of their own from the same pools.
 //
 // # Webhooks
 //
