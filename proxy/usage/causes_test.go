@@ -87,9 +87,9 @@ func TestWritesAfterChangesInOtherNamespaces(t *testing.T) {
 				s.event(1000, foos, fmt.Sprint(i))
 			}
 			s.write(1001, secrets, "infra")
-			require.Len(t, s.changed, maxChanged)
+			require.Len(t, s.causes.changed, maxChanged)
 			s.event(1070, foos, "a")
-			require.Len(t, s.changed, 1)
+			require.Len(t, s.causes.changed, 1)
 			s.write(1071, secrets, "infra")
 		}, want: []string{"secrets in infra by foos: 1"}},
 	} {

@@ -36,7 +36,7 @@ type Log struct {
 	requests, forbidden          uint64
 	resources                    map[schema.GroupResource]*resource
 	namespaces, objects, crossed int // of all resources
-	causes
+	causes                       causes
 }
 
 // resource is what the pod requested of one resource.
@@ -105,7 +105,7 @@ func (l *Log) Event(of schema.GroupResource, namespace []byte, now time.Time) {
 	}
 	r.events++
 	if w := r.namespaces[string(namespace)]; w == nil || now.Sub(w.last) >= soon { // else the pod wrote it
-		l.note(of, namespace, now)
+		l.causes.note(of, namespace, now)
 	}
 }
 
@@ -151,7 +151,7 @@ func (l *Log) crosses(of *resource, r *Request) {
 	if r.Own || r.Namespace == "" || r.Subresource == "status" {
 		return
 	}
-	cause, ok := l.elsewhere(r.Namespace, r.Sent)
+	cause, ok := l.causes.elsewhere(r.Namespace, r.Sent)
 	if !ok {
 		return
 	}
