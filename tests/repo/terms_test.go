@@ -40,7 +40,7 @@ var terms = map[string]*regexp.Regexp{
 }
 
 // TestTermsMeanOneThing holds exported names to the table of words in names of the glossary.
-// The API is not held to it, because its names are those that users know.
+// It leaves out the API, whose names users know.
 func TestTermsMeanOneThing(t *testing.T) {
 	allowed := packagesOfTerms(t)
 	for file, text := range sources(t) {
