@@ -13,6 +13,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sample"
 	"github.com/ctrlmesh/ctrlmesh/proxy/activity"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 )
 
 // ofTwo is a shard of a root, beside another.
@@ -51,14 +52,14 @@ func TestWritesOfUndividedResourcesCount(t *testing.T) {
 	tenant, node := sample.Key("tenant", ""), sample.Key("", "n1")
 	object := sample.Key("tenant", "a")
 	lease := `{"metadata":{"name":"leases"},"spec":{"holderIdentity":"pod_1"}}`
-	unshared := ofTwo(owning("mine"))
-	shared := ofTwo(owning("mine"))
+	unshared := ofTwo(policytest.Owning("mine"))
+	shared := ofTwo(policytest.Owning("mine"))
 	shared.Shared = []*meshv1.SharedObjects{{
 		Resources: []*meshv1.ResourceGroup{{ApiGroups: []string{""}, Resources: []string{"secrets"}}}, Namespaces: []string{"tenant"}, WriteAll: true,
 	}}
-	standby := ofTwo(owning())
+	standby := ofTwo(policytest.Owning())
 	standby.Standby = true
-	withLock := ofTwo(owning("mine"))
+	withLock := ofTwo(policytest.Owning("mine"))
 	withLock.Locks = []*meshv1.Lock{{Namespace: "tenant", Name: "leader", UpstreamName: "leader---s1"}}
 	for _, q := range []struct {
 		name           string
@@ -73,8 +74,8 @@ func TestWritesOfUndividedResourcesCount(t *testing.T) {
 		{"subresource", unshared, "PATCH", "/apis/apps/v1/namespaces/tenant/deployments/a/status", `{}`, "deployments", 1, []uint64{tenant}},
 		{"in no namespace", unshared, "PUT", "/api/v1/nodes/n1", `{}`, "nodes", 1, []uint64{node}},
 		{"created in no namespace", unshared, "POST", "/api/v1/nodes", `{}`, "nodes", 1, nil},
-		{"by object", ofTwo(byObject("pods")), "PUT", "/api/v1/namespaces/tenant/secrets/a", `{}`, "secrets", 1, []uint64{object}},
-		{"created by object", ofTwo(byObject("pods")), "POST", "/api/v1/namespaces/tenant/secrets", `{}`, "secrets", 1, nil},
+		{"by object", ofTwo(policytest.ByObject("pods")), "PUT", "/api/v1/namespaces/tenant/secrets/a", `{}`, "secrets", 1, []uint64{object}},
+		{"created by object", ofTwo(policytest.ByObject("pods")), "POST", "/api/v1/namespaces/tenant/secrets", `{}`, "secrets", 1, nil},
 		{"read", unshared, "GET", "/api/v1/namespaces/tenant/secrets/a", "", "secrets", 0, nil},
 		{"failed", unshared, "PUT", "/api/v1/namespaces/tenant/secrets/missing", `{}`, "secrets", 0, nil},
 		{"dry run", unshared, "PUT", "/api/v1/namespaces/tenant/secrets/a?dryRun=All", `{}`, "secrets", 0, nil},
@@ -88,7 +89,7 @@ func TestWritesOfUndividedResourcesCount(t *testing.T) {
 		{"review", unshared, "POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", `{}`, "subjectaccessreviews", 0, nil},
 		{"token", unshared, "POST", "/api/v1/namespaces/tenant/serviceaccounts/a/token", `{}`, "serviceaccounts", 0, nil},
 		{"standby", standby, "PUT", "/api/v1/namespaces/tenant/secrets/a", `{}`, "secrets", 0, nil},
-		{"hand-written shard", owning("mine"), "PUT", "/api/v1/namespaces/tenant/secrets/a", `{}`, "secrets", 0, nil},
+		{"hand-written shard", policytest.Owning("mine"), "PUT", "/api/v1/namespaces/tenant/secrets/a", `{}`, "secrets", 0, nil},
 	} {
 		t.Run(q.name, func(t *testing.T) {
 			m.counting(q.policy)
@@ -106,11 +107,11 @@ func TestForeignWritesOfDividedResourcesCount(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, &recorder{})
 	loose := func(i meshv1.Isolation) *meshv1.Sharding {
-		s := ofTwo(owning("mine"))
+		s := ofTwo(policytest.Owning("mine"))
 		s.Isolation = i
 		return s
 	}
-	everyones := ofTwo(owning("mine"))
+	everyones := ofTwo(policytest.Owning("mine"))
 	everyones.Shared = []*meshv1.SharedObjects{{Resources: everyones.Limits[0].Resources, Names: []string{"a"}, WriteAll: true}}
 	for _, q := range []struct {
 		name, target    string
@@ -145,7 +146,7 @@ func TestOpenWatchesOfAllNamespacesCount(t *testing.T) {
 		case <-r.Context().Done():
 		}
 	}})
-	m.counting(ofTwo(owning("mine")))
+	m.counting(ofTwo(policytest.Owning("mine")))
 	watch := func(target string) *http.Response {
 		resp, err := m.client(true).Get("https://kubernetes.default.svc" + target)
 		require.NoError(t, err)
@@ -168,14 +169,14 @@ func TestOpenWatchesOfAllNamespacesCount(t *testing.T) {
 func TestChangedDivisionStartsCountsAnew(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, &recorder{})
-	m.counting(ofTwo(owning("mine")))
+	m.counting(ofTwo(policytest.Owning("mine")))
 	write := func() {
 		m.do("PUT", "/api/v1/namespaces/tenant/secrets/a", `{}`, "Content-Type", "application/json")
 	}
 	write()
-	m.policy(ofTwo(owning("mine")))
+	m.policy(ofTwo(policytest.Owning("mine")))
 	require.EqualValues(t, 1, m.activityOf("secrets").GetWrites(), "the same division")
-	m.policy(ofTwo(owning("mine", "tenant")))
+	m.policy(ofTwo(policytest.Owning("mine", "tenant")))
 	write()
 	require.Nil(t, m.pod.Activity())
 }

@@ -11,6 +11,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 )
 
@@ -82,7 +83,7 @@ func (g *gaining) change(to *meshv1.Sharding) {
 // changeMembers is change of a policy that knows member clusters.
 func (g *gaining) changeMembers(to *meshv1.Sharding) {
 	g.t.Helper()
-	g.set(throughClusters(to, nil))
+	g.set(policytest.ThroughClusters(to, nil))
 	g.awaitEnds()
 }
 

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/relay"
 )
 
@@ -102,7 +103,7 @@ func TestPassthrough(t *testing.T) {
 	resp, err := c.Get("https://kubernetes.default.svc/api/v1/pods?watch=1")
 	require.NoError(t, err)
 	before := len(api.requests())
-	m.policy(limitTo("a=b"))
+	m.policy(policytest.LimitTo("a=b"))
 	_, err = io.ReadAll(resp.Body)
 	require.Error(t, err)
 	_ = resp.Body.Close()

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
 )
 
@@ -47,7 +48,7 @@ func (f far) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func sharded(version string, keys ...string) *meshv1.PodPolicy {
-	return &meshv1.PodPolicy{Uid: "uid-1", Version: version, Sharding: owning(keys...)}
+	return &meshv1.PodPolicy{Uid: "uid-1", Version: version, Sharding: policytest.Owning(keys...)}
 }
 
 func TestUpgradesCountWhileOpen(t *testing.T) {

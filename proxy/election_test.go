@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 )
 
 // TestDiscoveredLockIsAcquired checks an elector of client-go whose lock no policy names:
@@ -24,7 +25,7 @@ func TestDiscoveredLockIsAcquired(t *testing.T) {
 		api := &leases{t: t, objs: map[string]*coordinationv1.Lease{}}
 		api.then = api.serve
 		m := newMesh(t, &api.recorder)
-		m.policy(limitTo("a=b"))
+		m.policy(policytest.LimitTo("a=b"))
 		config := m.config("v1")
 		config.ContentType, config.AcceptContentTypes = contentType, contentType+","+runtime.ContentTypeJSON
 		client, err := coordinationclient.NewForConfig(config)
@@ -42,7 +43,7 @@ func TestDiscoveredLockIsAcquired(t *testing.T) {
 		go func() { defer close(ended); elector.Run(ctx) }()
 		require.Eventually(t, func() bool { return len(m.pod.ObservedLocks()) == 1 }, soon, 10*time.Millisecond)
 		require.Empty(t, api.names())
-		named := limitTo("a=b")
+		named := policytest.LimitTo("a=b")
 		named.Locks = []*meshv1.Lock{{Namespace: "kube-system", Name: "op", UpstreamName: "op---s1"}}
 		m.policy(named)
 		select {

@@ -13,24 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 )
-
-// owning is a shard that owns some keys of pods and namespaces.
-func owning(keys ...string) *meshv1.Sharding {
-	return &meshv1.Sharding{Shard: "s1", Method: meshv1.Method_METHOD_LABELS, Limits: []*meshv1.Limit{{
-		Scope:     sharding.Keys(keys...).Proto(),
-		Resources: []*meshv1.ResourceGroup{{ApiGroups: []string{""}, Resources: []string{"pods", "namespaces"}}},
-	}}}
-}
-
-// byObject is a shard that owns the objects of resources whose uid is "mine".
-func byObject(resources ...string) *meshv1.Sharding {
-	s := owning("mine")
-	s.Key = meshv1.Key_KEY_OBJECT
-	s.Limits[0].Resources[0].Resources = resources
-	return s
-}
 
 // held is an apiserver that answers writes when the test says so.
 type held struct {
@@ -51,7 +35,7 @@ func TestPolicySettlesAfterEarlierWritesEnd(t *testing.T) {
 			api := held{make(chan struct{}), make(chan struct{})}
 			m := newMesh(t, api)
 			policy := func(version string, keys ...string) <-chan struct{} {
-				return m.set(&meshv1.PodPolicy{Uid: "uid-1", Version: version, Sharding: owning(keys...)})
+				return m.set(&meshv1.PodPolicy{Uid: "uid-1", Version: version, Sharding: policytest.Owning(keys...)})
 			}
 			<-policy("1", "a", "b")
 			ctx, leave := context.WithCancel(t.Context())
@@ -96,14 +80,14 @@ func TestProxySubresourceOfOtherGroupIsOrdinary(t *testing.T) {
 	t.Parallel()
 	api := held{make(chan struct{}), make(chan struct{})}
 	m := newMesh(t, api)
-	m.policy(owning("a"))
+	m.policy(policytest.Owning("a"))
 	answered := make(chan struct{})
 	go func() {
 		defer close(answered)
 		m.do("PUT", "/apis/things.example.com/v1/namespaces/a/things/x/proxy", "{}")
 	}()
 	<-api.arrived
-	settled := m.set(&meshv1.PodPolicy{Uid: "uid-1", Version: "2", Sharding: owning("b")})
+	settled := m.set(&meshv1.PodPolicy{Uid: "uid-1", Version: "2", Sharding: policytest.Owning("b")})
 	require.NotEqual(t, "2", m.pod.Version(), "settled while a write is under way")
 	close(api.answer)
 	<-settled
@@ -128,7 +112,7 @@ func TestLostNamespaceIsNotWrittenAfterSettling(t *testing.T) {
 			wrong = append(wrong, r.URL.Path)
 		}
 	}))
-	m.policy(owning("a"))
+	m.policy(policytest.Owning("a"))
 	stop := make(chan struct{})
 	var writers sync.WaitGroup
 	for i := range 4 {
@@ -159,7 +143,7 @@ func TestLostNamespaceIsNotWrittenAfterSettling(t *testing.T) {
 		mu.Lock()
 		lost = ""
 		mu.Unlock()
-		<-m.set(&meshv1.PodPolicy{Uid: "uid-1", Version: fmt.Sprint(i), Sharding: owning(own)})
+		<-m.set(&meshv1.PodPolicy{Uid: "uid-1", Version: fmt.Sprint(i), Sharding: policytest.Owning(own)})
 		mu.Lock()
 		lost = not
 		mu.Unlock()
@@ -175,7 +159,7 @@ func TestKeptCachesResumeAfterPolicyChange(t *testing.T) {
 	m := newMesh(t, watches())
 	c := m.client(true)
 	filtered := func(keep bool, keys ...string) *meshv1.Sharding {
-		s := owning(keys...)
+		s := policytest.Owning(keys...)
 		s.Method, s.KeepCaches = meshv1.Method_METHOD_FILTER, keep
 		return s
 	}

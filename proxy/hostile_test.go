@@ -30,6 +30,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/needs"
 	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
@@ -490,7 +491,7 @@ func TestHostileStalledStreams(t *testing.T) {
 // Targets and selectors that become many times what they were when they are read.
 func TestHostileTargetsThatGrow(t *testing.T) {
 	s := newSiege(t, quick(0))
-	s.policy(limitTo("shard=a"))
+	s.policy(policytest.LimitTo("shard=a"))
 	s.under("growing targets", 112<<20, func() (func(), string) {
 		var conns []*tls.Conn
 		for i := range 4 {
@@ -516,7 +517,7 @@ func TestHostileTargetsThatGrow(t *testing.T) {
 func TestHostileNeighboursOfALock(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, &recorder{})
-	m.policy(locked("s1"))
+	m.policy(policytest.Locked("s1"))
 	c := m.client(true)
 	const lease = "/apis/coordination.k8s.io/v1/namespaces/leases/leases"
 	body := `{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"name":"leases","namespace":"leases"},"spec":{"holderIdentity":"a"}}`
@@ -817,7 +818,7 @@ func TestBodiesAreAwaited(t *testing.T) {
 // Bodies that are read whole, for the lock's name in them, and never end.
 func TestHostileLockBodies(t *testing.T) {
 	s := newSiege(t, quick(0))
-	s.policy(locked("s1"))
+	s.policy(policytest.Locked("s1"))
 	s.under("lock-bodies", 256<<20, func() (func(), string) {
 		var conns []*tls.Conn
 		var wg sync.WaitGroup

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline/stages"
@@ -171,7 +172,7 @@ func TestWriteOutlivesItsPod(t *testing.T) {
 	t.Parallel()
 	api := held{make(chan struct{}), make(chan struct{})}
 	m := newMesh(t, api)
-	m.policy(owning("a"))
+	m.policy(policytest.Owning("a"))
 	req, err := http.NewRequest("PUT", "https://kubernetes.default.svc/api/v1/namespaces/a/pods/x", strings.NewReader("{}"))
 	require.NoError(t, err)
 	go func() {

@@ -13,6 +13,7 @@ import (
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 )
 
@@ -45,7 +46,7 @@ func TestForbiddenLockIsReportedUntilUpdated(t *testing.T) {
 			api := &namedInRBAC{leases: leases{t: t, objs: map[string]*coordinationv1.Lease{}}}
 			api.then = api.serve
 			m := newMesh(t, &api.recorder)
-			m.policy(locked("s1", &meshv1.Limit{Selector: "a=b"}))
+			m.policy(policytest.Locked("s1", &meshv1.Limit{Selector: "a=b"}))
 			config := m.config("v1")
 			config.ContentType, config.AcceptContentTypes = contentType, contentType
 			all, err := coordinationclient.NewForConfig(config)
@@ -77,12 +78,12 @@ func TestRefusalsInStandbyAreNotReported(t *testing.T) {
 	t.Parallel()
 	api := &recorder{then: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) }}
 	m := newMesh(t, api)
-	m.policy(standby(meshv1.Method_METHOD_AUTO))
+	m.policy(policytest.Standby(meshv1.Method_METHOD_AUTO))
 	const path = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/op"
 	require.Equal(t, 403, m.do("GET", path, "").StatusCode)
 	require.Equal(t, 503, m.do("PUT", path, recordJSON).StatusCode)
 	require.Empty(t, m.pod.LockRefusals())
-	acting := standby(meshv1.Method_METHOD_AUTO)
+	acting := policytest.Standby(meshv1.Method_METHOD_AUTO)
 	acting.Standby = false
 	m.policy(acting)
 	require.Empty(t, m.pod.LockRefusals())

@@ -11,53 +11,30 @@ import (
 	"github.com/stretchr/testify/require"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 )
-
-const (
-	inventory = "/apis/cluster.karmada.io/v1alpha1/clusters"
-	inOwn     = inventory + "/own/proxy"
-	inOther   = inventory + "/other/proxy"
-)
-
-// clusters is a shard that owns the member clusters of some names.
-func clusters(names ...string) *meshv1.Sharding {
-	return &meshv1.Sharding{
-		Shard: "s1", Key: meshv1.Key_KEY_CLUSTER, ReadAll: true,
-		Limits: []*meshv1.Limit{{
-			Scope:     sharding.Keys(names...).Proto(),
-			Resources: []*meshv1.ResourceGroup{{ApiGroups: []string{"cluster.karmada.io"}, Resources: []string{"clusters"}}},
-		}},
-		Owners: []*meshv1.Owner{{Shard: "s1", Scope: sharding.Keys(names...).Proto()}, {Shard: "s2", Scope: sharding.Keys("other").Proto()}},
-	}
-}
-
-// throughClusters is a policy under which requests reach member clusters.
-func throughClusters(s *meshv1.Sharding, of *meshv1.Traffic) *meshv1.PodPolicy {
-	return &meshv1.PodPolicy{Uid: "uid-1", Workload: "operator", Version: "v", ClusterPaths: []string{inventory + "/*/proxy"}, Sharding: s, Traffic: of}
-}
 
 func TestInventoryOfClustersIsNarrowed(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, newFakeAPI(false, object("", "own"), object("", "other")))
-	m.set(throughClusters(clusters("own"), nil))
+	m.set(policytest.ThroughClusters(policytest.Clusters("own"), nil))
 	c := m.client(true)
-	require.Equal(t, []string{"/own"}, m.all(c, inventory, jsonType, 0))
-	require.Equal(t, []string{"/other", "/own"}, m.all(c, inOwn+"/api/v1/configmaps", jsonType, 0), "in a cluster of the shard nothing is narrowed")
+	require.Equal(t, []string{"/own"}, m.all(c, policytest.Inventory, jsonType, 0))
+	require.Equal(t, []string{"/other", "/own"}, m.all(c, policytest.InOwn+"/api/v1/configmaps", jsonType, 0), "in a cluster of the shard nothing is narrowed")
 }
 
 // A cluster comes back later. Meanwhile another shard has written there.
 func TestCachesOfAMemberClusterFollowItsOwner(t *testing.T) {
 	t.Parallel()
-	g := newGaining(t, clusters("own"))
+	g := newGaining(t, policytest.Clusters("own"))
 	to := func(names ...string) {
 		t.Helper()
-		g.changeMembers(clusters(names...))
+		g.changeMembers(policytest.Clusters(names...))
 	}
 	const (
-		pods, object = inOwn + "/api/v1/pods", inOwn + "/api/v1/namespaces/a/pods/x"
-		elsewhere    = inventory + "/kept/proxy/api/v1/namespaces/a/pods/x"
+		pods, object = policytest.InOwn + "/api/v1/pods", policytest.InOwn + "/api/v1/namespaces/a/pods/x"
+		elsewhere    = policytest.Inventory + "/kept/proxy/api/v1/namespaces/a/pods/x"
 	)
 	to("own", "kept")
 	g.settle()
@@ -82,13 +59,13 @@ func TestCachesOfAMemberClusterFollowItsOwner(t *testing.T) {
 
 func TestClientThatIsRefusedElsewhereDelaysNoWriteInAGainedCluster(t *testing.T) {
 	t.Parallel()
-	g := newGaining(t, clusters("kept"))
-	g.set(throughClusters(clusters("kept"), nil))
-	g.requireCode(403, "GET", inOther+"/api/v1/pods")
-	g.set(throughClusters(clusters("kept", "own"), nil))
-	g.requireCode(200, "PUT", inOwn+"/api/v1/namespaces/a/pods/x")
-	g.requireCode(403, "GET", inOther+"/api/v1/pods")
-	g.requireCode(200, "PUT", inOwn+"/api/v1/namespaces/a/pods/x")
+	g := newGaining(t, policytest.Clusters("kept"))
+	g.set(policytest.ThroughClusters(policytest.Clusters("kept"), nil))
+	g.requireCode(403, "GET", policytest.InOther+"/api/v1/pods")
+	g.set(policytest.ThroughClusters(policytest.Clusters("kept", "own"), nil))
+	g.requireCode(200, "PUT", policytest.InOwn+"/api/v1/namespaces/a/pods/x")
+	g.requireCode(403, "GET", policytest.InOther+"/api/v1/pods")
+	g.requireCode(200, "PUT", policytest.InOwn+"/api/v1/namespaces/a/pods/x")
 }
 
 func TestRulesAboutMemberClusters(t *testing.T) {
@@ -108,10 +85,10 @@ func TestRulesAboutMemberClusters(t *testing.T) {
 		{abort("one", 501, "own"), 200, 501, 200},
 		{abort("home", 502, ""), 502, 200, 200},
 	} {
-		m.set(throughClusters(nil, &meshv1.Traffic{Injections: []*meshv1.Injection{{Name: "chaos", Rules: []*meshv1.FaultRule{c.rule}}}}))
+		m.set(policytest.ThroughClusters(nil, &meshv1.Traffic{Injections: []*meshv1.Injection{{Name: "chaos", Rules: []*meshv1.FaultRule{c.rule}}}}))
 		require.Equal(t, c.home, m.do("GET", "/api/v1/pods", "").StatusCode, c.rule.Name)
-		require.Equal(t, c.own, m.do("GET", inOwn+"/api/v1/pods", "").StatusCode, c.rule.Name)
-		require.Equal(t, c.another, m.do("GET", inOther+"/api/v1/pods", "").StatusCode, c.rule.Name)
+		require.Equal(t, c.own, m.do("GET", policytest.InOwn+"/api/v1/pods", "").StatusCode, c.rule.Name)
+		require.Equal(t, c.another, m.do("GET", policytest.InOther+"/api/v1/pods", "").StatusCode, c.rule.Name)
 	}
 	one, err := testutil.GatherAndCount(m.registry, "ctrlmesh_cluster_requests_total")
 	require.NoError(t, err)
@@ -121,9 +98,9 @@ func TestRulesAboutMemberClusters(t *testing.T) {
 func TestConnectionIntoAPodOfAMemberClusterEndsWithItsOwner(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, watches())
-	m.set(throughClusters(clusters("own"), nil))
-	end := m.open(m.client(false), inOwn+"/api/v1/namespaces/a/services/x/proxy/y?watch=1")
-	m.set(throughClusters(clusters("kept"), nil))
+	m.set(policytest.ThroughClusters(policytest.Clusters("own"), nil))
+	end := m.open(m.client(false), policytest.InOwn+"/api/v1/namespaces/a/services/x/proxy/y?watch=1")
+	m.set(policytest.ThroughClusters(policytest.Clusters("kept"), nil))
 	select {
 	case err := <-end:
 		require.NoError(t, err)
@@ -135,8 +112,8 @@ func TestConnectionIntoAPodOfAMemberClusterEndsWithItsOwner(t *testing.T) {
 func TestAccessLineNamesTheCluster(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, http.NotFoundHandler())
-	m.set(throughClusters(nil, nil))
-	m.do("GET", inOwn+"/api/v1/pods", "")
+	m.set(policytest.ThroughClusters(nil, nil))
+	m.do("GET", policytest.InOwn+"/api/v1/pods", "")
 	m.do("GET", "/api/v1/pods", "")
 	require.Eventually(t, func() bool { return strings.Count(m.logs.String(), `"msg":"request"`) == 2 }, soon, time.Millisecond)
 	lines := slices.DeleteFunc(strings.Split(m.logs.String(), "\n"), func(l string) bool { return !strings.Contains(l, `"msg":"request"`) })

@@ -10,42 +10,43 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/internal/sample"
 	"github.com/ctrlmesh/ctrlmesh/proxy/activity"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 )
 
 func TestListsInMemberClustersAreNarrowedToNamespaces(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, newFakeAPI(false, object("a", "x"), object("b", "y"), object("", "z")))
-	m.set(throughClusters(dividing("a"), nil))
+	m.set(policytest.ThroughClusters(dividing("a"), nil))
 	c := m.client(true)
 	for _, media := range []string{jsonType, protoType} {
-		require.Equal(t, []string{"/z", "a/x"}, m.all(c, inOwn+allPods, media, 0))
-		require.Equal(t, []string{"/z", "a/x", "b/y"}, m.all(c, inOwn+"/api/v1/configmaps", media, 0), "not divided")
+		require.Equal(t, []string{"/z", "a/x"}, m.all(c, policytest.InOwn+allPods, media, 0))
+		require.Equal(t, []string{"/z", "a/x", "b/y"}, m.all(c, policytest.InOwn+"/api/v1/configmaps", media, 0), "not divided")
 	}
 }
 
 func TestStandbyInMemberClusters(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, newFakeAPI(false, object("a", "x")))
-	m.set(throughClusters(inStandby(dividing("a")), nil))
-	require.Empty(t, m.all(m.client(true), inOwn+allPods, jsonType, 0))
-	a := m.do("PUT", inOwn+"/api/v1/namespaces/a/pods/x", "{}")
+	m.set(policytest.ThroughClusters(inStandby(dividing("a")), nil))
+	require.Empty(t, m.all(m.client(true), policytest.InOwn+allPods, jsonType, 0))
+	a := m.do("PUT", policytest.InOwn+"/api/v1/namespaces/a/pods/x", "{}")
 	require.Equal(t, 503, a.StatusCode, a.body)
 	require.NotEmpty(t, a.Header.Get("Retry-After"))
 }
 
 func TestWatchesInMemberClustersResumeWithWhatTheShardGained(t *testing.T) {
 	t.Parallel()
-	i := &informed{api: newVersioned(), prefix: inOwn}
+	i := &informed{api: newVersioned(), prefix: policytest.InOwn}
 	for _, name := range []string{"a", "b", "c"} {
 		i.api.put(apiwatch.Added, name, "pod-"+name)
 	}
 	i.mesh = newMesh(t, i.api)
-	i.set(throughClusters(dividing("a", "b"), nil))
+	i.set(policytest.ThroughClusters(dividing("a", "b"), nil))
 	i.settle()
 	i.inform("", jsonType)
 	i.requireHolds("a/pod-a", "b/pod-b")
-	i.set(throughClusters(dividing("b", "c"), nil))
+	i.set(policytest.ThroughClusters(dividing("b", "c"), nil))
 	i.requireHolds("b/pod-b", "c/pod-c")
 	clients, exact := i.api.relisted()
 	require.Equal(t, 1, clients, "the client need not list")
@@ -57,24 +58,24 @@ func TestWritesOfGainedNamespacesAwaitCachesOfMemberClusters(t *testing.T) {
 	g := newGaining(t, dividing("a"))
 	g.changeMembers(dividing("a"))
 	g.settle()
-	g.watch(inOwn + allPods + fromFive)
+	g.watch(policytest.InOwn + allPods + fromFive)
 	g.changeMembers(dividing("a", "b"))
-	g.requireCode(409, "PUT", inOwn+gained)
+	g.requireCode(409, "PUT", policytest.InOwn+gained)
 	g.requireCode(409, "PUT", gained) // its controller may look at objects of all clusters
-	g.requireCode(200, "PUT", inOwn+ownedAll)
-	g.relist(inOwn + allPods)
+	g.requireCode(200, "PUT", policytest.InOwn+ownedAll)
+	g.relist(policytest.InOwn + allPods)
 	g.passTime(relist.Deciding)
-	g.requireCode(200, "PUT", inOwn+gained)
+	g.requireCode(200, "PUT", policytest.InOwn+gained)
 }
 
 func TestConnectionIntoAPodOfAMemberClusterEndsWithItsNamespace(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, watches())
-	m.set(throughClusters(dividing("a", "b"), nil))
+	m.set(policytest.ThroughClusters(dividing("a", "b"), nil))
 	c := m.client(false)
-	end := m.open(c, inOwn+"/api/v1/namespaces/b/services/x/proxy/y?watch=1")
-	kept := m.open(c, inOwn+"/api/v1/namespaces/a/services/x/proxy/y?watch=1")
-	m.set(throughClusters(dividing("a"), nil))
+	end := m.open(c, policytest.InOwn+"/api/v1/namespaces/b/services/x/proxy/y?watch=1")
+	kept := m.open(c, policytest.InOwn+"/api/v1/namespaces/a/services/x/proxy/y?watch=1")
+	m.set(policytest.ThroughClusters(dividing("a"), nil))
 	select {
 	case err := <-end:
 		require.NoError(t, err)
@@ -92,10 +93,10 @@ func TestConnectionIntoAPodOfAMemberClusterEndsWithItsNamespace(t *testing.T) {
 func TestActivityInMemberClusters(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(`{}`)) }))
-	m.set(throughClusters(ofTwo(dividing("a")), nil))
+	m.set(policytest.ThroughClusters(ofTwo(dividing("a")), nil))
 	m.pod.env.Known.Activity.Reset(time.Now().Add(-activity.Grace))
 	m.pod.Activity()
-	require.Equal(t, 200, m.do("PUT", inOwn+"/api/v1/namespaces/a/secrets/x", "{}").StatusCode)
+	require.Equal(t, 200, m.do("PUT", policytest.InOwn+"/api/v1/namespaces/a/secrets/x", "{}").StatusCode)
 	a := m.activityOf("secrets")
 	require.NotNil(t, a)
 	require.EqualValues(t, 1, a.GetWrites())

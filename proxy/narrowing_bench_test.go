@@ -14,6 +14,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 )
 
 // BenchmarkFilteredList compares a list of 5,000 objects of 1 KB that is passed as
@@ -52,7 +53,7 @@ func BenchmarkFilteredList(b *testing.B) {
 		} {
 			b.Run(media[strings.LastIndexAny(media, "/.")+1:]+"/"+row.name, func(b *testing.B) {
 				m := newMesh(b, api)
-				m.policy(divided(row.owned, meshv1.Method_METHOD_FILTER))
+				m.policy(policytest.Divided(row.owned, meshv1.Method_METHOD_FILTER))
 				c := m.client(true)
 				b.SetBytes(int64(len(body)))
 				b.ReportAllocs()

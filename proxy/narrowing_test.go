@@ -16,14 +16,9 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
-	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 )
-
-// divided is a shard that owns a scope of all resources.
-func divided(owned sharding.Scope, method meshv1.Method) *meshv1.Sharding {
-	return &meshv1.Sharding{Shard: "s1", Method: method, Limits: []*meshv1.Limit{{Scope: owned.Proto()}}}
-}
 
 // twenty objects are in ten namespaces, and two in none.
 func twenty() []metav1.PartialObjectMetadata {
@@ -82,7 +77,7 @@ func TestListsAndWatchesHaveOnlyOwnedObjects(t *testing.T) {
 					if gzip && s.Everything() {
 						continue // is passed as it is
 					}
-					m.policy(divided(s, method))
+					m.policy(policytest.Divided(s, method))
 					want := owned(objects, inScope(s))
 					for form, accept := range forms {
 						what := fmt.Sprintf("%s, %v, %s, sharded=%t, gzip=%t", name, method, form, sharded, gzip)
@@ -107,7 +102,7 @@ func TestShardsByUID(t *testing.T) {
 		mine := sharding.Of(sharding.Range{First: 0, Last: sharding.Whole.Last / 2})
 		var union []string
 		for _, s := range []sharding.Scope{mine, sharding.All().Minus(mine), {}} {
-			policy := divided(s, meshv1.Method_METHOD_AUTO)
+			policy := policytest.Divided(s, meshv1.Method_METHOD_AUTO)
 			policy.Key = meshv1.Key_KEY_OBJECT
 			m.policy(policy)
 			want := owned(objects, func(o metav1.PartialObjectMetadata) bool { return s.Owns(string(o.UID)) })
@@ -126,12 +121,12 @@ func TestNamespacesGoByTheirOwnName(t *testing.T) {
 	api := newFakeAPI(true, objects...)
 	m := newMesh(t, api)
 	c := m.client(true)
-	m.policy(divided(sharding.Keys("b"), meshv1.Method_METHOD_AUTO))
+	m.policy(policytest.Divided(sharding.Keys("b"), meshv1.Method_METHOD_AUTO))
 	require.Equal(t, []string{"/b"}, m.all(c, "/api/v1/namespaces", jsonType, 0))
 	require.NotContains(t, api.last(t).URI, "shardSelector")
 	require.Equal(t, []string{"/b"}, m.watched(c, "/api/v1/namespaces?watch=1", protoType))
 	require.Equal(t, map[string]string{"namespaces": "Filter"}, m.pod.Methods())
-	m.policy(divided(sharding.Scope{}, meshv1.Method_METHOD_AUTO))
+	m.policy(policytest.Divided(sharding.Scope{}, meshv1.Method_METHOD_AUTO))
 	require.Empty(t, m.all(c, "/api/v1/namespaces", jsonType, 0))
 }
 
@@ -142,7 +137,7 @@ func TestOneNamespace(t *testing.T) {
 	api := newFakeAPI(true, twenty()...)
 	m := newMesh(t, api)
 	c := m.client(true)
-	m.policy(divided(sharding.Keys("ns-1"), meshv1.Method_METHOD_AUTO))
+	m.policy(policytest.Divided(sharding.Keys("ns-1"), meshv1.Method_METHOD_AUTO))
 	require.Equal(t, []string{"ns-1/o-1", "ns-1/o-11"}, m.all(c, "/api/v1/namespaces/ns-1/configmaps", jsonType, 0))
 	require.Equal(t, "/api/v1/namespaces/ns-1/configmaps?limit=0&continue=", api.last(t).URI)
 	for _, accept := range []string{jsonType, protoType} {
@@ -153,7 +148,7 @@ func TestOneNamespace(t *testing.T) {
 		require.Empty(t, m.watched(c, "/api/v1/namespaces/ns-2/configmaps?watch=1", accept), "until a bookmark")
 	}
 	require.Empty(t, m.pod.Methods(), "of what was not listed over all namespaces nothing is known")
-	m.policy(divided(sharding.Keys("ns-1"), meshv1.Method_METHOD_LABELS))
+	m.policy(policytest.Divided(sharding.Keys("ns-1"), meshv1.Method_METHOD_LABELS))
 	require.Equal(t, []string{"ns-2/o-12", "ns-2/o-2"}, m.all(c, "/api/v1/namespaces/ns-2/configmaps", jsonType, 0), "scopes only fence")
 }
 
@@ -176,7 +171,7 @@ func TestMethods(t *testing.T) {
 		m := newMesh(t, newFakeAPI(row.sharded, twenty()...))
 		c := m.client(true)
 		require.Empty(t, m.pod.Methods())
-		m.policy(divided(part, row.method))
+		m.policy(policytest.Divided(part, row.method))
 		m.all(c, list, protoType, 0)
 		m.watched(c, initial, jsonType)
 		want := map[string]string{"deployments.apps": row.want, "pods": row.want}
@@ -185,7 +180,7 @@ func TestMethods(t *testing.T) {
 		dropped := testutil.ToFloat64(m.server.metrics.Filtered.WithLabelValues("ns", "operator", "s1", "pods", "dropped"))
 		require.Equal(t, row.want == "Filter", dropped > 0)
 
-		both := divided(part, meshv1.Method_METHOD_LABELS)
+		both := policytest.Divided(part, meshv1.Method_METHOD_LABELS)
 		both.Limits[0].Selector = "a=b"
 		m.policy(both)
 		m.all(c, list, jsonType, 0)
@@ -200,7 +195,7 @@ func TestMethodOfAWatchWithoutAListIsKnownAtItsEnd(t *testing.T) {
 	t.Parallel()
 	for sharded, want := range map[bool]string{true: "ServerSide", false: "Filter"} {
 		m := newMesh(t, newFakeAPI(sharded, twenty()...))
-		m.policy(divided(sharding.Keys("ns-1", "ns-2"), meshv1.Method_METHOD_AUTO))
+		m.policy(policytest.Divided(sharding.Keys("ns-1", "ns-2"), meshv1.Method_METHOD_AUTO))
 		m.watched(m.client(true), "/api/v1/pods?watch=True&timeoutSeconds=1", jsonType)
 		require.Eventually(t, func() bool { return m.pod.Methods()["pods"] == want }, soon, time.Millisecond, "%v", m.pod.Methods())
 	}
@@ -209,12 +204,12 @@ func TestMethodOfAWatchWithoutAListIsKnownAtItsEnd(t *testing.T) {
 func TestMethodsAreBounded(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, newFakeAPI(true))
-	m.policy(divided(sharding.Keys("a"), meshv1.Method_METHOD_AUTO))
+	m.policy(policytest.Divided(sharding.Keys("a"), meshv1.Method_METHOD_AUTO))
 	c := m.client(true)
-	for i := range 2 * isolation.MaxMethods {
+	for i := range 2 * meshv1.MaxMethods {
 		m.with(c, "GET", fmt.Sprintf("/apis/x.example/v1/r%d", i), "", "Accept", jsonType)
 	}
-	require.Len(t, m.pod.Methods(), isolation.MaxMethods)
+	require.Len(t, m.pod.Methods(), meshv1.MaxMethods)
 }
 
 // A client never takes half an answer for a whole one.
@@ -227,7 +222,7 @@ func TestBrokenFilteredResponseNeverEndsCleanly(t *testing.T) {
 			_, _ = io.WriteString(w, head+strings.Repeat(" ", 256<<10)+rest)
 		}}
 		m := newMesh(t, api)
-		m.policy(divided(sharding.Keys("own"), meshv1.Method_METHOD_AUTO))
+		m.policy(policytest.Divided(sharding.Keys("own"), meshv1.Method_METHOD_AUTO))
 		for _, query := range []string{"", "?watch=1"} {
 			for _, h2 := range []bool{true, false} {
 				resp, err := m.client(h2).Get("https://kubernetes.default.svc/api/v1/configmaps" + query)
@@ -252,7 +247,7 @@ func TestMemoryOfFiltersIsBounded(t *testing.T) {
 	}
 	m := newMesh(t, api)
 	c := m.client(true)
-	m.policy(divided(sharding.Keys("own"), meshv1.Method_METHOD_AUTO))
+	m.policy(policytest.Divided(sharding.Keys("own"), meshv1.Method_METHOD_AUTO))
 	require.Len(t, m.all(c, "/api/v1/configmaps", protoType, 0), 1000)
 	require.Eventually(t, func() bool { return m.pod.budgets.Filtered.Taken() == 0 }, soon, time.Millisecond)
 

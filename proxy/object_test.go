@@ -12,6 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 )
 
 // mine is an apiserver on which every object is the shard's.
@@ -26,7 +28,7 @@ func TestProtobufWriteNamesUidOfItsObject(t *testing.T) {
 	t.Parallel()
 	api := mine()
 	m := newMesh(t, api)
-	m.policy(byObject("nodes"))
+	m.policy(policytest.ByObject("nodes"))
 	sent := func(method string, o runtime.Object) runtime.Object {
 		require.Equal(t, 200, m.do(method, "/api/v1/nodes/a", string(wire(protoType, o)), "Content-Type", protoType).StatusCode)
 		got, err := runtime.Decode(serializerOf(protoType).Serializer, []byte(api.last(t).Body))
@@ -61,7 +63,7 @@ func TestUidIsReadAfterTheBody(t *testing.T) {
 		w.Header().Set("Content-Type", "application/json")
 		fmt.Fprint(w, `{"metadata":{"uid":"theirs"}}`)
 	}))
-	m.policy(byObject("nodes"))
+	m.policy(policytest.ByObject("nodes"))
 	body, more := io.Pipe()
 	r, err := http.NewRequest("PATCH", "https://kubernetes.default.svc/api/v1/nodes/a", body)
 	require.NoError(t, err)

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 )
 
 func TestRequestsThatPassUnchangedAreCounted(t *testing.T) {
@@ -24,7 +25,7 @@ func TestRequestsThatPassUnchangedAreCounted(t *testing.T) {
 		m.do("PATCH", "/apis/example.com/v1/namespaces/a/foos/x/status", "{}", "Content-Type", "application/merge-patch+json")
 		m.do("GET", "/version", "")
 	}
-	observed := limitTo("shard=a")
+	observed := policytest.LimitTo("shard=a")
 	observed.DryRun = true
 	for name, sharding := range map[string]*meshv1.Sharding{"without a configuration": nil, "with a dry run": observed} {
 		t.Run(name, func(t *testing.T) {
@@ -44,7 +45,7 @@ func TestRequestsThatPassUnchangedAreCounted(t *testing.T) {
 	m.policy(nil)
 	m.do("GET", "/apis/example.com/v1/foos", "", "Accept", "application/cbor")
 	require.True(t, m.pod.Usage().GetResources()[0].GetIndivisible())
-	m.policy(limitTo("shard=a"))
+	m.policy(policytest.LimitTo("shard=a"))
 	require.Nil(t, m.pod.Usage(), "a shard costs nothing more")
 	work()
 	m.policy(nil)

@@ -7,6 +7,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 )
 
 func TestLatencyOfAnsweredRequestsIsReported(t *testing.T) {
@@ -19,7 +21,7 @@ func TestLatencyOfAnsweredRequestsIsReported(t *testing.T) {
 		}
 		_, _ = w.Write([]byte(`{}`))
 	}})
-	m.policy(owning("mine"))
+	m.policy(policytest.Owning("mine"))
 	require.Equal(t, http.StatusOK, m.do("GET", "/api/v1/namespaces/mine/pods/a", "").StatusCode)
 	require.Equal(t, http.StatusOK, m.do("PUT", "/api/v1/namespaces/mine/pods/a", `{}`).StatusCode)
 	require.Equal(t, http.StatusForbidden, m.do("PUT", "/api/v1/namespaces/others/pods/a", `{}`).StatusCode, "by the mesh")

@@ -14,6 +14,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 )
 
 // delayed puts a policy in force that delays and limits requests, asks, and waits until
@@ -81,8 +82,8 @@ func TestDelayedWatchIsNarrowedByNewPolicy(t *testing.T) {
 	m := newMesh(t, api)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	code := m.delayed(limitTo("a=1"), asking(t, ctx, "GET", "/api/v1/pods?watch=1"))
-	m.policy(limitTo("a=2"))
+	code := m.delayed(policytest.LimitTo("a=1"), asking(t, ctx, "GET", "/api/v1/pods?watch=1"))
+	m.policy(policytest.LimitTo("a=2"))
 	require.Equal(t, 200, <-code)
 	require.Equal(t, "/api/v1/pods?watch=1&labelSelector=a%3D2", api.last(t).URI)
 	require.Eventually(t, func() bool { return m.pod.env.Ledger.Watches() == 0 }, soon, time.Millisecond)
@@ -154,7 +155,7 @@ func TestRestartedRequestIsSentAsItCame(t *testing.T) {
 	r := asking(t, t.Context(), "GET", "/api/v1/pods?limit=5")
 	r.Header.Set("Accept", "application/json;q=0.5, application/yaml")
 	r.Header.Set("Accept-Encoding", "gzip")
-	code := m.delayed(divided(sharding.Keys("ns-0"), meshv1.Method_METHOD_SERVER_SIDE), r)
+	code := m.delayed(policytest.Divided(sharding.Keys("ns-0"), meshv1.Method_METHOD_SERVER_SIDE), r)
 	m.policy(nil)
 	require.Equal(t, 200, <-code)
 	got := api.last(t)
@@ -165,11 +166,11 @@ func TestRestartedRequestIsSentAsItCame(t *testing.T) {
 
 func TestRestartedRequestIsCountedOnce(t *testing.T) {
 	t.Parallel()
-	observe := owning("mine")
+	observe := policytest.Owning("mine")
 	observe.Isolation = meshv1.Isolation_ISOLATION_OBSERVE
-	dry := owning("mine")
+	dry := policytest.Owning("mine")
 	dry.Method, dry.DryRun = meshv1.Method_METHOD_AUTO, true
-	dryByObject := byObject("pods") // a selector narrows as well
+	dryByObject := policytest.ByObject("pods") // a selector narrows as well
 	dryByObject.Method, dryByObject.DryRun = meshv1.Method_METHOD_AUTO, true
 	for name, test := range map[string]struct {
 		sharding                     *meshv1.Sharding

@@ -12,6 +12,7 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 )
 
@@ -32,7 +33,7 @@ func (m *mesh) job(uid, workload string) *Pod {
 		p.ServeHTTP(w, httptest.NewRequest(method, target, http.NoBody))
 	}
 	ask("GET", "/api/v1/pods") // there is no policy
-	sharding := owning("mine")
+	sharding := policytest.Owning("mine")
 	sharding.Method = meshv1.Method_METHOD_FILTER
 	_, err := p.Apply(&meshv1.PodPolicy{Uid: uid, Workload: workload, Version: "v", Sharding: sharding})
 	require.NoError(m.t, err)

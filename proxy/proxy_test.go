@@ -20,6 +20,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/internal/certs"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 )
 
 // mesh is a proxy for one pod between a client and a fake apiserver, TLS on both
@@ -110,10 +111,6 @@ func (m *mesh) set(p *meshv1.PodPolicy) (settled <-chan struct{}) {
 	defer m.mu.Unlock()
 	m.applied = applied
 	return applied.Settled
-}
-
-func limitTo(selector string) *meshv1.Sharding {
-	return &meshv1.Sharding{Shard: "s1", Limits: []*meshv1.Limit{{Selector: selector}}}
 }
 
 // client returns a client of the pod over HTTP/2, or HTTP/1.1.
@@ -228,7 +225,7 @@ func TestSmoke(t *testing.T) {
 	api := &recorder{}
 	m := newMesh(t, api)
 	require.Equal(t, 503, m.do("GET", "/api/v1/pods", "").StatusCode)
-	m.policy(limitTo("shard=a"))
+	m.policy(policytest.LimitTo("shard=a"))
 	for _, h2 := range []bool{true, false} {
 		c := m.client(h2)
 		require.Equal(t, 200, m.with(c, "GET", "/api/v1/namespaces/a/pods/x?pretty=1", "").StatusCode)

@@ -9,6 +9,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 )
 
 // A watch behind a proxy subresource, such as one of a member cluster, reaches the client event by
@@ -23,7 +24,7 @@ func TestWatchThroughAProxySubresource(t *testing.T) {
 				w.(http.Flusher).Flush()
 				<-r.Context().Done()
 			}))
-			m.policy(divided(sharding.Keys("ns-0"), meshv1.Method_METHOD_FILTER))
+			m.policy(policytest.Divided(sharding.Keys("ns-0"), meshv1.Method_METHOD_FILTER))
 			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://kubernetes.default.svc"+path, nil)
 			require.NoError(t, err)
 			resp, err := m.client(http2).Do(r)

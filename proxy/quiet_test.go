@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 )
 
 // A process that dies may leave a write upstream. It is over when it is answered.
@@ -19,7 +21,7 @@ func TestQuietWaitsForWritesOfExitedProcesses(t *testing.T) {
 			arrived, answer := make(chan struct{}), make(chan struct{})
 			api := &recorder{then: func(http.ResponseWriter, *http.Request) { arrived <- struct{}{}; <-answer }}
 			m := newMesh(t, api)
-			m.policy(limitTo("shard=a"))
+			m.policy(policytest.LimitTo("shard=a"))
 
 			ctx, die := context.WithCancel(t.Context())
 			c := m.client(http2)
@@ -64,6 +66,6 @@ func TestQuietReturnsAtOnceWithoutConnections(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, &recorder{})
 	require.Error(t, m.pod.Quiet(t.Context()), "nothing is known before there is a policy")
-	m.policy(limitTo("shard=a"))
+	m.policy(policytest.LimitTo("shard=a"))
 	require.NoError(t, m.pod.Quiet(t.Context()))
 }

@@ -14,6 +14,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 )
 
 // BenchmarkReconcile is what an operator does for a change: it writes a status of 5 KB,
@@ -62,7 +63,7 @@ func BenchmarkReconcile(b *testing.B) {
 	}{
 		{"direct", direct},
 		{"ctrlmesh", via(nil)},
-		{"ctrlmesh-filters", via(divided(sharding.Keys("ns-0"), meshv1.Method_METHOD_FILTER))},
+		{"ctrlmesh-filters", via(policytest.Divided(sharding.Keys("ns-0"), meshv1.Method_METHOD_FILTER))},
 		{"reverseproxy", viaReverseProxy},
 	} {
 		b.Run(s.name, func(b *testing.B) {

@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 )
 
@@ -75,7 +76,7 @@ func TestCachesOfEarlierProxyAreJudgedByItsPolicy(t *testing.T) {
 		{"the lock changed before a watch came", func(m *mesh) {
 			m.restore(only("a=1"), time.Time{})
 			next := only("a=1")
-			next.Locks = locked("s").Locks
+			next.Locks = policytest.Locked("s").Locks
 			m.policy(next)
 		}, 200, 200, 410},
 		{"changed to and fro", func(m *mesh) {
@@ -123,7 +124,7 @@ func TestCachesOfEarlierProxyAreJudgedByItsPolicy(t *testing.T) {
 func TestVersionLearnedAfterChangeResumes(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, &recorder{})
-	m.policy(limitTo("a=1"))
+	m.policy(policytest.LimitTo("a=1"))
 	c := m.client(true)
 	const path = "/api/v1/pods?fieldSelector=metadata.name%3Dx"
 	require.Equal(t, 410, m.resume(c, path, "5"))
@@ -132,7 +133,7 @@ func TestVersionLearnedAfterChangeResumes(t *testing.T) {
 	require.Equal(t, 200, m.resume(c, path, "9"))
 	require.Equal(t, 410, m.resume(c, path, "5"))
 
-	m.policy(limitTo("a=2"))
+	m.policy(policytest.LimitTo("a=2"))
 	require.Equal(t, 410, m.resume(c, path, "9"))
 	m.settle()
 	require.Equal(t, 200, m.resume(c, path, "9"), "no client must list for ever")
@@ -143,7 +144,7 @@ func TestVersionLearnedAfterChangeResumes(t *testing.T) {
 func TestTwoCachesOfOneViewListTwice(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, watches())
-	m.restore(limitTo("a=1"), time.Time{})
+	m.restore(policytest.LimitTo("a=1"), time.Time{})
 	c := m.client(true)
 	const path, from = "/api/v1/pods", "/api/v1/pods?watch=1&resourceVersion="
 	expired := func(version string) {
@@ -151,18 +152,18 @@ func TestTwoCachesOfOneViewListTwice(t *testing.T) {
 		require.Equal(t, 410, m.resume(c, path, version))
 	}
 	a, b := m.open(c, from+"5"), m.open(c, from+"6")
-	m.policy(limitTo("a=2"))
+	m.policy(policytest.LimitTo("a=2"))
 	require.NoError(t, <-a)
 	require.NoError(t, <-b)
 	expired("5")
-	m.policy(limitTo("a=3")) // the other has not come back yet
+	m.policy(policytest.LimitTo("a=3")) // the other has not come back yet
 	expired("6")
 	expired("5")
-	m.policy(limitTo("a=4"))
+	m.policy(policytest.LimitTo("a=4"))
 	m.with(c, "GET", path, "")
 	end := m.open(c, from+"7")
 
-	m.policy(limitTo("a=5"))
+	m.policy(policytest.LimitTo("a=5"))
 	require.NoError(t, <-end)
 	m.settle()
 	expired("8") // a cache that was seen lists again, however long it took
@@ -176,7 +177,7 @@ func TestTwoCachesOfOneViewListTwice(t *testing.T) {
 func TestForgottenViewsMustListAgain(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, &recorder{})
-	m.policy(limitTo("a=1"))
+	m.policy(policytest.LimitTo("a=1"))
 	m.pod.env.Ledger.Bounds.Views = 0
 	c := m.client(true)
 	require.Equal(t, 410, m.resume(c, "/api/v1/pods", "5"))
@@ -184,7 +185,7 @@ func TestForgottenViewsMustListAgain(t *testing.T) {
 	require.Equal(t, 410, m.resume(c, "/api/v1/pods", "7"))
 	m.settle()
 	require.Equal(t, 200, m.resume(c, "/api/v1/pods", "7"))
-	require.Equal(t, 410, func() int { m.policy(limitTo("a=2")); return m.resume(c, "/api/v1/pods", "7") }())
+	require.Equal(t, 410, func() int { m.policy(policytest.LimitTo("a=2")); return m.resume(c, "/api/v1/pods", "7") }())
 	views, _ := m.pod.env.Ledger.Remembered()
 	require.Zero(t, views)
 }
@@ -286,7 +287,7 @@ func TestInformerHasObjectsOfPolicyInForce(t *testing.T) {
 			t.Parallel()
 			api := &store{streams: streams, pods: []*corev1.Pod{pod("a", "1", "1"), pod("b", "2", "2"), pod("c", "3", "2")}}
 			m := newMesh(t, api)
-			m.policy(limitTo("shard=1"))
+			m.policy(policytest.LimitTo("shard=1"))
 			config := m.config("v1")
 			client, err := kubernetes.NewForConfig(config)
 			require.NoError(t, err)
@@ -312,7 +313,7 @@ func TestInformerHasObjectsOfPolicyInForce(t *testing.T) {
 			require.Eventually(t, func() bool { return m.pod.env.Ledger.Watches() == 1 }, soon, time.Millisecond)
 			time.Sleep(2 * time.Second) // client-go calls a shorter watch without an event an error
 
-			m.policy(limitTo("shard=2"))
+			m.policy(policytest.LimitTo("shard=2"))
 			holds("ns/b", "ns/c")
 
 			mu.Lock()

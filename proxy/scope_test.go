@@ -11,25 +11,22 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 )
 
 // sharing is owning, with objects that every shard reads.
 func sharing(method meshv1.Method, of ...*meshv1.SharedObjects) *meshv1.Sharding {
-	s := owning("mine")
+	s := policytest.Owning("mine")
 	s.Method, s.Shared = method, of
 	s.Limits[0].Resources[0].Resources = []string{"pods", "namespaces", "configmaps"}
 	return s
-}
-
-func core(resources ...string) []*meshv1.ResourceGroup {
-	return []*meshv1.ResourceGroup{{ApiGroups: []string{""}, Resources: resources}}
 }
 
 // TestListOfOneNameIsNarrowedAcrossNamespaces checks that it is not taken for one object.
 func TestListOfOneNameIsNarrowedAcrossNamespaces(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, newFakeAPI(true, object("mine", "a"), object("theirs", "a"), object("", "a")))
-	s := divided(sharding.Keys("mine"), meshv1.Method_METHOD_AUTO)
+	s := policytest.Divided(sharding.Keys("mine"), meshv1.Method_METHOD_AUTO)
 	s.ReadAll = true
 	m.policy(s)
 	c := m.client(true)
@@ -49,7 +46,7 @@ func TestListsKeepSharedObjects(t *testing.T) {
 	objects := append(twenty(), object("kube-system", "ca"), object("kube-system", "other"), object("home", "config"))
 	mine := sharding.Keys("ns-1")
 	of := []*meshv1.SharedObjects{
-		{Resources: core("configmaps"), Namespaces: []string{"kube-system"}, Names: []string{"ca"}},
+		{Resources: policytest.Core("configmaps"), Namespaces: []string{"kube-system"}, Names: []string{"ca"}},
 		{Resources: []*meshv1.ResourceGroup{{ApiGroups: []string{"*"}, Resources: []string{"*"}}}, Namespaces: []string{"home"}},
 	}
 	for _, sharded := range []bool{true, false} {
@@ -58,7 +55,7 @@ func TestListsKeepSharedObjects(t *testing.T) {
 		c := m.client(true)
 		for _, method := range []meshv1.Method{meshv1.Method_METHOD_AUTO, meshv1.Method_METHOD_FILTER} {
 			for n, key := range map[int]meshv1.Key{1: meshv1.Key_KEY_NAMESPACE, 2: meshv1.Key_KEY_OBJECT} {
-				s := divided(mine, method)
+				s := policytest.Divided(mine, method)
 				s.Key = key
 				own := inScope(mine)
 				if n == 2 {
@@ -77,7 +74,7 @@ func TestListsKeepSharedObjects(t *testing.T) {
 				}
 			}
 		}
-		s := divided(mine, meshv1.Method_METHOD_AUTO)
+		s := policytest.Divided(mine, meshv1.Method_METHOD_AUTO)
 		s.Shared = of[1:]
 		m.policy(s)
 		require.Equal(t, owned(objects, func(o metav1.PartialObjectMetadata) bool { return inScope(mine)(o) || o.Namespace == "home" }), m.all(c, "/api/v1/configmaps", jsonType, 0))
@@ -96,7 +93,7 @@ func TestSharingRelists(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMesh(t, watches())
-			of := &meshv1.SharedObjects{Resources: core("configmaps"), Namespaces: []string{"theirs"}}
+			of := &meshv1.SharedObjects{Resources: policytest.Core("configmaps"), Namespaces: []string{"theirs"}}
 			m.restore(sharing(meshv1.Method_METHOD_AUTO, of), time.Time{})
 			ended := m.open(m.client(true), "/api/v1/configmaps?watch=1&resourceVersion=5")
 			m.policy(sharing(meshv1.Method_METHOD_AUTO, of)) // the same

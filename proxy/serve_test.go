@@ -24,6 +24,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/internal/certs"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/metrics"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
@@ -62,9 +63,9 @@ func TestInvalidPolicyKeepsLastValidOne(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, &recorder{})
 	require.Empty(t, m.pod.Version())
-	m.policy(limitTo("a=b"))
+	m.policy(policytest.LimitTo("a=b"))
 	for _, bad := range []*meshv1.Sharding{
-		limitTo("a in"),
+		policytest.LimitTo("a in"),
 		{Locks: []*meshv1.Lock{{Name: "x"}}},
 	} {
 		_, err := m.pod.Apply(&meshv1.PodPolicy{Version: "bad", Sharding: bad})
@@ -222,7 +223,7 @@ func TestAmbiguousPathsAreRefused(t *testing.T) {
 	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
-	m.policy(limitTo("shard=1"))
+	m.policy(policytest.LimitTo("shard=1"))
 	const narrowed = "?labelSelector=shard%3D1"
 	for _, c := range []struct{ path, want string }{
 		{"/api/v1/pods", "/api/v1/pods" + narrowed},
@@ -290,7 +291,7 @@ func TestBodiesPassUntouched(t *testing.T) {
 		}
 	}}
 	m := newMesh(t, api)
-	m.policy(limitTo("a=b"))
+	m.policy(policytest.LimitTo("a=b"))
 	for _, http2 := range []bool{true, false} {
 		c := m.client(http2)
 		a := m.with(c, "GET", "/gzip", "", "Accept-Encoding", "gzip")
@@ -479,7 +480,7 @@ func TestRequestIsLoggedAndCounted(t *testing.T) {
 	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
-	m.policy(limitTo("a=b"))
+	m.policy(policytest.LimitTo("a=b"))
 	a := m.do("GET", "/api/v1/namespaces/x/pods/y/status?secret=query", "", "Authorization", "Bearer t0ken")
 	require.Equal(t, 200, a.StatusCode)
 	id := api.last(t).Header.Get("Audit-ID")
@@ -634,7 +635,7 @@ func TestShutdownEndsAll(t *testing.T) {
 func TestClientGoUnderstandsRefusals(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, &recorder{})
-	m.policy(limitTo("a=b"))
+	m.policy(policytest.LimitTo("a=b"))
 	err := m.rest("v1").Get().Resource("pods").Param("labelSelector", "a in").Do(t.Context()).Error()
 	require.True(t, apierrors.IsBadRequest(err), "%v", err)
 }

@@ -10,11 +10,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 )
 
 // shadowing is a shard whose writes do not take effect.
 func shadowing(window time.Duration) *meshv1.Sharding {
-	s := locked("s1")
+	s := policytest.Locked("s1")
 	s.Shadow = &meshv1.Shadow{WindowNs: int64(window), IgnoredFields: []string{"status.at"}}
 	return s
 }
@@ -62,6 +63,6 @@ func TestShadowIsComparedWithOthers(t *testing.T) {
 	require.Eventually(t, func() bool { return m.pod.Shadow().GetDiffered() == 1 }, 30*time.Second, 10*time.Millisecond)
 	require.Equal(t, []string{"spec.replicas"}, m.pod.Shadow().GetDifferences()[0].GetFields())
 
-	m.policy(locked("s1"))
+	m.policy(policytest.Locked("s1"))
 	require.Nil(t, m.pod.Shadow())
 }

@@ -21,17 +21,9 @@ import (
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 )
-
-func locked(shard string, limits ...*meshv1.Limit) *meshv1.Sharding {
-	return &meshv1.Sharding{
-		Shard:  shard,
-		Limits: limits,
-		// As hard as it gets: namespace, resource and lock share a name.
-		Locks: []*meshv1.Lock{{Namespace: "leases", Name: "leases", UpstreamName: "leases---" + shard}},
-	}
-}
 
 // leases is an apiserver with one namespace of leases.
 type leases struct {
@@ -99,7 +91,7 @@ func TestClientGoUsesShardLock(t *testing.T) {
 			api := &leases{t: t, objs: map[string]*coordinationv1.Lease{}}
 			api.then = api.serve
 			m := newMesh(t, &api.recorder)
-			m.policy(locked("s1", &meshv1.Limit{Selector: "a=b"}))
+			m.policy(policytest.Locked("s1", &meshv1.Limit{Selector: "a=b"}))
 			config := m.config("v1")
 			config.ContentType = contentType
 			config.AcceptContentTypes = contentType + "," + runtime.ContentTypeJSON
@@ -186,7 +178,7 @@ func TestUnorderedWritesOfTheLockCount(t *testing.T) {
 				_, _ = io.WriteString(w, `{"kind":"Lease","apiVersion":"coordination.k8s.io/v1","metadata":{"name":"leases---s1"}}`)
 			}}
 			m := newMesh(t, api)
-			m.policy(locked("s1"))
+			m.policy(policytest.Locked("s1"))
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
@@ -198,7 +190,7 @@ func TestUnorderedWritesOfTheLockCount(t *testing.T) {
 				}
 			}()
 			<-arrived
-			applied, err := m.pod.Apply(&meshv1.PodPolicy{Version: "next", Sharding: locked("s1")})
+			applied, err := m.pod.Apply(&meshv1.PodPolicy{Version: "next", Sharding: policytest.Locked("s1")})
 			require.NoError(t, err)
 			select {
 			case <-applied.Settled:
@@ -217,7 +209,7 @@ func TestLockTrafficHasItsOwnConnection(t *testing.T) {
 	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
-	m.policy(locked("s1"))
+	m.policy(policytest.Locked("s1"))
 	c := m.client(true)
 	for range 2 {
 		m.with(c, "GET", "/api/v1/namespaces/leases/configmaps/leases", "")
@@ -310,10 +302,10 @@ func TestRelistAfterPolicyChange(t *testing.T) {
 func TestRelistIsRequestedOnce(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, watches())
-	m.policy(limitTo("a=1"))
+	m.policy(policytest.LimitTo("a=1"))
 	c := m.client(true)
 	m.with(c, "GET", "/api/v1/pods", "")
-	m.policy(limitTo("a=2"))
+	m.policy(policytest.LimitTo("a=2"))
 	// A client that lists all and watches one field of it.
 	const target = "/api/v1/pods?watch=1&resourceVersion=5&fieldSelector=spec.nodeName%3Dn"
 	require.Equal(t, 410, m.with(c, "GET", target, "").StatusCode)
@@ -337,7 +329,7 @@ func TestListUnderOldPolicyDoesNotCount(t *testing.T) {
 		plain(w, r)
 	}
 	m := newMesh(t, api)
-	m.policy(limitTo("a=1"))
+	m.policy(policytest.LimitTo("a=1"))
 	c := m.client(true)
 	done := make(chan struct{})
 	go func() {
@@ -348,7 +340,7 @@ func TestListUnderOldPolicyDoesNotCount(t *testing.T) {
 		}
 	}()
 	<-arrived
-	m.policy(limitTo("a=2"))
+	m.policy(policytest.LimitTo("a=2"))
 	close(release)
 	<-done
 	require.Equal(t, 410, m.with(c, "GET", "/api/v1/pods?watch=1&resourceVersion=5", "").StatusCode)
@@ -357,7 +349,7 @@ func TestListUnderOldPolicyDoesNotCount(t *testing.T) {
 func TestPoliciesChangeUnderTraffic(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, watches())
-	m.policy(limitTo("a=0"))
+	m.policy(policytest.LimitTo("a=0"))
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
 	c := m.client(true)
@@ -365,7 +357,7 @@ func TestPoliciesChangeUnderTraffic(t *testing.T) {
 	go func() {
 		defer close(ended)
 		for i := 0; ctx.Err() == nil; i++ {
-			_, _ = m.pod.Apply(&meshv1.PodPolicy{Sharding: limitTo("a=" + string(rune('0'+i%10)))})
+			_, _ = m.pod.Apply(&meshv1.PodPolicy{Sharding: policytest.LimitTo("a=" + string(rune('0'+i%10)))})
 		}
 	}()
 	for ctx.Err() == nil {

@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 )
 
 // past is an apiserver with one ConfigMap more in each version, from 11 on, which
@@ -190,7 +191,7 @@ func TestStaleListIsNarrowedLikeOthers(t *testing.T) {
 	traffic := &meshv1.Traffic{Injections: []*meshv1.Injection{{Name: "chaos", Rules: []*meshv1.FaultRule{rule}}}}
 	m.set(&meshv1.PodPolicy{Version: "v", Traffic: traffic})
 	m.do("GET", configMaps, "")
-	m.set(&meshv1.PodPolicy{Version: "w", Traffic: traffic, Sharding: limitTo("shard=a")})
+	m.set(&meshv1.PodPolicy{Version: "w", Traffic: traffic, Sharding: policytest.LimitTo("shard=a")})
 	api.now.Store(12)
 	m.do("GET", configMaps, "")
 	require.Equal(t, configMaps+"?labelSelector=shard%3Da&resourceVersion=11&resourceVersionMatch=Exact", api.last(t).URI)

@@ -9,23 +9,8 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 )
-
-// standby is the policy of a pod that divides pods, nodes and namespaces and owns
-// nothing, with a lock in another namespace.
-func standby(method meshv1.Method) *meshv1.Sharding {
-	return &meshv1.Sharding{
-		Shard: "s1", Standby: true, ReadAll: true, Method: method,
-		Limits: []*meshv1.Limit{{
-			Scope:     sharding.Scope{}.Proto(),
-			Resources: []*meshv1.ResourceGroup{{ApiGroups: []string{"", "coordination.k8s.io"}, Resources: []string{"pods", "nodes", "namespaces", "configmaps", "leases"}}},
-		}},
-		Locks: []*meshv1.Lock{
-			{Namespace: "kube-system", Name: "op", UpstreamName: "op---s1"},
-			{Namespace: "ns", Name: "op", UpstreamName: "op---s1"},
-		},
-	}
-}
 
 func TestStandbyFindsNothing(t *testing.T) {
 	t.Parallel()
@@ -33,7 +18,7 @@ func TestStandbyFindsNothing(t *testing.T) {
 	c := m.client(true)
 	for _, method := range []meshv1.Method{meshv1.Method_METHOD_AUTO, meshv1.Method_METHOD_LABELS, meshv1.Method_METHOD_FILTER} {
 		for _, key := range []meshv1.Key{meshv1.Key_KEY_NAMESPACE, meshv1.Key_KEY_OBJECT} {
-			s := standby(method)
+			s := policytest.Standby(method)
 			s.Key = key
 			m.policy(s)
 			for form, accept := range forms {
@@ -57,7 +42,7 @@ func TestStandbySettlesAfterEarlierWrites(t *testing.T) {
 		}
 	}}
 	m := newMesh(t, api)
-	free := standby(meshv1.Method_METHOD_AUTO)
+	free := policytest.Standby(meshv1.Method_METHOD_AUTO)
 	free.Standby, free.Limits[0].Scope = false, sharding.All().Proto()
 	m.policy(free)
 	written := make(chan int, 1)
@@ -65,7 +50,7 @@ func TestStandbySettlesAfterEarlierWrites(t *testing.T) {
 		written <- m.with(m.client(true), "PUT", "/api/v1/namespaces/a/pods/a", "{}").StatusCode
 	}()
 	<-arrived
-	settled := m.set(&meshv1.PodPolicy{Uid: "uid-1", Version: "2", Sharding: standby(meshv1.Method_METHOD_AUTO)})
+	settled := m.set(&meshv1.PodPolicy{Uid: "uid-1", Version: "2", Sharding: policytest.Standby(meshv1.Method_METHOD_AUTO)})
 	select {
 	case <-settled:
 		t.Fatal("a write is under way")
@@ -83,11 +68,11 @@ func TestStandbySettlesAfterEarlierWrites(t *testing.T) {
 func TestLeavingStandbyRelists(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, watches())
-	m.restore(standby(meshv1.Method_METHOD_AUTO), time.Time{})
+	m.restore(policytest.Standby(meshv1.Method_METHOD_AUTO), time.Time{})
 	c := m.client(true)
 	const pods, secrets = "/api/v1/pods?watch=1&resourceVersion=5", "/api/v1/secrets?watch=1&resourceVersion=5"
 	quiet, other := m.open(c, pods), m.open(c, secrets)
-	granted := standby(meshv1.Method_METHOD_AUTO)
+	granted := policytest.Standby(meshv1.Method_METHOD_AUTO)
 	granted.Standby, granted.Limits[0].Scope = false, sharding.Keys("a").Proto()
 	m.policy(granted)
 	require.NoError(t, <-quiet)

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 )
 
 // echo switches protocols and sends back what it gets, after a greeting that
@@ -68,7 +70,7 @@ func TestUpgrades(t *testing.T) {
 	t.Parallel()
 	api := &recorder{then: echo}
 	m := newMesh(t, api)
-	m.policy(limitTo("a=b"))
+	m.policy(policytest.LimitTo("a=b"))
 	for _, path := range []string{
 		"/api/v1/namespaces/a/pods/b/exec?command=ls", "/api/v1/namespaces/a/pods/b/attach", "/api/v1/namespaces/a/pods/b/portforward",
 		"/api/v1/namespaces/a/pods/b/proxy/x", "/api/v1/namespaces/a/services/b/proxy/", "/api/v1/nodes/n/proxy/exec",
@@ -102,7 +104,7 @@ func TestReadsByWebSocketAreAnsweredByHTTP(t *testing.T) {
 	t.Parallel()
 	api := &recorder{}
 	m := newMesh(t, api)
-	m.policy(limitTo("a=b"))
+	m.policy(policytest.LimitTo("a=b"))
 	for _, path := range []string{"/api/v1/pods?watch=true", "/api/v1/namespaces/a/pods?watch=1", "/api/v1/pods", "/api/v1/namespaces/a/configmaps/b"} {
 		require.Equal(t, 200, m.upgradeBy("GET", path, "websocket", "Sec-WebSocket-Version: 13\r\n").resp.StatusCode, path)
 		got := api.last(t)

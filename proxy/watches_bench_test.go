@@ -19,6 +19,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/proxy/internal/certs"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
 
@@ -33,7 +34,7 @@ func BenchmarkOpenWatches(b *testing.B) {
 		for _, row := range []struct {
 			name   string
 			policy *meshv1.Sharding
-		}{{"passed", nil}, {"filtered", divided(sharding.Keys("ns-0"), meshv1.Method_METHOD_FILTER)}} {
+		}{{"passed", nil}, {"filtered", policytest.Divided(sharding.Keys("ns-0"), meshv1.Method_METHOD_FILTER)}} {
 			b.Run(protocol+"/"+row.name, func(b *testing.B) {
 				n := b.N
 				if protocol == "HTTP/1.1" {

@@ -17,6 +17,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 )
 
@@ -86,7 +87,7 @@ func readEvents(t *testing.T, watches []*http.Response) {
 func TestFiveThousandWatchesOfOnePod(t *testing.T) {
 	signal := make(chan struct{})
 	m := newMesh(t, signalled(signal))
-	m.policy(divided(sharding.Keys("ns-0"), meshv1.Method_METHOD_FILTER))
+	m.policy(policytest.Divided(sharding.Keys("ns-0"), meshv1.Method_METHOD_FILTER))
 	watches := openWatches(t, m.client(true), 5000)
 	expected := int64(len(watches)) * (pipeline.StreamWeight + filter.WatchBuffer)
 	// What a watch takes for its beginning is given back after its head is sent.

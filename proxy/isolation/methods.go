@@ -17,9 +17,6 @@ const (
 	Filtered   = string(v1alpha1.MethodFilter)
 )
 
-// MaxMethods bounds the resources that a pod reports on.
-const MaxMethods = meshv1.MaxMethods
-
 // Methods records how a pod's divided resources were narrowed last. It is safe for
 // concurrent use.
 type Methods struct {
@@ -31,7 +28,7 @@ type Methods struct {
 func (m *Methods) Note(res schema.GroupResource, method string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if _, ok := m.known[res]; !ok && (len(m.known) >= MaxMethods || !match.Storable(res.Group, res.Resource)) {
+	if _, ok := m.known[res]; !ok && (len(m.known) >= meshv1.MaxMethods || !match.Storable(res.Group, res.Resource)) {
 		return
 	}
 	if m.known == nil {

@@ -7,6 +7,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 )
 
@@ -63,7 +64,7 @@ func TestUpgradesAreRead(t *testing.T) {
 func TestRequestsAreChargedByTheirKind(t *testing.T) {
 	const leases = "/apis/coordination.k8s.io/v1/namespaces/leases/leases"
 	m := newPod(t)
-	m.policy(locked())
+	m.policy(policytest.Locked("s1"))
 	for _, c := range []struct {
 		method, target, body string
 		want                 *bounds.Account

@@ -8,13 +8,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 )
 
 // withoutCluster is a shard that owns namespace mine, and no objects in no namespace.
 func withoutCluster(resources ...string) *meshv1.Sharding {
-	s := owning("mine")
+	s := policytest.Owning("mine")
 	s.ReadAll, s.ClusterScopedOwner = true, "op-default"
-	s.Limits[0].Resources = core(resources...)
+	s.Limits[0].Resources = policytest.Core(resources...)
 	return s
 }
 
@@ -117,7 +118,7 @@ func TestEveryShardWritesSharedClusterScopedObjects(t *testing.T) {
 func TestStandbyWritesNoClusterScopedObjects(t *testing.T) {
 	t.Parallel()
 	m := newPod(t)
-	s := standby()
+	s := policytest.Standby(meshv1.Method_METHOD_AUTO)
 	s.Limits[0].Resources[0].ApiGroups = []string{"", "authorization.k8s.io"}
 	s.Limits[0].Resources[0].Resources = append(s.Limits[0].Resources[0].Resources, "subjectaccessreviews")
 	for owner, want := range map[string][]int{"": {200, 503, 503}, "op-default": {503, 503, 200}} {

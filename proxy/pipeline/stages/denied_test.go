@@ -9,6 +9,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 )
 
@@ -24,7 +25,7 @@ func TestDeniedUserAgentsAreRefused(t *testing.T) {
 	t.Parallel()
 	m := newPod(t)
 	s := denying("statistics/*")
-	s.Locks = locked().Locks
+	s.Locks = policytest.Locked("s1").Locks
 	m.policy(s)
 	for _, q := range []struct{ method, target string }{
 		{"GET", "/api/v1/namespaces/ns/configmaps/a"}, {"GET", "/api/v1/nodes/a"}, {"GET", "/api/v1/namespaces/ns/pods/a/log"},
@@ -47,7 +48,7 @@ func TestDeniedUserAgentsAreRefused(t *testing.T) {
 func TestDeniedUserAgentsKeepTheirLocks(t *testing.T) {
 	t.Parallel()
 	m := newPod(t)
-	s := locked()
+	s := policytest.Locked("s1")
 	s.DeniedUserAgents = []string{"statistics/*"}
 	m.policy(s)
 	l := s.Locks[0]

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
@@ -36,7 +37,7 @@ func TestDryRunChangesNothing(t *testing.T) {
 	lease := `{"kind":"Lease","apiVersion":"coordination.k8s.io/v1","metadata":{"name":"op"}}`
 	counted := map[string]int{}
 	for _, key := range []meshv1.Key{meshv1.Key_KEY_NAMESPACE, meshv1.Key_KEY_OBJECT} {
-		s := owning("mine")
+		s := policytest.Owning("mine")
 		s.Key, s.Method, s.DryRun, s.FenceNamespaces = key, meshv1.Method_METHOD_AUTO, true, true
 		s.Locks = []*meshv1.Lock{{Namespace: "kube-system", Name: "op", UpstreamName: "op---s1"}}
 		m.policy(s)
@@ -92,7 +93,7 @@ func TestDryRunChangesNothing(t *testing.T) {
 func TestDryRunOfStandbyIsInvalid(t *testing.T) {
 	t.Parallel()
 	m := newPod(t)
-	s := standby()
+	s := policytest.Standby(meshv1.Method_METHOD_AUTO)
 	s.DryRun = true
 	_, err := Compile(m.env, &meshv1.PodPolicy{Version: "2", Sharding: s})
 	require.Error(t, err)

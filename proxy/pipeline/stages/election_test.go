@@ -17,6 +17,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/internal/certs"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
@@ -33,9 +34,9 @@ func TestRecordsOfUnknownLocksAreRefused(t *testing.T) {
 	heartbeat := `{"metadata":{"name":"node-1"},"spec":{"holderIdentity":"node-1","leaseDurationSeconds":40,"renewTime":"2030-01-01T00:00:00.000000Z"}}`
 	released := strings.Replace(recordJSON, "other-1_x", "", 1)
 	const leases, other = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases", "/api/v1/namespaces/kube-system"
-	sharded := locked()
+	sharded := policytest.Locked("s1")
 	sharded.Limits = []*meshv1.Limit{{Selector: "a=b"}}
-	for name, s := range map[string]*meshv1.Sharding{"sharded": sharded, "standby": standby()} {
+	for name, s := range map[string]*meshv1.Sharding{"sharded": sharded, "standby": policytest.Standby(meshv1.Method_METHOD_AUTO)} {
 		m.policy(s)
 		named := s.Locks[0]
 		for _, q := range []struct {
@@ -91,21 +92,21 @@ func TestPolledLocksAreObserved(t *testing.T) {
 	answer := recordJSON
 	m := newPod(t)
 	m.api = func(*upstream.Request) upstream.Response { return response(200, typeJSON, answer) }
-	m.policy(limitTo("a=b"))
+	m.policy(policytest.LimitTo("a=b"))
 	const target = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/op"
 	require.Equal(t, answer, m.do("GET", target, "").body)
 	require.Equal(t, []lock.Observed{{Namespace: "kube-system", Name: "op", Resource: "leases", Holder: "other-1_x", Written: false}}, m.observed())
 	require.Equal(t, 503, m.do("PUT", target, recordJSON).code)
 	require.Equal(t, []lock.Observed{{Namespace: "kube-system", Name: "op", Resource: "leases", Holder: "other-1_x", Written: true}}, m.observed(), "the holder stays known")
 
-	named := limitTo("a=b")
+	named := policytest.LimitTo("a=b")
 	named.Locks = []*meshv1.Lock{{Namespace: "kube-system", Name: "op", UpstreamName: "op---s1"}}
 	m.policy(named)
 	require.Empty(t, m.observed(), "the policy names it now")
 	m.do("GET", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/node-1", "")
 	require.Empty(t, m.observed(), "a heartbeat")
 
-	m.policy(limitTo("a=b"))
+	m.policy(policytest.LimitTo("a=b"))
 	for _, of := range []string{"pod_1", "pod", "", strings.Repeat("x", 1<<17)} {
 		m.env.Known.Observed = lock.Observations{}
 		answer = strings.Replace(recordJSON, "other-1_x", of, 1)
@@ -121,7 +122,7 @@ func TestExcludedLocksPass(t *testing.T) {
 	m.api = func(*upstream.Request) upstream.Response { return response(200, typeJSON, recordJSON) }
 	excludes := []*meshv1.ExcludedLock{{Namespace: "kube-system", Name: "op"}, {Namespace: "kube-system", Name: "node-*"}}
 	const leases = "/apis/coordination.k8s.io/v1/namespaces/"
-	for name, s := range map[string]*meshv1.Sharding{"sharded": limitTo("a=b"), "dry run": {Shard: "s1", DryRun: true}} {
+	for name, s := range map[string]*meshv1.Sharding{"sharded": policytest.LimitTo("a=b"), "dry run": {Shard: "s1", DryRun: true}} {
 		s.ExcludedLocks = excludes
 		m.policy(s)
 		for _, q := range []struct{ method, target string }{
@@ -162,8 +163,8 @@ func TestMeshCAIsNotPublished(t *testing.T) {
 	inProtobuf, err := runtime.Encode(protobuf.NewSerializer(scheme.Scheme, scheme.Scheme), configMap("kube-root-ca.crt", mesh))
 	require.NoError(t, err)
 	const all, one = "/api/v1/namespaces/tenant/configmaps", "/api/v1/namespaces/tenant/configmaps/kube-root-ca.crt"
-	sharded := limitTo("a=b")
-	dry := limitTo("a=b")
+	sharded := policytest.LimitTo("a=b")
+	dry := policytest.LimitTo("a=b")
 	dry.DryRun = true
 	for name, s := range map[string]*meshv1.Sharding{"member": sharded, "dry run": dry, "no shard": nil} {
 		m.policy(s)

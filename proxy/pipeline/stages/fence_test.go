@@ -11,6 +11,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
@@ -19,9 +20,9 @@ import (
 func TestFence(t *testing.T) {
 	t.Parallel()
 	m := newPod(t)
-	own := owning("mine")
-	own.Locks = locked().Locks
-	wide := owning("mine")
+	own := policytest.Owning("mine")
+	own.Locks = policytest.Locked("s1").Locks
+	wide := policytest.Owning("mine")
 	wide.FenceNamespaces = true
 	for _, q := range []struct {
 		method, target, body string
@@ -57,7 +58,7 @@ func TestFence(t *testing.T) {
 		m.policy(wide)
 		require.Equal(t, q.wide, m.do(q.method, q.target, q.body).code, "fenced namespaces: %s %s", q.method, q.target)
 		for _, isolation := range []meshv1.Isolation{meshv1.Isolation_ISOLATION_OBSERVE, meshv1.Isolation_ISOLATION_OFF} {
-			loose := owning("mine")
+			loose := policytest.Owning("mine")
 			loose.Isolation = isolation
 			m.policy(loose)
 			require.Equal(t, 200, m.do(q.method, q.target, q.body).code, "%v %s %s", isolation, q.method, q.target)
@@ -82,7 +83,7 @@ func TestFenceByObject(t *testing.T) {
 		}
 		return response(code, typeJSON, fmt.Sprintf(`{"metadata":{"name":%q,"uid":%q}}`, name, name))
 	}
-	m.policy(byObject("nodes"))
+	m.policy(policytest.ByObject("nodes"))
 	for _, q := range []struct {
 		method, target, body string
 		want, asked          int
@@ -120,7 +121,7 @@ func TestObserveByObjectPassesUndecidedRequests(t *testing.T) {
 		}
 		return response(200, typeJSON, "{}")
 	}
-	s := byObject("nodes")
+	s := policytest.ByObject("nodes")
 	s.Isolation = meshv1.Isolation_ISOLATION_OBSERVE
 	m.policy(s)
 	for _, method := range []string{"GET", "PATCH", "DELETE"} {
@@ -131,14 +132,14 @@ func TestObserveByObjectPassesUndecidedRequests(t *testing.T) {
 		require.Empty(t, got.Body)
 		require.EqualValues(t, 1, testutil.ToFloat64(m.env.Metrics.Foreign.WithLabelValues("ns", "operator", "s1", strings.ToLower(method), "unknown")))
 	}
-	o := owning("mine")
+	o := policytest.Owning("mine")
 	o.Isolation = meshv1.Isolation_ISOLATION_OBSERVE
 	m.policy(o)
 	for _, header := range [][]string{{"Content-Type", "application/yaml"}, {"Content-Encoding", "gzip"}} {
 		require.Equal(t, 200, m.do("POST", "/api/v1/namespaces", "metadata: {name: x}", header...).code)
 		require.Equal(t, "metadata: {name: x}", m.last().Body)
 	}
-	m.policy(owning("mine"))
+	m.policy(policytest.Owning("mine"))
 	require.Equal(t, 415, m.do("POST", "/api/v1/namespaces", "metadata: {name: x}", "Content-Type", "application/yaml").code)
 }
 
@@ -150,7 +151,7 @@ func TestTableHasTheKeyOfItsRow(t *testing.T) {
 		uid := path[strings.LastIndex(path, "/")+1:]
 		return response(200, typeJSON, fmt.Sprintf(`{"kind":"Table","apiVersion":"meta.k8s.io/v1","metadata":{},"rows":[{"cells":["a"],"object":{"metadata":{"uid":%q}}}]}`, uid))
 	}
-	s := byObject("nodes")
+	s := policytest.ByObject("nodes")
 	s.Limits[0].Scope = sharding.Keys("mine", "").Proto() // a Table itself has no uid
 	m.policy(s)
 	for name, want := range map[string]int{"mine": 200, "theirs": 403} {
@@ -172,7 +173,7 @@ func TestForeignObjectIsNotProxiedToByPort(t *testing.T) {
 		}
 		return response(404, typeJSON, "")
 	}
-	m.policy(byObject("services"))
+	m.policy(policytest.ByObject("services"))
 	for _, name := range []string{"%s", "%s:80", "%s:web", "http:%s:80", "https:%s:", "http%%3A%s%%3A80"} {
 		require.Equal(t, 403, m.do("POST", "/api/v1/namespaces/n/services/"+fmt.Sprintf(name, "theirs")+"/proxy/x", "").code, name)
 		require.Equal(t, 200, m.do("POST", "/api/v1/namespaces/n/services/"+fmt.Sprintf(name, "mine")+"/proxy/x", "").code, name)
@@ -182,7 +183,7 @@ func TestForeignObjectIsNotProxiedToByPort(t *testing.T) {
 func TestBindingsAreRefusedIfPodsAreDividedByObject(t *testing.T) {
 	t.Parallel()
 	m := newPod(t)
-	m.policy(byObject("pods"))
+	m.policy(policytest.ByObject("pods"))
 	require.Equal(t, 403, m.do("POST", "/api/v1/namespaces/n/bindings", `{"metadata":{"name":"mine"}}`).code)
 	require.Empty(t, m.requests)
 	require.Equal(t, 200, m.do("POST", "/api/v1/namespaces/n/pods", "{}").code)
@@ -195,7 +196,7 @@ func TestRefusalNamesTheOwner(t *testing.T) {
 		return response(200, typeJSON, fmt.Sprintf(`{"metadata":{"name":"x","uid":%q}}`, r.Target[strings.LastIndex(r.Target, "/")+1:]))
 	}
 	for _, key := range []meshv1.Key{meshv1.Key_KEY_NAMESPACE, meshv1.Key_KEY_OBJECT} {
-		s := owning("mine")
+		s := policytest.Owning("mine")
 		s.Key = key
 		refused := func(name string) string {
 			target := "/api/v1/namespaces/" + name + "/pods/a"
@@ -227,7 +228,7 @@ func TestWriteNamesUidOfItsObject(t *testing.T) {
 	m.api = func(*upstream.Request) upstream.Response {
 		return response(200, typeJSON, `{"metadata":{"uid":"mine"}}`)
 	}
-	m.policy(byObject("nodes"))
+	m.policy(policytest.ByObject("nodes"))
 	const merge, patch = "application/merge-patch+json", "application/json-patch+json"
 	for _, c := range []struct{ method, path, contentType, body, want string }{
 		{"PUT", "a", typeJSON, `{"spec":{},"metadata":{"name":"a"}}`, `{"spec":{},"metadata":{"name":"a","uid":"mine"}}`},
@@ -260,7 +261,7 @@ func TestWriteNamesUidOfItsObject(t *testing.T) {
 // confined is a shard that owns pods and namespaces in mine. No shard reads or writes what is
 // neither in mine nor in theirs, except what is shared.
 func confined(reads bool, isolation meshv1.Isolation) *meshv1.Sharding {
-	s := owning("mine")
+	s := policytest.Owning("mine")
 	s.Method, s.ReadAll, s.Isolation = meshv1.Method_METHOD_FILTER, reads, isolation
 	s.Limits[0].Within = sharding.Keys("mine", "theirs").Proto()
 	s.Shared = []*meshv1.SharedObjects{
@@ -331,7 +332,7 @@ func TestStandbyRefusesWritesOfDividedResources(t *testing.T) {
 	const lease = `{"kind":"Lease","apiVersion":"coordination.k8s.io/v1","metadata":{"name":"op"}}`
 	for _, isolation := range []meshv1.Isolation{meshv1.Isolation_ISOLATION_ENFORCE, meshv1.Isolation_ISOLATION_OBSERVE, meshv1.Isolation_ISOLATION_OFF} {
 		for _, key := range []meshv1.Key{meshv1.Key_KEY_NAMESPACE, meshv1.Key_KEY_OBJECT} {
-			s := standby()
+			s := policytest.Standby(meshv1.Method_METHOD_AUTO)
 			s.Isolation, s.Key = isolation, key
 			m.policy(s)
 			for _, q := range []struct {
@@ -377,7 +378,7 @@ func TestStandbyRefusesWritesOfDividedResources(t *testing.T) {
 func TestStandbyFencesNamespaces(t *testing.T) {
 	t.Parallel()
 	m := newPod(t)
-	s := standby()
+	s := policytest.Standby(meshv1.Method_METHOD_AUTO)
 	s.FenceNamespaces = true
 	m.policy(s)
 	require.Equal(t, 503, m.do("PUT", "/api/v1/namespaces/a/secrets/a", "{}").code)
@@ -386,13 +387,13 @@ func TestStandbyFencesNamespaces(t *testing.T) {
 
 func TestStandbyCutsConnectionsIntoPods(t *testing.T) {
 	t.Parallel()
-	free := standby()
+	free := policytest.Standby(meshv1.Method_METHOD_AUTO)
 	free.Standby, free.Limits[0].Scope = false, sharding.All().Proto()
 	m := newPod(t)
 	before := m.policy(free)
 	exec := match.Kind{Verb: "create", Subresource: "exec", Resource: "pods"}
 	require.False(t, before.Division.Refuses(exec, "a", ""))
-	after := m.policy(standby())
+	after := m.policy(policytest.Standby(meshv1.Method_METHOD_AUTO))
 	require.True(t, after.Division.Refuses(exec, "a", ""))
 	require.False(t, after.Division.Refuses(match.Kind{Verb: "get", Resource: "pods"}, "a", ""))
 	require.NotContains(t, after.Locks[0].Path("/op", 0), "---")

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
@@ -14,7 +15,7 @@ func TestStandbyKeepsTheNamesOfLocks(t *testing.T) {
 	t.Parallel()
 	m := newPod(t)
 	m.api = func(*upstream.Request) upstream.Response { return response(404, typeJSON, `{"details":{"name":"op"}}`) }
-	m.policy(standby())
+	m.policy(policytest.Standby(meshv1.Method_METHOD_AUTO))
 	for _, target := range []string{
 		"/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/op",
 		"/apis/coordination.k8s.io/v1/namespaces/kube-system/leases?fieldSelector=metadata.name%3Dop",
@@ -29,7 +30,7 @@ func TestStandbyKeepsTheNamesOfLocks(t *testing.T) {
 func TestWhatIsTheLock(t *testing.T) {
 	t.Parallel()
 	m := newPod(t)
-	m.policy(locked())
+	m.policy(policytest.Locked("s1"))
 	const base = "/apis/coordination.k8s.io/v1/namespaces/leases/leases"
 	for _, c := range []struct{ method, target, want string }{
 		{"GET", base + "/leases/", base + "/leases---s1/"},
@@ -54,7 +55,7 @@ func TestWhatIsTheLock(t *testing.T) {
 func TestLockBodiesThatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	m := newPod(t)
-	m.policy(locked())
+	m.policy(policytest.Locked("s1"))
 	const base = "/apis/coordination.k8s.io/v1/namespaces/leases/leases"
 	for _, c := range []struct {
 		method, target, contentType, body string
@@ -82,7 +83,7 @@ func TestLockWatchIsRenamed(t *testing.T) {
 	m.api = func(*upstream.Request) upstream.Response {
 		return response(200, "application/json;stream=watch", `{"type":"ADDED","object":{"kind":"Lease","metadata":{"name":"leases---s1"}}}`+"\n")
 	}
-	s := locked()
+	s := policytest.Locked("s1")
 	s.Limits = []*meshv1.Limit{{Selector: "a=b"}}
 	m.policy(s)
 	a := m.do("GET", "/apis/coordination.k8s.io/v1/namespaces/leases/leases?fieldSelector=metadata.name%3Dleases&watch=1", "", "Accept-Encoding", "gzip")

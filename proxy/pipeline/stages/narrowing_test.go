@@ -10,6 +10,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
@@ -60,7 +61,7 @@ func TestDeleteCollectionInForeignNamespaceDeletesNothing(t *testing.T) {
 			{"/api/v1/nodes", "", ""},
 		} {
 			for wide, want := range map[bool]string{false: q.plain, true: q.wide} {
-				s := owning("mine")
+				s := policytest.Owning("mine")
 				s.Isolation, s.FenceNamespaces = isolation, wide
 				m.policy(s)
 				a := m.do("DELETE", q.target, "")
@@ -71,7 +72,7 @@ func TestDeleteCollectionInForeignNamespaceDeletesNothing(t *testing.T) {
 				require.ElementsMatch(t, strings.Split(want, ","), strings.Split(got, ","), "%v, fenced namespaces %t: %s", isolation, wide, q.target)
 			}
 		}
-		m.policy(owning("mine", "theirs"))
+		m.policy(policytest.Owning("mine", "theirs"))
 		require.Equal(t, 400, m.do("DELETE", "/api/v1/namespaces/ns/pods?labelSelector=((", "").code)
 	}
 }
@@ -95,7 +96,7 @@ func TestMalformedQueriesAreRefusedWhereTheyCount(t *testing.T) {
 func TestSelectorsNarrowListsAndWatches(t *testing.T) {
 	t.Parallel()
 	m := newPod(t)
-	m.policy(limitTo("s=1"))
+	m.policy(policytest.LimitTo("s=1"))
 	for _, c := range []struct {
 		method, target string
 		narrowed       bool
@@ -123,8 +124,8 @@ func TestSelectorsNarrowListsAndWatches(t *testing.T) {
 
 // sharing is owning, with objects that every shard reads.
 func sharing(method meshv1.Method, of ...*meshv1.SharedObjects) *meshv1.Sharding {
-	s := owning("mine")
-	s.Method, s.Shared, s.Limits[0].Resources = method, of, core("pods", "namespaces", "configmaps")
+	s := policytest.Owning("mine")
+	s.Method, s.Shared, s.Limits[0].Resources = method, of, policytest.Core("pods", "namespaces", "configmaps")
 	return s
 }
 
@@ -132,7 +133,7 @@ func TestObjectsOfOtherShardsAreReadable(t *testing.T) {
 	t.Parallel()
 	m := newPod(t)
 	for _, byObject := range []bool{false, true} {
-		s := owning("mine")
+		s := policytest.Owning("mine")
 		s.ReadAll = true
 		if byObject {
 			s.Key = meshv1.Key_KEY_OBJECT
@@ -165,9 +166,9 @@ func TestObjectsOfOtherShardsAreReadable(t *testing.T) {
 func TestSharedObjectsAreRead(t *testing.T) {
 	t.Parallel()
 	m := newPod(t)
-	named := &meshv1.SharedObjects{Resources: core("configmaps"), Namespaces: []string{"theirs"}, Names: []string{"a"}}
-	whole := &meshv1.SharedObjects{Resources: core("pods", "namespaces"), Namespaces: []string{"shared"}}
-	anywhere := &meshv1.SharedObjects{Resources: core("configmaps"), Names: []string{"root-ca"}}
+	named := &meshv1.SharedObjects{Resources: policytest.Core("configmaps"), Namespaces: []string{"theirs"}, Names: []string{"a"}}
+	whole := &meshv1.SharedObjects{Resources: policytest.Core("pods", "namespaces"), Namespaces: []string{"shared"}}
+	anywhere := &meshv1.SharedObjects{Resources: policytest.Core("configmaps"), Names: []string{"root-ca"}}
 	for _, method := range []meshv1.Method{meshv1.Method_METHOD_AUTO, meshv1.Method_METHOD_LABELS} {
 		m.policy(sharing(method, named, whole, anywhere))
 		for _, q := range []struct {
@@ -204,8 +205,8 @@ func TestSharedObjectsAreWritten(t *testing.T) {
 	t.Parallel()
 	m := newPod(t)
 	s := sharing(meshv1.Method_METHOD_AUTO,
-		&meshv1.SharedObjects{Resources: core("configmaps"), Namespaces: []string{"theirs"}, Names: []string{"a"}, WriteAll: true},
-		&meshv1.SharedObjects{Resources: core("pods"), Namespaces: []string{"shared"}, WriteAll: true},
+		&meshv1.SharedObjects{Resources: policytest.Core("configmaps"), Namespaces: []string{"theirs"}, Names: []string{"a"}, WriteAll: true},
+		&meshv1.SharedObjects{Resources: policytest.Core("pods"), Namespaces: []string{"shared"}, WriteAll: true},
 	)
 	for _, standby := range []bool{false, true} {
 		s.Standby = standby
@@ -245,7 +246,7 @@ func TestNarrowedListSendsShardSelector(t *testing.T) {
 	m := newPod(t)
 	m.api = func(*upstream.Request) upstream.Response { return response(200, typeJSON, `{"items":[]}`) }
 	half := sharding.Of(sharding.Range{First: 0, Last: sharding.Whole.Last / 2})
-	both := divided(half, meshv1.Method_METHOD_AUTO)
+	both := policytest.Divided(half, meshv1.Method_METHOD_AUTO)
 	both.Limits[0].Selector = "a=b"
 	asked := func(target string) url.Values {
 		m.do("GET", "/api/v1/configmaps"+target, "", "Accept-Encoding", "gzip")
@@ -267,12 +268,12 @@ func TestNarrowedListSendsShardSelector(t *testing.T) {
 	require.Equal(t, "Metadata", asked("?includeObject=None").Get("includeObject"))
 	require.Equal(t, "Object", asked("?includeObject=Object").Get("includeObject"))
 
-	m.policy(divided(half, meshv1.Method_METHOD_FILTER))
+	m.policy(policytest.Divided(half, meshv1.Method_METHOD_FILTER))
 	require.Empty(t, asked(""))
-	m.policy(divided(sharding.InBuckets(1), meshv1.Method_METHOD_AUTO))
+	m.policy(policytest.Divided(sharding.InBuckets(1), meshv1.Method_METHOD_AUTO))
 	require.Empty(t, asked(""), "buckets are no ranges")
 
-	m.policy(divided(half, meshv1.Method_METHOD_LABELS))
+	m.policy(policytest.Divided(half, meshv1.Method_METHOD_LABELS))
 	m.do("GET", "/api/v1/configmaps", "", "Accept-Encoding", "gzip")
 	require.Equal(t, "/api/v1/configmaps", m.last().URI)
 	require.Equal(t, "gzip", m.last().Header.Get("Accept-Encoding"))
@@ -289,7 +290,7 @@ func TestUnfilterableResponsesAreRefused(t *testing.T) {
 		r.Header["Content-Encoding"] = []string{encoding}
 		return r
 	}
-	m.policy(divided(sharding.Keys("own"), meshv1.Method_METHOD_AUTO))
+	m.policy(policytest.Divided(sharding.Keys("own"), meshv1.Method_METHOD_AUTO))
 	const foreign = `{"kind":"ConfigMapList","apiVersion":"v1","metadata":{},"items":[{"metadata":{"name":"secret-name","namespace":"foreign"}}]}`
 	for _, c := range []struct {
 		name, contentType, encoding, body string

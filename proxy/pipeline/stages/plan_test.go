@@ -12,6 +12,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 )
@@ -26,7 +27,7 @@ func namesOf(s pipeline.Stages) string {
 }
 
 func TestPlanHasOnlyStagesWithSomethingToDo(t *testing.T) {
-	own := divided(sharding.Keys("ns"), meshv1.Method_METHOD_SERVER_SIDE)
+	own := policytest.Divided(sharding.Keys("ns"), meshv1.Method_METHOD_SERVER_SIDE)
 	dry := proto.CloneOf(own)
 	dry.DryRun = true
 	limits := &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "b", Rules: []*meshv1.LimitRule{{
@@ -47,10 +48,10 @@ func TestPlanHasOnlyStagesWithSomethingToDo(t *testing.T) {
 		{"list of a shard", match.Kind{Verb: "list", Resource: "pods"}, own, nil, "narrow relist audit"},
 		{"write of a shard", match.Kind{Verb: "update", Resource: "pods"}, own, nil, "fence catchUp audit"},
 		{"connection", match.Kind{Verb: "create", Resource: "pods", Subresource: "exec"}, own, nil, "fence audit connect"},
-		{"lock", match.Kind{Verb: "update", Group: "coordination.k8s.io", Resource: "leases"}, locked(), nil, "lock election audit readmission"},
+		{"lock", match.Kind{Verb: "update", Group: "coordination.k8s.io", Resource: "leases"}, policytest.Locked("s1"), nil, "lock election audit readmission"},
 		{"dry run of a list", match.Kind{Verb: "list", Resource: "pods"}, dry, nil, "dryNarrow relist audit"},
 		{"dry run of a write", match.Kind{Verb: "update", Resource: "pods"}, dry, nil, "fence audit"},
-		{"standby", match.Kind{Verb: "update", Resource: "pods"}, standby(), nil, "standby audit"},
+		{"standby", match.Kind{Verb: "update", Resource: "pods"}, policytest.Standby(meshv1.Method_METHOD_AUTO), nil, "standby audit"},
 		{"other rules", match.Kind{Verb: "get", Resource: "secrets"}, nil, limits, "audit"},
 		{"limit", match.Kind{Verb: "get", Resource: "pods"}, nil, limits, "audit limit"},
 	} {
@@ -64,8 +65,8 @@ func TestPlanHasOnlyStagesWithSomethingToDo(t *testing.T) {
 
 // A nil pointer in a plan would be a stage, and fail with the first request.
 func TestNoStageIsANilPointer(t *testing.T) {
-	dry, root, shadowed, denied := withoutClusterScoped(), withoutClusterScoped(), locked(), owning("mine")
-	dry.DryRun, dry.Locks, dry.DeniedUserAgents = true, locked().Locks, []string{"a"}
+	dry, root, shadowed, denied := withoutClusterScoped(), withoutClusterScoped(), policytest.Locked("s1"), policytest.Owning("mine")
+	dry.DryRun, dry.Locks, dry.DeniedUserAgents = true, policytest.Locked("s1").Locks, []string{"a"}
 	shadowed.Shadow = &meshv1.Shadow{}
 	denied.DeniedUserAgents, denied.UserAgent = []string{"a"}, "b"
 	rules := &meshv1.Traffic{
@@ -77,9 +78,9 @@ func TestNoStageIsANilPointer(t *testing.T) {
 	constructors := slices.Concat(gateStages, firstStages, memberStages, shardingStages, lastStages)
 	made := make([]bool, len(constructors))
 	for _, m := range []*meshv1.PodPolicy{
-		{}, {Refuse: "two configurations"}, {AnyToken: true, Traffic: rules}, {Sharding: owning("mine")}, {Sharding: byObject("pods")},
-		{Sharding: dry}, {Sharding: root}, {Sharding: standby()}, {Sharding: shadowed}, {Sharding: denied},
-		{Sharding: divided(sharding.Keys("ns"), meshv1.Method_METHOD_AUTO)}, {Sharding: limitTo("a=b")},
+		{}, {Refuse: "two configurations"}, {AnyToken: true, Traffic: rules}, {Sharding: policytest.Owning("mine")}, {Sharding: policytest.ByObject("pods")},
+		{Sharding: dry}, {Sharding: root}, {Sharding: policytest.Standby(meshv1.Method_METHOD_AUTO)}, {Sharding: shadowed}, {Sharding: denied},
+		{Sharding: policytest.Divided(sharding.Keys("ns"), meshv1.Method_METHOD_AUTO)}, {Sharding: policytest.LimitTo("a=b")},
 		{Sharding: &meshv1.Sharding{Shard: "s1", Key: meshv1.Key_KEY_CLUSTER, Limits: []*meshv1.Limit{{
 			Scope: sharding.Keys("mine").Proto(), Resources: []*meshv1.ResourceGroup{{ApiGroups: []string{"cluster.karmada.io"}, Resources: []string{"clusters"}}},
 		}}}},
@@ -108,8 +109,8 @@ func TestNoStageIsANilPointer(t *testing.T) {
 
 // withoutClusterScoped is a shard of a root that writes no objects in no namespace, and shares some.
 func withoutClusterScoped() *meshv1.Sharding {
-	s := owning("mine")
+	s := policytest.Owning("mine")
 	s.ReadAll, s.FenceNamespaces, s.ClusterScopedOwner = true, true, "op-default"
-	s.Shared = []*meshv1.SharedObjects{{Resources: core("pods"), Namespaces: []string{"shared"}, WriteAll: true}}
+	s.Shared = []*meshv1.SharedObjects{{Resources: policytest.Core("pods"), Namespaces: []string{"shared"}, WriteAll: true}}
 	return s
 }

@@ -18,7 +18,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
@@ -206,51 +205,4 @@ func (p *pod) observed() []lock.Observed {
 		pol = pol.Would
 	}
 	return p.env.Known.Observed.Except(pol.Locks)
-}
-
-func limitTo(selector string) *meshv1.Sharding {
-	return &meshv1.Sharding{Shard: "s1", Limits: []*meshv1.Limit{{Selector: selector}}}
-}
-
-func core(resources ...string) []*meshv1.ResourceGroup {
-	return []*meshv1.ResourceGroup{{ApiGroups: []string{""}, Resources: resources}}
-}
-
-// owning is a shard that owns some keys of pods and namespaces.
-func owning(keys ...string) *meshv1.Sharding {
-	return &meshv1.Sharding{Shard: "s1", Method: meshv1.Method_METHOD_LABELS, Limits: []*meshv1.Limit{{
-		Scope: sharding.Keys(keys...).Proto(), Resources: core("pods", "namespaces"),
-	}}}
-}
-
-// byObject is a shard that owns the objects of resources whose uid is "mine".
-func byObject(resources ...string) *meshv1.Sharding {
-	s := owning("mine")
-	s.Key, s.Limits[0].Resources = meshv1.Key_KEY_OBJECT, core(resources...)
-	return s
-}
-
-// divided is a shard that owns a scope of all resources.
-func divided(owned sharding.Scope, method meshv1.Method) *meshv1.Sharding {
-	return &meshv1.Sharding{Shard: "s1", Method: method, Limits: []*meshv1.Limit{{Scope: owned.Proto()}}}
-}
-
-// locked is a shard with a lock whose namespace and resource have its name.
-func locked() *meshv1.Sharding {
-	return &meshv1.Sharding{Shard: "s1", Locks: []*meshv1.Lock{{Namespace: "leases", Name: "leases", UpstreamName: "leases---s1"}}}
-}
-
-// standby is a shard that divides resources and owns nothing, with locks in two namespaces.
-func standby() *meshv1.Sharding {
-	return &meshv1.Sharding{
-		Shard: "s1", Standby: true, ReadAll: true,
-		Limits: []*meshv1.Limit{{
-			Scope:     sharding.Scope{}.Proto(),
-			Resources: []*meshv1.ResourceGroup{{ApiGroups: []string{"", "coordination.k8s.io"}, Resources: []string{"pods", "nodes", "namespaces", "configmaps", "leases"}}},
-		}},
-		Locks: []*meshv1.Lock{
-			{Namespace: "kube-system", Name: "op", UpstreamName: "op---s1"},
-			{Namespace: "ns", Name: "op", UpstreamName: "op---s1"},
-		},
-	}
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 )
 
 func TestInvalidPathsOfClustersAreRejected(t *testing.T) {
@@ -20,7 +21,7 @@ func TestPassthroughOfShardedPodIsInvalid(t *testing.T) {
 	t.Parallel()
 	m := newPod(t)
 	for _, p := range []*meshv1.PodPolicy{
-		{Passthrough: true, Sharding: limitTo("a=b")},
+		{Passthrough: true, Sharding: policytest.LimitTo("a=b")},
 		{Passthrough: true, Refuse: "two configurations"},
 	} {
 		_, err := Compile(m.env, p)

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
@@ -17,7 +18,7 @@ const podsFromFive = "/api/v1/pods?watch=1&allowWatchBookmarks=true&resourceVers
 
 // filtering is a shard whose lists are filtered.
 func filtering(keys ...string) *meshv1.Sharding {
-	s := owning(keys...)
+	s := policytest.Owning(keys...)
 	s.Method = meshv1.Method_METHOD_FILTER
 	return s
 }

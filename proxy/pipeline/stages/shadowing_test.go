@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 )
 
 // newDraining is a pod that drains: comparisons end at once.
@@ -23,7 +24,7 @@ func newDraining(t *testing.T) *pod {
 
 // shadowing is a shard whose writes do not take effect.
 func shadowing() *meshv1.Sharding {
-	s := locked()
+	s := policytest.Locked("s1")
 	s.Shadow = &meshv1.Shadow{WindowNs: int64(time.Second)}
 	return s
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
@@ -17,7 +18,7 @@ func TestUserAgentIsReplacedOrPrefixed(t *testing.T) {
 		sent     string
 		want     string
 	}{
-		{owning("mine"), "operator/v1", "operator/v1"},
+		{policytest.Owning("mine"), "operator/v1", "operator/v1"},
 		{&meshv1.Sharding{Shard: "s1", UserAgent: "canary"}, "operator/v1", "canary"},
 		{&meshv1.Sharding{Shard: "s1", UserAgentPrefix: "canary/"}, "operator/v1", "canary/operator/v1"},
 		{&meshv1.Sharding{Shard: "s1", UserAgent: "canary", DryRun: true}, "operator/v1", "operator/v1"},
@@ -49,7 +50,7 @@ func TestOwnerIsLookedUpWithTheUserAgent(t *testing.T) {
 	m.api = func(*upstream.Request) upstream.Response {
 		return response(200, typeJSON, `{"metadata":{"name":"a","uid":"theirs"}}`)
 	}
-	s := byObject("pods")
+	s := policytest.ByObject("pods")
 	s.UserAgentPrefix = "canary/"
 	m.policy(s)
 	require.Equal(t, 403, m.do("DELETE", "/api/v1/namespaces/ns/pods/a", "", "User-Agent", "operator").code)
