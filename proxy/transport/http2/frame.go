@@ -1,0 +1,171 @@
+package http2
+
+import (
+	"bufio"
+	"encoding/binary"
+	"fmt"
+)
+
+// Types of frames: RFC 9113, section 6.
+const (
+	typeData = iota
+	typeHeaders
+	typePriority
+	typeReset
+	typeSettings
+	typePushPromise
+	typePing
+	typeGoAway
+	typeWindowUpdate
+	typeContinuation
+)
+
+// Flags of frames. flagAck has the bit of flagEndStream.
+const (
+	flagEndStream  = 0x1
+	flagAck        = 0x1
+	flagEndHeaders = 0x4
+	flagPadded     = 0x8
+	flagPriority   = 0x20
+)
+
+// Identifiers of settings.
+const (
+	settingTableSize = 1 + iota
+	settingPush
+	settingStreams
+	settingWindow
+	settingFrame
+	settingHeaders
+)
+
+const (
+	frameHead = 9
+	flagsAt   = 4 // in it
+	// maxFrame is of payloads that are received, and of those that are sent until the client allows more: the
+	// initial value of SETTINGS_MAX_FRAME_SIZE.
+	maxFrame      = 16 << 10
+	initialWindow = 1<<16 - 1
+	maxWindow     = 1<<31 - 1
+	maxStreamID   = 1<<31 - 1
+)
+
+// code is an error code: RFC 9113, section 7.
+type code uint32
+
+const (
+	codeNo code = iota
+	codeProtocol
+	codeInternal
+	codeFlowControl
+	codeSettingsTimeout
+	codeStreamClosed
+	codeFrameSize
+	codeRefusedStream
+	codeCancel
+	codeCompression
+	codeConnect
+	codeCalm
+)
+
+// connError ends a connection.
+type connError struct {
+	code code
+	why  string
+}
+
+func (e *connError) Error() string {
+	return fmt.Sprintf("HTTP/2 connection: %s (code %d)", e.why, e.code)
+}
+
+// streamError ends a stream.
+type streamError struct {
+	stream uint32
+	code   code
+}
+
+func (e *streamError) Error() string {
+	return fmt.Sprintf("HTTP/2 stream %d: code %d", e.stream, e.code)
+}
+
+func protocolError(why string) error { return &connError{codeProtocol, why} }
+
+func frameSizeError(why string) error { return &connError{codeFrameSize, why} }
+
+// frame is a frame that was received.
+type frame struct {
+	kind    uint8
+	flags   uint8
+	stream  uint32
+	payload []byte // valid until the next frame is read
+}
+
+func (f *frame) has(flag uint8) bool { return f.flags&flag != 0 }
+
+// readFrame reads a frame. The buffer of r must have room for the largest.
+func readFrame(r *bufio.Reader) (frame, error) {
+	head, err := r.Peek(frameHead)
+	if err != nil {
+		return frame{}, err
+	}
+	n := int(head[0])<<16 | int(head[1])<<8 | int(head[2])
+	f := frame{kind: head[3], flags: head[4], stream: binary.BigEndian.Uint32(head[5:]) & maxStreamID}
+	if n > maxFrame {
+		return f, frameSizeError("frame too large")
+	}
+	whole, err := r.Peek(frameHead + n)
+	if err != nil {
+		return f, err
+	}
+	_, _ = r.Discard(len(whole)) // which leaves the bytes where they are
+	f.payload = whole[frameHead:]
+	return f, nil
+}
+
+// unpad removes the padding of DATA and HEADERS, and the priority of HEADERS.
+func (f *frame) unpad() error {
+	pad := 0
+	if f.has(flagPadded) {
+		if len(f.payload) < 1 {
+			return frameSizeError("no length of padding")
+		}
+		pad = int(f.payload[0])
+		f.payload = f.payload[1:]
+	}
+	if f.kind == typeHeaders && f.has(flagPriority) {
+		if len(f.payload) < 5 {
+			return frameSizeError("no priority")
+		}
+		if binary.BigEndian.Uint32(f.payload)&maxStreamID == f.stream {
+			return protocolError("a stream that depends on itself")
+		}
+		f.payload = f.payload[5:]
+	}
+	if pad > len(f.payload) {
+		return protocolError("more padding than payload")
+	}
+	f.payload = f.payload[:len(f.payload)-pad]
+	return nil
+}
+
+// appendFrame appends the head of a frame with a payload of n bytes.
+func appendFrame(b []byte, kind, flags uint8, stream uint32, n int) []byte {
+	return append(b, byte(n>>16), byte(n>>8), byte(n), kind, flags, byte(stream>>24), byte(stream>>16), byte(stream>>8), byte(stream))
+}
+
+func appendReset(b []byte, stream uint32, c code) []byte {
+	return binary.BigEndian.AppendUint32(appendFrame(b, typeReset, 0, stream, 4), uint32(c))
+}
+
+func appendWindowUpdate(b []byte, stream uint32, n int) []byte {
+	return binary.BigEndian.AppendUint32(appendFrame(b, typeWindowUpdate, 0, stream, 4), uint32(n))
+}
+
+func appendGoAway(b []byte, last uint32, c code) []byte {
+	b = binary.BigEndian.AppendUint32(appendFrame(b, typeGoAway, 0, 0, 8), last)
+	return binary.BigEndian.AppendUint32(b, uint32(c))
+}
+
+func appendSetting(b []byte, id uint16, value uint32) []byte {
+	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint16(b, id), value)
+}

@@ -1,0 +1,293 @@
+package http2
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/net/http/httpguts"
+	"golang.org/x/net/http2/hpack"
+)
+
+var (
+	errReset   = errors.New("HTTP/2 stream reset by the client")
+	errStalled = errors.New("the client of an HTTP/2 stream stopped reading")
+	errOver    = errors.New("HTTP/2 stream used after its handler has returned")
+)
+
+// stream is a request and its response. The mutex of its connection guards it, except for what only the handler uses.
+// It is the http.ResponseWriter of its handler.
+type stream struct {
+	c       *conn
+	id      uint32
+	req     *http.Request
+	url     url.URL
+	cancel  context.CancelFunc
+	broken  bool      // the handler panicked
+	changed sync.Cond // the stream, or what it waits for
+	waits   bool      // it is in output.waiting
+	err     error     // the stream ended
+	window  int64     // of the response
+	body    body
+	resp    response
+}
+
+// newStream returns the stream of a header block; nil if the request is malformed.
+func (c *conn) newStream(b *block) *stream {
+	ctx, cancel := context.WithCancel(c.base)
+	s := &stream{c: c, id: b.stream, cancel: cancel, window: c.out.initial, req: new(http.Request).WithContext(ctx)}
+	if b.trailer || b.request(s.req, &s.url) != nil {
+		cancel()
+		return nil
+	}
+	s.changed.L = &c.mu
+	s.req.TLS, s.req.RemoteAddr, s.req.Body = c.state, c.remote, http.NoBody
+	s.body = body{s: s, window: newInflow(c.server.StreamWindow), whole: b.end, declared: s.req.ContentLength}
+	if b.end {
+		return s
+	}
+	s.req.Body = &s.body
+	if httpguts.HeaderValuesContainsToken(s.req.Header["Expect"], "100-continue") {
+		delete(s.req.Header, "Expect")
+		s.body.expected = true
+	}
+	return s
+}
+
+// fail has all calls of the handler fail.
+func (s *stream) fail(err error) {
+	s.err = err
+	s.body.buf = nil
+	s.changed.Broadcast()
+}
+
+// drop ends a stream that one side has reset.
+func (s *stream) drop(err error) {
+	s.fail(err)
+	s.c.consume(nil, s.body.unread())
+	s.cancel()
+	s.remove(true)
+}
+
+// reset ends a stream with RST_STREAM.
+func (s *stream) reset(c code, err error) {
+	if s.err == nil {
+		s.drop(err)
+		s.c.out.b = appendReset(s.c.out.open(), s.id, c)
+		s.c.leave()
+	}
+}
+
+func (s *stream) remove(reset bool) {
+	c := s.c
+	delete(c.streams, s.id)
+	c.ended.add(s.id, reset)
+	c.quiet = time.Now()
+}
+
+// finish ends a stream whose handler has returned.
+func (s *stream) finish() {
+	s.body.deadline.stop()
+	switch {
+	case s.err != nil: // it has ended
+		return
+	case s.broken && !s.resp.ended:
+		s.reset(codeInternal, errOver)
+		return
+	}
+	if s.resp.finish(s); s.err != nil {
+		return
+	}
+	s.c.consume(nil, s.body.unread())
+	if !s.body.whole {
+		s.c.out.b = appendReset(s.c.out.open(), s.id, codeNo)
+	}
+	s.remove(!s.body.whole)
+	s.fail(errOver)
+	s.c.leave()
+}
+
+// receiveTrailer ends the body of a request.
+func (s *stream) receiveTrailer(b *block) error {
+	if s.body.whole {
+		return &streamError{s.id, codeStreamClosed}
+	}
+	if !b.end || !b.trailer || b.invalid || b.large {
+		return &streamError{s.id, codeProtocol}
+	}
+	s.body.trailer = append([]hpack.HeaderField(nil), b.fields...)
+	return s.body.finish()
+}
+
+// inflow is a window of what the client may send.
+type inflow struct{ left, read, size int }
+
+func newInflow(size int) inflow { return inflow{left: size, size: size} }
+
+// receive reports whether the client may send n bytes.
+func (w *inflow) receive(n int) bool {
+	w.left -= n
+	return w.left >= 0
+}
+
+// consume returns by how much the window is to be opened, once it is enough to say so.
+func (w *inflow) consume(n int) int {
+	if w.read += n; w.read < w.size/4 {
+		return 0
+	}
+	more := w.read
+	w.left += more
+	w.read = 0
+	return more
+}
+
+// consume opens windows for n bytes that were read, or that nobody will read. It appends WINDOW_UPDATE.
+func (c *conn) consume(s *stream, n int) {
+	if n == 0 {
+		return
+	}
+	if more := c.window.consume(n); more > 0 {
+		c.out.b = appendWindowUpdate(c.out.open(), 0, more)
+	}
+	if s != nil && !s.body.whole {
+		if more := s.body.window.consume(n); more > 0 {
+			c.out.b = appendWindowUpdate(c.out.open(), s.id, more)
+		}
+	}
+}
+
+// body is the body of a request. The mutex of the connection guards it.
+type body struct {
+	s        *stream
+	window   inflow
+	buf      []byte
+	off      int   // bytes of buf that were read
+	declared int64 // -1: not
+	received int64
+	whole    bool // nothing follows
+	closed   bool // by the handler
+	expected bool // the client waits for 100
+	late     bool // the deadline has passed
+	deadline deadline
+	trailer  []hpack.HeaderField
+}
+
+func (b *body) unread() int { return len(b.buf) - b.off }
+
+// append adds DATA.
+func (b *body) append(p []byte) error {
+	b.received += int64(len(p))
+	if b.declared >= 0 && b.received > b.declared {
+		return &streamError{b.s.id, codeProtocol}
+	}
+	if b.closed {
+		b.s.c.consume(nil, len(p))
+		return nil
+	}
+	b.buf = append(b.buf, p...)
+	b.s.changed.Broadcast()
+	return nil
+}
+
+// finish records that nothing follows.
+func (b *body) finish() error {
+	b.whole = true
+	if b.declared >= 0 && b.received != b.declared {
+		return &streamError{b.s.id, codeProtocol}
+	}
+	b.s.changed.Broadcast()
+	return nil
+}
+
+// Read implements io.Reader.
+func (b *body) Read(p []byte) (int, error) {
+	c := b.s.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if b.expected {
+		b.expected = false
+		b.s.resp.proceed(b.s)
+		c.flush()
+	}
+	for b.unread() == 0 {
+		switch {
+		case b.closed:
+			return 0, http.ErrBodyReadAfterClose
+		case b.s.err != nil:
+			return 0, b.s.err
+		case b.whole:
+			b.setTrailer()
+			return 0, io.EOF
+		case b.late:
+			return 0, os.ErrDeadlineExceeded
+		}
+		b.s.changed.Wait()
+	}
+	n := copy(p, b.buf[b.off:])
+	if b.off += n; b.off == len(b.buf) {
+		b.buf, b.off = b.buf[:0], 0
+	}
+	c.consume(b.s, n)
+	c.flush()
+	return n, nil
+}
+
+// setTrailer fills in the fields that the header announced.
+func (b *body) setTrailer() {
+	for _, f := range b.trailer {
+		name := canonicalName(f.Name)
+		if _, announced := b.s.req.Trailer[name]; announced {
+			b.s.req.Trailer.Add(name, f.Value)
+		}
+	}
+	b.trailer = nil
+}
+
+// Close implements io.Closer. What arrives of the body later is dropped.
+func (b *body) Close() error {
+	c := b.s.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if b.closed {
+		return nil
+	}
+	b.closed = true
+	n := b.unread()
+	b.buf, b.off = nil, 0
+	c.consume(b.s, n)
+	b.s.changed.Broadcast()
+	c.flush()
+	return nil
+}
+
+// deadline is a timer that may not exist.
+type deadline struct{ timer *time.Timer }
+
+func (d *deadline) stop() {
+	if d.timer != nil {
+		d.timer.Stop()
+		d.timer = nil
+	}
+}
+
+// set has f be called at t, with the mutex of s; never if t is zero.
+func (d *deadline) set(s *stream, t time.Time, f func()) {
+	d.stop()
+	if t.IsZero() || s.err != nil {
+		return
+	}
+	var timer *time.Timer
+	timer = time.AfterFunc(time.Until(t), func() {
+		s.c.mu.Lock()
+		defer s.c.mu.Unlock()
+		if d.timer == timer {
+			f()
+		}
+	})
+	d.timer = timer
+}
