@@ -3,7 +3,6 @@ package proxy
 import (
 	"crypto/tls"
 	"fmt"
-	"net/http"
 	"sync"
 	"time"
 
@@ -18,7 +17,6 @@ import (
 const (
 	maxStreams           = 512 // of one connection
 	receivePerConnection = 256 << 10
-	maxFrame             = 64 << 10
 )
 
 // newHTTP returns the server of the pod's clients. Connections under a policy of passthrough are tunnels.
@@ -31,12 +29,7 @@ func (p *Pod) newHTTP() *downstream.Server {
 			DynamicRecordSizingDisabled: true, // loopback: there is no packet to fit a record into
 			GetCertificate:              func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return p.env.Leaf() },
 		},
-		HTTP2: http.HTTP2Config{
-			MaxConcurrentStreams:          maxStreams,
-			MaxReceiveBufferPerStream:     pipeline.ReceivePerStream,
-			MaxReceiveBufferPerConnection: receivePerConnection,
-			MaxReadFrameSize:              maxFrame,
-		},
+		MaxStreams: maxStreams, StreamWindow: pipeline.ReceivePerStream, ConnWindow: receivePerConnection,
 		Tunnel: func() func(*downstream.Conn) {
 			pol := p.env.Policy.Load()
 			if pol == nil || !pol.Passthrough {

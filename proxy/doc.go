@@ -14,7 +14,7 @@
 // # A request
 //
 //	conn.go            the server of the pod's clients, by package downstream
-//	downstream.go      net/http hands the request over; from here on it is a value
+//	downstream.go      the server hands the request over; from here on it is a value
 //	exchange.go        run: evaluate, send, conclude; start over if the policy changed
 //	pipeline           the request, what is decided about it, how a stage ends it
 //	pipeline/stages    the policy, and its stages for each verb and resource
@@ -103,11 +103,14 @@
 //	128 KiB        the head of one request: 431 above it. The apiserver allows 1 MiB
 //	4, 8           handshakes computed at once, with the pod and with the apiserver
 //	100/s          requests that the client cancels before the answer, 1000 at once
+//	100/s          frames of an HTTP/2 connection that advance no request, 10,000 at once
+//	64 KiB         what waits to be written to one HTTP/2 connection, and as much of replies to
+//	               its frames
 //	10 s           for a handshake or a head
 //	45 to 60 s     in which a client reads nothing on a connection
 //	60 s           in which a client does not read the last 64 KiB of an HTTP/2 stream
 //
-// A request is in its account until net/http waits no more for the client. Its weight is
+// A request is in its account until its response is written. Its weight is
 // the memory that its head can take, before it is parsed: 128 bytes for each field
 // besides its length, 384 for each part of the target. Of a watch that is open, 33 KiB are left:
 // its head is dropped, and its buffers are in pools while no event comes. Filtered watches take

@@ -75,9 +75,6 @@ func (x *exchange) finish() {
 	if v != nil {
 		panic(errAbort)
 	}
-	if x.Req.Proto == pipeline.HTTP2 && x.response.bytes > 0 {
-		x.response.client.flush() // else net/http does, and waits for the client after the release
-	}
 }
 
 // serve evaluates the request and answers it. It reports whether the policy changed

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"net/http/httputil"
 	"net/netip"
 	"runtime/debug"
@@ -124,11 +123,7 @@ func NewServer(c Config) *Server {
 			s.Count(ProtocolOther, VerdictBound)
 			s.Conns.Reached("egress connections")
 		},
-		HTTP2: http.HTTP2Config{
-			MaxConcurrentStreams:          maxStreams,
-			MaxReceiveBufferPerStream:     256 << 10,
-			MaxReceiveBufferPerConnection: 512 << 10,
-		},
+		MaxStreams: maxStreams, StreamWindow: 256 << 10, ConnWindow: 512 << 10,
 	})
 	s.proxy = &httputil.ReverseProxy{
 		Rewrite:        rewrite,

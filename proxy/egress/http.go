@@ -139,9 +139,6 @@ func (x *request) forward() bool {
 // finish runs however the request ended.
 func (x *request) finish() {
 	v := recover()
-	if g, ok := x.w.(*downstream.Guard); ok && v == nil && g.Wrote {
-		_ = g.FlushError() // else net/http does later, and waits for the client outside of the accounts
-	}
 	x.headed()
 	x.s.flows.Remove(&x.flow)
 	x.release()

@@ -93,12 +93,8 @@ func NewServer(c Config) *Server {
 	s := &Server{Config: c, targets: newTargets(c.Dial)}
 	s.http = downstream.NewServer(downstream.Config{
 		Conns: c.Conns, Refused: s.refusedConn, Log: c.Log, Handler: http.HandlerFunc(s.serve),
-		TLS: &tls.Config{GetCertificate: s.certificate.get},
-		HTTP2: http.HTTP2Config{
-			MaxConcurrentStreams:          maxStreams,
-			MaxReceiveBufferPerStream:     64 << 10,
-			MaxReceiveBufferPerConnection: 512 << 10,
-		},
+		TLS:        &tls.Config{GetCertificate: s.certificate.get},
+		MaxStreams: maxStreams, StreamWindow: 64 << 10, ConnWindow: 512 << 10,
 		Tunnel: func() func(*downstream.Conn) {
 			if _, usable := s.certificate.usableSince(); usable {
 				return nil

@@ -4,7 +4,6 @@
 //	server.go    Server: accepts, serves, drains and closes; the pod's clients, its egress and its webhook have one each
 //	conns.go     the open connections of a server, and their bounds
 //	conn.go      one connection, below TLS
-//	guard.go     the writer of an HTTP/2 stream
 //	distrust.go  clients that do not trust the server's certificate
 package downstream
 
@@ -57,7 +56,7 @@ const (
 	// lingerFor is how long a connection that ended in a takeover waits for its client to close it.
 	lingerFor = 2 * time.Second
 	// cutGrace is how long HTTP/2 connections that are cut may take to end after GOAWAY.
-	// net/http itself waits a second.
+	// Package http2 itself waits a second.
 	cutGrace = 2 * time.Second
 )
 

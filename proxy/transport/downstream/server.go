@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/http2"
 )
 
 // Config is what a Server serves, and how. Fields are required unless noted.
@@ -17,10 +19,11 @@ type Config struct {
 	Conns   *Conns
 	Refused func()
 	Log     *slog.Logger
-	HTTP2   http.HTTP2Config
+	// MaxStreams, StreamWindow and ConnWindow are of HTTP/2: see package http2.
+	MaxStreams, StreamWindow, ConnWindow int
 	// TLS, if set, has connections be of TLS, in HTTP/1.1 or 2. Else they are of HTTP/1.1 or unencrypted HTTP/2.
 	TLS *tls.Config
-	// Handler serves requests. It finds the connection of a request by Of. In HTTP/2 its writer is a Guard.
+	// Handler serves requests. It finds the connection of a request by Of.
 	Handler http.Handler
 	// Tunnel, if set, is called for each connection. If it returns a function, the connection is a tunnel, which
 	// that function serves.
@@ -40,6 +43,7 @@ type Server struct {
 	ErrorLog *log.Logger
 
 	http   *http.Server
+	http2  *http2.Server
 	start  sync.Once
 	handed *handed // nil without Sniff
 }
@@ -57,7 +61,6 @@ func NewServer(c Config) *Server {
 		MaxHeaderBytes:               MaxHeaderBytes,
 		DisableGeneralOptionsHandler: true, // net/http must not answer OPTIONS *
 		ErrorLog:                     s.ErrorLog,
-		HTTP2:                        &c.HTTP2,
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			if t, ok := c.(*tls.Conn); ok {
 				c = t.NetConn()
@@ -65,6 +68,7 @@ func NewServer(c Config) *Server {
 			return context.WithValue(ctx, connKey{}, c)
 		},
 	}
+	s.serveHTTP2()
 	if c.TLS == nil {
 		s.http.Protocols = &http.Protocols{}
 		s.http.Protocols.SetHTTP1(true)
@@ -81,6 +85,32 @@ func NewServer(c Config) *Server {
 		s.handed = &handed{conns: make(chan net.Conn), done: make(chan struct{})}
 	}
 	return s
+}
+
+// serveHTTP2 has package http2 serve the connections of HTTP/2.
+func (s *Server) serveHTTP2() {
+	s.http2 = http2.NewServer(http2.Config{
+		Handler: s, MaxStreams: s.MaxStreams, StreamWindow: s.StreamWindow, ConnWindow: s.ConnWindow,
+		MaxHeader: MaxHeaderBytes, Idle: Idle, Stall: func() time.Duration { return s.Stall }, ErrorLog: s.ErrorLog,
+	})
+	s.http.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){
+		"h2": func(_ *http.Server, c *tls.Conn, h http.Handler) {
+			state := c.ConnectionState()
+			s.http2.Serve(baseOf(h), c, &state, false)
+		},
+		// net/http's name for HTTP/2 without TLS, whose preface it has read.
+		"unencrypted_http2": func(_ *http.Server, c *tls.Conn, h http.Handler) {
+			if plain, ok := c.NetConn().(interface{ UnencryptedNetConn() net.Conn }); ok {
+				s.http2.Serve(baseOf(h), plain.UnencryptedNetConn(), nil, true)
+			}
+		},
+	}
+	s.http.RegisterOnShutdown(s.http2.Shutdown)
+}
+
+// baseOf returns the context that net/http has made for a connection.
+func baseOf(h http.Handler) context.Context {
+	return h.(interface{ BaseContext() context.Context }).BaseContext()
 }
 
 // Serve accepts connections on l, which it closes. It returns nil after Stop, and may be called for several
@@ -123,11 +153,6 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			s.Hand(next)
 		}
 	}()
-	if r.ProtoMajor == 2 {
-		guard := newGuard(w, s.Stall)
-		defer guard.release()
-		w = guard
-	}
 	if s.Draining() {
 		w.Header()["Connection"] = []string{"close"}
 	}
