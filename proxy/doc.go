@@ -110,6 +110,19 @@
 //	45 to 60 s     in which a client reads nothing on a connection
 //	60 s           in which a client does not read the last 64 KiB of an HTTP/2 stream
 //
+// The clients of a webhook may be any pods. So their connections have bounds apart from these,
+// and memory is divided among clients, which are addresses:
+//
+//	512              connections of each IP family, 256 of one client
+//	32, 4            of them HTTP/2, with 256 streams each; the second figure is for each pod
+//	64 MiB, 128 KiB  memory of incomplete handshakes and heads of one client
+//	32 MiB, 512 KiB  memory of one client's reviews in progress: 429 above it. The first 1 MiB
+//	                 of a review is kept, and takes three times its size as it arrives
+//	4                handshakes computed at once
+//	40 s             in which a review arrives
+//	3                pods of the owner that are tried, in a third of the webhook's timeout
+//	64 KiB           the head of an answer
+//
 // A request is in its account until its response is written. Its weight is
 // the memory that its head can take, before it is parsed: 128 bytes for each field
 // besides its length, 384 for each part of the target. Of a watch that is open, 33 KiB are left:
@@ -125,7 +138,7 @@
 //
 // # What never happens
 //
-// The proxy dials only the addresses of the Cluster, whatever a request says. It
-// adds no credential. It sends no write twice. Before a policy came it passes
+// For a request to the apiserver, the proxy dials only the addresses of the Cluster, whatever
+// the request says. It adds no credential. It sends no write twice. Before a policy came it passes
 // nothing. A refusal is a metav1.Status that names ctrlmesh.
 package proxy
