@@ -132,7 +132,7 @@ type Compiled struct {
 	*Listed
 }
 
-// Differ reports whether two bundles differ.
+// Differ reports whether the bundle has changed.
 func Differ(before, after *[]byte) bool { return before == nil || !bytes.Equal(*before, *after) }
 
 // Kinds of which only the metadata is watched.

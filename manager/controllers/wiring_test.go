@@ -6,6 +6,7 @@ import (
 	"go/parser"
 	"go/token"
 	"go/types"
+	"iter"
 	"maps"
 	"os"
 	"path"
@@ -21,22 +22,23 @@ import (
 // wiring is how the parts of the manager are connected: the controllers, each a package below
 // this one, and then the other packages that use the shared state. Names are fields of State
 // and Signals. A field of State wakes those that wait for it when it is written, a signal when
-// it is sent.
+// it is sent. "X if ..." wakes only then: the words are those of the comment on the function that
+// [Value.When] gets.
 var wiring = []wire{
 	{"setting", "reads the administrator's settings, on each replica", "", "", "Settings", ""},
-	{"address", "resolves where clients reach the apiserver beside its Service", "Settings", "Settings", "Additional", ""},
-	{"policy", "compiles one policy for each pod, and pushes them", "Additional, Locks, MeshCA, Objects, Resources, Roots, Settings, Shares", "Additional, LocksKnown, Settings", "Allocator, Cluster, Compiled, Listed", ""},
-	{"root", "runs `manager/roots`: which keys each shard owns", "Agents, Answers, Compiled, Entries, ForbiddenLocks, Listed, MissingBundles, Weights", "Compiled, ForbiddenLocks, Listed, Settings", "", ""},
+	{"address", "resolves where clients reach the apiserver beside its Service", "Settings if the apiserver's addresses have changed", "Settings", "Additional", ""},
+	{"policy", "compiles one policy for each pod, and pushes them", "Additional, Locks, MeshCA, Objects, Resources, Roots, Settings if other policies follow from the settings, Shares", "Additional, LocksKnown, Settings", "Allocator, Cluster, Compiled, Listed", ""},
+	{"root", "runs `manager/roots`: which keys each shard owns", "Agents, Answers, Compiled if shards act by other specs, Entries, ForbiddenLocks, Listed, MissingBundles, Weights", "Compiled, ForbiddenLocks, Listed, Settings", "", ""},
 	{"lock", "keeps the operators' locks", "Demands", "Compiled, Listed", "LocksKnown", "Locks"},
-	{"grant", "grants members access to the locks of their shards", "Compiled, Settings", "Compiled, Settings", "ForbiddenLocks", ""},
+	{"grant", "grants members access to the locks of their shards", "Compiled, Settings if grantAccess has changed", "Compiled, Settings", "ForbiddenLocks", ""},
 	{"share", "divides the rules of scope Workload among pods", "Agents, Compiled, Recorded", "Compiled", "Allocator", "Shares, Unrecorded"},
 	{"traffic", "writes the statuses of CircuitBreakers and FaultInjections", "Agents, Compiled, Counts, Unrecorded", "Compiled", "Allocator", "Recorded"},
 	{"status", "writes the statuses of ShardingConfigs that are one shard", "Agents, Compiled, Locks, MissingBundles, Stamping", "Compiled, ForbiddenLocks, MissingBundles, Settings", "", ""},
-	{"stamp", "has objects labelled, by admission and by a sweep", "Compiled, Listed, Settings", "Compiled, Settings", "", ""},
-	{"entry", "puts the pods of VirtualApps on the mesh", "Listed", "Listed", "Entries", ""},
+	{"stamp", "has objects labelled, by admission and by a sweep", "Compiled if a configuration has changed, Listed if a namespace was created or deleted, Settings", "Compiled, Settings", "", ""},
+	{"entry", "puts the pods of VirtualApps on the mesh", "Listed if a configuration has changed", "Listed", "Entries", ""},
 	{"webhook", "pushes how agents route the reviews of admission", "Compiled", "Compiled", "", ""},
-	{"bundle", "writes the CAs into the namespaces that need them", "Bundles, Compiled, EgressCA, MeshCA", "Compiled", "EgressBundle, MeshBundle, MissingBundles", "Bundles"},
-	{"certificate", "renews and rotates the CAs and the manager's certificate", "Cluster, EgressBundle, MeshBundle", "Compiled, EgressBundle, MeshBundle", "", "EgressCA, MeshCA"},
+	{"bundle", "writes the CAs into the namespaces that need them", "Bundles, Compiled if pods need other bundles, EgressCA, MeshCA", "Compiled", "EgressBundle, MeshBundle, MissingBundles", "Bundles"},
+	{"certificate", "renews and rotates the CAs and the manager's certificate", "Cluster if its version has changed, EgressBundle if the bundle has changed, MeshBundle if the bundle has changed", "Compiled, EgressBundle, MeshBundle", "", "EgressCA, MeshCA"},
 	{"failover", "frees the locks of leaders that exited", "Agents", "Compiled", "", ""},
 	{"node", "records what the nodes are able to do", "Agents", "", "", ""},
 	{"usage", "records what operators request while their requests pass unchanged", "", "Compiled", "", ""},
@@ -55,7 +57,7 @@ var wiring = []wire{
 // wire is how one part is connected.
 type wire struct {
 	part, job string
-	waits     string // what wakes it
+	waits     string // what wakes it, and when if not at each change
 	reads     string // beside what it writes
 	writes    string
 	sends     string
@@ -86,7 +88,12 @@ func TestEachPartOfTheStateHasItsWriterAndReaders(t *testing.T) {
 	for _, field := range fields {
 		var writers, readers []string
 		for _, w := range wiring {
-			named := func(list string) bool { return slices.Contains(strings.Split(list, ", "), field) }
+			named := func(list string) bool {
+				return slices.ContainsFunc(strings.Split(list, ", "), func(one string) bool {
+					name, _, _ := strings.Cut(one, " if ")
+					return name == field
+				})
+			}
 			if named(w.writes) || named(w.sends) {
 				writers = append(writers, w.part)
 			}
@@ -133,6 +140,8 @@ type reader struct {
 	by     map[types.Object][]string
 	// uses are the names that a part uses, by part and kind of use.
 	uses map[string]map[string][]string
+	// docs are the comments on functions.
+	docs map[types.Object]string
 }
 
 // readWiring returns the wiring of the code by part, without jobs, and the fields of State and
@@ -140,8 +149,8 @@ type reader struct {
 func readWiring(t *testing.T) (code []wire, fields []string) {
 	r := &reader{
 		t: t, set: token.NewFileSet(), packages: map[string]*types.Package{}, files: map[string][]*ast.File{},
-		info:   types.Info{Selections: map[*ast.SelectorExpr]*types.Selection{}, Types: map[ast.Expr]types.TypeAndValue{}, Defs: map[*ast.Ident]types.Object{}},
-		fields: map[types.Object]bool{}, by: map[types.Object][]string{}, uses: map[string]map[string][]string{},
+		info:   types.Info{Selections: map[*ast.SelectorExpr]*types.Selection{}, Types: map[ast.Expr]types.TypeAndValue{}, Defs: map[*ast.Ident]types.Object{}, Uses: map[*ast.Ident]types.Object{}},
+		fields: map[types.Object]bool{}, by: map[types.Object][]string{}, uses: map[string]map[string][]string{}, docs: map[types.Object]string{},
 	}
 	_, err := r.Import(managerPath)
 	require.NoError(t, err)
@@ -154,9 +163,10 @@ func readWiring(t *testing.T) (code []wire, fields []string) {
 			}
 		}
 	}
-	for _, file := range r.files[own] {
-		for _, d := range file.Decls {
-			if f, ok := d.(*ast.FuncDecl); ok {
+	for pkg, files := range r.files {
+		for f := range functions(files) {
+			r.docs[r.info.Defs[f.Name]] = f.Doc.Text()
+			if pkg == own {
 				r.by[r.info.Defs[f.Name]] = r.named(f)
 			}
 		}
@@ -181,6 +191,19 @@ func readWiring(t *testing.T) (code []wire, fields []string) {
 	return code, fields
 }
 
+// functions iterates over the functions and methods of files.
+func functions(files []*ast.File) iter.Seq[*ast.FuncDecl] {
+	return func(yield func(*ast.FuncDecl) bool) {
+		for _, file := range files {
+			for _, d := range file.Decls {
+				if f, ok := d.(*ast.FuncDecl); ok && !yield(f) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // Import implements types.Importer.
 func (r *reader) Import(of string) (*types.Package, error) {
 	if p := r.packages[of]; p != nil {
@@ -197,7 +220,7 @@ func (r *reader) Import(of string) (*types.Package, error) {
 		if strings.HasSuffix(source, "_test.go") {
 			continue
 		}
-		file, err := parser.ParseFile(r.set, source, nil, parser.SkipObjectResolution)
+		file, err := parser.ParseFile(r.set, source, nil, parser.SkipObjectResolution|parser.ParseComments)
 		if err != nil {
 			return nil, err
 		}
@@ -230,7 +253,7 @@ func (r *reader) walk(n ast.Node, part string, makesParts bool) {
 			}
 		case *ast.KeyValueExpr:
 			if key, ok := n.Key.(*ast.Ident); ok && key.Name == "On" {
-				r.note(part, "waits", r.named(n.Value)...)
+				r.note(part, "waits", r.sources(n.Value)...)
 				return false
 			}
 		case *ast.SelectorExpr:
@@ -247,6 +270,39 @@ func (r *reader) walk(n ast.Node, part string, makesParts bool) {
 		}
 		return true
 	})
+}
+
+// sources returns what wakes a controller that waits for the sources below a node.
+func (r *reader) sources(n ast.Node) (names []string) {
+	ast.Inspect(n, func(n ast.Node) bool {
+		if call, ok := n.(*ast.CallExpr); ok {
+			for _, name := range r.named(call.Fun) {
+				names = append(names, name+" if "+r.condition(call.Args[0]))
+			}
+			return false
+		}
+		if s, ok := n.(*ast.SelectorExpr); ok && r.fields[r.object(s)] {
+			names = append(names, s.Sel.Name)
+		}
+		return true
+	})
+	return names
+}
+
+// condition returns what a function reports, by its comment.
+func (r *reader) condition(n ast.Expr) string {
+	name, _ := n.(*ast.Ident)
+	if s, ok := n.(*ast.SelectorExpr); ok {
+		name = s.Sel
+	}
+	require.NotNil(r.t, name, "%s: name the function that says which changes matter", r.set.Position(n.Pos()))
+	doc := strings.ReplaceAll(r.docs[r.info.Uses[name]], "\n", " ")
+	_, condition, ok := strings.Cut(doc, name.Name+" reports whether ")
+	assert.True(r.t, ok, "%s: begin the comment on %s with %q", r.set.Position(n.Pos()), name.Name, name.Name+" reports whether")
+	if end := strings.IndexAny(condition, ".,:;"); end >= 0 {
+		condition = condition[:end]
+	}
+	return condition
 }
 
 // named returns the fields of State and Signals that are named below a node.

@@ -45,6 +45,7 @@ func (c *Controller) Spec() controllers.Spec {
 	}
 }
 
+// otherAddresses reports whether the apiserver's addresses have changed.
 func otherAddresses(before, after *platform.Settings) bool {
 	return before == nil || !slices.Equal(before.APIServer.Addresses, after.APIServer.Addresses)
 }

@@ -56,7 +56,7 @@ func (r *Controller) Spec() controllers.Spec {
 	}
 }
 
-// otherCluster reports whether the apiserver or the agents have other addresses.
+// otherCluster reports whether its version has changed.
 func otherCluster(before, after *meshv1.Cluster) bool {
 	return before.GetVersion() != after.GetVersion()
 }

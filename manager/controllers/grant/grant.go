@@ -67,7 +67,7 @@ func (r *Controller) Spec() controllers.Spec {
 	}
 }
 
-// otherAccess reports whether the administrator changed whether access is granted.
+// otherAccess reports whether grantAccess has changed.
 func otherAccess(before, after *platform.Settings) bool {
 	return before == nil || before.Locks.GrantAccess != after.Locks.GrantAccess
 }

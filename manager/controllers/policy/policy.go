@@ -81,7 +81,7 @@ func (r *Controller) Spec() controllers.Spec {
 	}
 }
 
-// otherSettings reports whether other policies follow from the administrator's settings.
+// otherSettings reports whether other policies follow from the settings.
 func otherSettings(before, after *platform.Settings) bool {
 	return before == nil || *before.APIServer.RequestTimeout != *after.APIServer.RequestTimeout || !slices.Equal(before.Undivided(), after.Undivided())
 }
