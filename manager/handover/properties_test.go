@@ -16,6 +16,7 @@ import (
 
 // Whatever happens, in whatever order and however often.
 func TestProperties(t *testing.T) {
+	drawn := drawn(t)
 	rapid.Check(t, func(t *rapid.T) {
 		var s State
 		for i := range rapid.IntRange(1, 40).Draw(t, "events") {
@@ -28,6 +29,9 @@ func TestProperties(t *testing.T) {
 			before, copied := s, clone(s)
 			next, _ := Step(s, e, now)
 			require.Equal(t, copied, before, "Step changed what it was given: %#v", e)
+			for _, one := range transitions(s, next) {
+				require.Contains(t, drawn, one, "docs/design.md does not draw this transition: draw it, and add a transcript")
+			}
 
 			var all sharding.Scope
 			for name, shard := range next.Shards {

@@ -37,7 +37,10 @@ import (
 // Scopes are written in sixteenths of the key space, 0 to f, and buckets and names
 // that are more or less than those: `0-7 c +team-a -bucket5 +bucket1/8-f`. Ten milliseconds pass
 // with each command.
-func TestTranscripts(t *testing.T) {
+func TestTranscripts(t *testing.T) { playTranscripts(t, func(_, _ State) {}) }
+
+// playTranscripts plays the transcripts, and calls stepped with the states before and after each Step.
+func playTranscripts(t *testing.T, stepped func(before, after State)) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		var s, saved State
 		s.Evidence.OthersIdle, s.Evidence.LocksHeld = true, true
@@ -66,6 +69,7 @@ func TestTranscripts(t *testing.T) {
 				return show(s)
 			}
 			next, effects := Step(s, readEvent(t, s, d), now)
+			stepped(s, next)
 			s = next
 			return showEffects(effects) + show(s)
 		})
