@@ -13,8 +13,8 @@ type Routes struct {
 	// Default is the shard that answers reviews of objects in no namespace; if it is empty,
 	// the pod that is asked answers.
 	Default string
-	// Owners are the shards of the operator. During a handover, no shard owns the keys that
-	// move.
+	// Owners are the shards of the operator. While keys move between hand-written shards, none
+	// owns them. Between those of a root, the former owner does until it has released them.
 	Owners []Owner
 	// ByUID: keys are the uids of objects, which a review does not name before it names the
 	// whole object. The pod that is asked answers all reviews.

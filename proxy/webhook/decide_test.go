@@ -29,7 +29,7 @@ func TestReviewsReachTheShardOfTheirNamespace(t *testing.T) {
 		"own namespace":                 {head: about("a", "pods", "x"), want: Decision{Local, "", Owned}},
 		"another shard's":               {head: about("b", "pods", "x"), want: Decision{Forward, "two", Owned}},
 		"another shard's, forwarded":    {head: about("b", "pods", "x"), forwarded: true, want: Decision{Local, "", Forwarded}},
-		"no shard's, as in a handover":  {head: about("c", "pods", "x"), want: Decision{Local, "", Unknown}},
+		"no shard's":                    {head: about("c", "pods", "x"), want: Decision{Local, "", Unknown}},
 		"two shards'":                   {head: about("both", "pods", "x"), want: Decision{Local, "", Unknown}},
 		"conversion":                    {head: Head{Review: Conversion}, want: Decision{Local, "", NoAdmission}},
 		"a namespace itself":            {head: about("", "namespaces", "b"), want: Decision{Forward, "two", Owned}},

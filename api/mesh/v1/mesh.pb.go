@@ -2226,8 +2226,8 @@ func (x *Webhooks) GetWebhooks() []*Webhook {
 	return nil
 }
 
-// Webhook says how the reviews are routed that arrive at the pods of one operator. During
-// a handover, no shard owns the keys that move: the pod that is asked answers.
+// Webhook says how the reviews are routed that arrive at the pods of one operator. While keys
+// move between hand-written shards, no shard owns them: the pod that is asked answers.
 type Webhook struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The operator's pods on this node: names of shards by pod uid, empty for a pod without one.
