@@ -27,7 +27,7 @@ func ofTwo(s *meshv1.Sharding) *meshv1.Sharding {
 func (m *mesh) counting(s *meshv1.Sharding) {
 	m.t.Helper()
 	m.policy(s)
-	m.pod.env.Known.Activity.Reset(time.Now().Add(-activity.Grace))
+	m.pod.env.Observations.Activity.Reset(time.Now().Add(-activity.Grace))
 	m.pod.Activity()
 }
 

@@ -147,10 +147,10 @@ func (x *exchange) account() {
 // countOutcome counts how the request ended, and how long the apiserver took to answer it. A
 // watch or a connection into a pod may wait for events before it is answered.
 func (x *exchange) countOutcome() {
-	x.pod.env.Known.Outcomes.Count(x.response.code)
+	x.pod.env.Observations.Outcomes.Count(x.response.code)
 	if x.Plan != nil && x.Plan.Route == pipeline.RouteShort && !x.received.IsZero() && !x.received.Before(x.sending.Sent) {
 		took := x.received.Sub(x.sending.Sent)
-		x.pod.env.Known.Outcomes.Answered(took)
+		x.pod.env.Observations.Outcomes.Answered(took)
 		x.Plan.Meters.Apiserver.Add(took.Seconds())
 	}
 }
@@ -161,7 +161,7 @@ func (x *exchange) countUsage() {
 	if i == nil || !i.IsResourceRequest || x.received.IsZero() || x.Req.Cluster != "" || !x.policy.Observes() {
 		return
 	}
-	x.pod.env.Known.Usage.Add(&usage.Request{
+	x.pod.env.Observations.Usage.Add(&usage.Request{
 		GroupResource: schema.GroupResource{Group: i.APIGroup, Resource: i.Resource},
 		Verb:          i.Verb, Subresource: i.Subresource, Namespace: i.Namespace, Name: i.Name,
 		Code: x.response.code, Bytes: int(x.response.bytes), Sent: x.sending.Sent,

@@ -94,7 +94,7 @@ func TestActivityInMemberClusters(t *testing.T) {
 	t.Parallel()
 	m := newMesh(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(`{}`)) }))
 	m.set(policytest.ThroughClusters(ofTwo(dividing("a")), nil))
-	m.pod.env.Known.Activity.Reset(time.Now().Add(-activity.Grace))
+	m.pod.env.Observations.Activity.Reset(time.Now().Add(-activity.Grace))
 	m.pod.Activity()
 	require.Equal(t, 200, m.do("PUT", policytest.InOwn+"/api/v1/namespaces/a/secrets/x", "{}").StatusCode)
 	a := m.activityOf("secrets")

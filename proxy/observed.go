@@ -22,7 +22,7 @@ func (p *Pod) HeldLocks() (out []string) {
 		return nil
 	}
 	for _, l := range pol.Locks {
-		if p.env.Known.LockWrites.Holds(l) {
+		if p.env.Observations.LockWrites.Holds(l) {
 			out = append(out, l.Namespace()+"/"+l.Name())
 		}
 	}
@@ -37,11 +37,11 @@ func (p *Pod) LockHolder() bool {
 }
 
 // Holders returns what the pod wrote last into each object of its locks, sorted by lock.
-func (p *Pod) Holders() []lock.Holder { return p.env.Known.LockWrites.Holders() }
+func (p *Pod) Holders() []lock.Holder { return p.env.Observations.LockWrites.Holders() }
 
 // HolderWritten gets a token when Holders may have changed. The writer then waits
 // for its answer.
-func (p *Pod) HolderWritten() <-chan struct{} { return p.env.Known.LockWrites.Changed() }
+func (p *Pod) HolderWritten() <-chan struct{} { return p.env.Observations.LockWrites.Changed() }
 
 // ObservedLocks returns the locks, other than those of the policy in force, that the pod
 // wrote or polled lately, sorted.
@@ -53,7 +53,7 @@ func (p *Pod) ObservedLocks() []lock.Observed {
 	case pol.Would != nil:
 		pol = pol.Would
 	}
-	return p.env.Known.Observed.Except(pol.Locks)
+	return p.env.Observations.Observed.Except(pol.Locks)
 }
 
 // LockRefusals returns the refusals of the apiserver that keep the pod from the locks of the policy
@@ -63,31 +63,33 @@ func (p *Pod) LockRefusals() []lock.Refusal {
 	if pol == nil || pol.Division.Standby {
 		return nil
 	}
-	return p.env.Known.Refusals.Of(pol.Locks, time.Now())
+	return p.env.Observations.Refusals.Of(pol.Locks, time.Now())
 }
 
 // Methods returns how lists and watches of the resources that the policy in force divides,
 // as resource.group, were narrowed last: "ServerSide", "Labels" or "Filter".
 func (p *Pod) Methods() map[string]string {
 	if pol := p.env.Policy.Load(); pol != nil {
-		return p.env.Known.Methods.Of(pol.Division)
+		return p.env.Observations.Methods.Of(pol.Division)
 	}
 	return nil
 }
 
 // Activity returns what the pod wrote and watched lately, by resource; nothing for a while
 // after a policy with another division.
-func (p *Pod) Activity() []*meshv1.ResourceActivity { return p.env.Known.Activity.Report(time.Now()) }
+func (p *Pod) Activity() []*meshv1.ResourceActivity {
+	return p.env.Observations.Activity.Report(time.Now())
+}
 
 // Outcomes returns how the pod's requests have ended.
-func (p *Pod) Outcomes() *meshv1.Outcomes { return p.env.Known.Outcomes.Report() }
+func (p *Pod) Outcomes() *meshv1.Outcomes { return p.env.Observations.Outcomes.Report() }
 
 // Shadow returns how the writes of a shadow have ended; nil if the pod is none.
 func (p *Pod) Shadow() *meshv1.ShadowReport {
 	if pol := p.env.Policy.Load(); pol == nil || pol.Message.GetSharding().GetShadow() == nil {
 		return nil
 	}
-	return p.env.Known.Shadow.Report()
+	return p.env.Observations.Shadow.Report()
 }
 
 // Usage returns what the pod requested; nil if its requests do not pass unchanged.
@@ -95,7 +97,7 @@ func (p *Pod) Usage() *meshv1.Usage {
 	if !p.env.Policy.Load().Observes() {
 		return nil
 	}
-	return p.env.Known.Usage.Report()
+	return p.env.Observations.Usage.Report()
 }
 
 // RuleStates returns the states of the limits in force.

@@ -105,9 +105,9 @@ func newPod(s *Server, info PodInfo, dial DialFunc) *Pod {
 	p := &Pod{
 		env: stages.Env{
 			Info: info, ID: info.Namespace + "/" + info.Name,
-			Known:  stages.Known{LockWrites: lock.NewWrites()},
-			Rules:  stages.Rules{Limits: limit.NewStore(), Faults: fault.NewStore(info.UID)},
-			Ledger: relist.NewLedger(), Metrics: s.metrics,
+			Observations: stages.Observations{LockWrites: lock.NewWrites()},
+			Rules:        stages.Rules{Limits: limit.NewStore(), Faults: fault.NewStore(info.UID)},
+			Ledger:       relist.NewLedger(), Metrics: s.metrics,
 			Unassigned: s.metrics.Workloads.Acquire(info.Namespace, "", ""),
 			Leaf:       func() (*tls.Certificate, error) { return s.config.Leaf() },
 		},
@@ -187,7 +187,7 @@ func (p *Pod) change(next *stages.Policy, since time.Time) {
 	next.Inherit(old)
 	next.Acquire()
 	if old == nil || old.Redivides(next) {
-		p.env.Known.Activity.Reset(time.Now())
+		p.env.Observations.Activity.Reset(time.Now())
 	}
 	next.Enforce() // before requests find it: its rules may not have imported their counts yet
 	p.env.Ledger.Change(next, since, func() { p.env.Policy.Store(next) })

@@ -142,7 +142,7 @@ func TestClientGoUsesShardLock(t *testing.T) {
 			require.Contains(t, api.objs, "other")
 
 			pol := m.pod.env.Policy.Load()
-			m.pod.env.Known.LockWrites.Note(pol.Locks[0], pol.Locks, "leases", "me", lock.Held{Holder: "me", For: time.Hour, Version: "8"})
+			m.pod.env.Observations.LockWrites.Note(pol.Locks[0], pol.Locks, "leases", "me", lock.Held{Holder: "me", For: time.Hour, Version: "8"})
 			require.Equal(t, []lock.Holder{{Namespace: "leases", Name: "leases", Identity: "me", Version: "8", Resource: "leases"}}, m.pod.Holders())
 			require.Equal(t, []string{"leases/leases"}, m.pod.HeldLocks())
 			require.NoError(t, c.Delete(ctx, "leases", metav1.DeleteOptions{}))

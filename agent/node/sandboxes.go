@@ -73,9 +73,9 @@ func (s sandboxes) Stopped(ctx context.Context, b nri.Sandbox) {
 	}
 }
 
-// Known implements nri.Handler. all includes sandboxes that exited long ago. If a pod has
+// Synchronize implements nri.Handler. all includes sandboxes that exited long ago. If a pod has
 // several, it is not certain which one is current.
-func (s sandboxes) Known(ctx context.Context, all []nri.Sandbox) {
+func (s sandboxes) Synchronize(ctx context.Context, all []nri.Sandbox) {
 	_ = s.run(ctx, func() {
 		if s.phase != serving {
 			return

@@ -98,14 +98,14 @@ func TestExitOfEarlierSandboxKeepsCapture(t *testing.T) {
 		r := capturing(t)
 		end := r.process(t, "a", "198.18.7.1")
 		s := sandboxes{r.Node}
-		s.Known(t.Context(), order)
+		s.Synchronize(t.Context(), order)
 		before, _ := r.captured(t)
 		require.Nil(t, before, "a pod that runs is not asked for its address")
 		known := netip.MustParseAddr("198.18.7.1")
 		for i := range order {
 			order[i].Pod.Addresses = []netip.Addr{known}
 		}
-		s.Known(t.Context(), order)
+		s.Synchronize(t.Context(), order)
 		before, _ = r.captured(t)
 		require.NotNil(t, before)
 		require.Equal(t, []netip.Addr{known}, before.Addresses())

@@ -50,9 +50,9 @@ type Handler interface {
 	// Stopped is called when the containers of a sandbox have exited for good, and again
 	// when it is removed: the pod may have another sandbox by then.
 	Stopped(ctx context.Context, s Sandbox)
-	// Known receives all sandboxes after each registration, in any order. Sandboxes that
+	// Synchronize receives all sandboxes after each registration, in any order. Sandboxes that
 	// have exited are among them.
-	Known(ctx context.Context, all []Sandbox)
+	Synchronize(ctx context.Context, all []Sandbox)
 }
 
 // Run registers with the runtime at socket, and again after each failure until ctx ends. It calls tried
@@ -136,7 +136,7 @@ func (p *plugin) Synchronize(ctx context.Context, all []*api.PodSandbox, _ []*ap
 	}
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
-	p.handler.Known(ctx, known)
+	p.handler.Synchronize(ctx, known)
 	return nil, nil
 }
 

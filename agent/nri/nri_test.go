@@ -28,7 +28,7 @@ func (h *heard) Started(ctx context.Context, s Sandbox) {
 	}
 }
 func (h *heard) Stopped(_ context.Context, s Sandbox) { h.stopped = append(h.stopped, s) }
-func (h *heard) Known(_ context.Context, all []Sandbox) {
+func (h *heard) Synchronize(_ context.Context, all []Sandbox) {
 	h.known = append(h.known, all...)
 }
 

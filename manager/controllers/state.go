@@ -48,8 +48,8 @@ type State struct {
 	// ForbiddenLocks are why members of configurations, by uid, may not update the locks of
 	// their shards.
 	ForbiddenLocks Value[map[types.UID]string]
-	// LocksKnown: the lock controller has looked at the operators' locks.
-	LocksKnown atomic.Bool
+	// LocksRead: the lock controller has looked at the operators' locks.
+	LocksRead atomic.Bool
 	// Allocator has the record of the shares of rules. Sharing is locked while shares are
 	// decided, and from a compilation that reads them until its policies are pushed.
 	Allocator quota.Allocator

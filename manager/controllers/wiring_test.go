@@ -27,9 +27,9 @@ import (
 var wiring = []wire{
 	{"setting", "reads the administrator's settings, on each replica", "", "", "Settings", ""},
 	{"address", "resolves where clients reach the apiserver beside its Service", "Settings if the apiserver's addresses have changed", "Settings", "Additional", ""},
-	{"policy", "compiles one policy for each pod, and pushes them", "Additional, Locks, MeshCA, Objects, Resources, Roots, Settings if other policies follow from the settings, Shares", "Additional, LocksKnown, Settings", "Allocator, Cluster, Compiled, Listed", ""},
+	{"policy", "compiles one policy for each pod, and pushes them", "Additional, Locks, MeshCA, Objects, Resources, Roots, Settings if other policies follow from the settings, Shares", "Additional, LocksRead, Settings", "Allocator, Cluster, Compiled, Listed", ""},
 	{"root", "runs `manager/roots`: which keys each shard owns", "Agents, Answers, Compiled if shards act by other specs, Entries, ForbiddenLocks, Listed, MissingBundles, Weights", "Compiled, ForbiddenLocks, Listed, Settings", "", ""},
-	{"lock", "keeps the operators' locks", "Demands", "Compiled, Listed", "LocksKnown", "Locks"},
+	{"lock", "keeps the operators' locks", "Demands", "Compiled, Listed", "LocksRead", "Locks"},
 	{"grant", "grants members access to the locks of their shards", "Compiled, Settings if grantAccess has changed", "Compiled, Settings", "ForbiddenLocks", ""},
 	{"share", "divides the rules of scope Workload among pods", "Agents, Compiled, Recorded", "Compiled", "Allocator", "Shares, Unrecorded"},
 	{"traffic", "writes the statuses of CircuitBreakers and FaultInjections", "Agents, Compiled, Counts, Unrecorded", "Compiled", "Allocator", "Recorded"},

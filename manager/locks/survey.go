@@ -74,8 +74,8 @@ func (s Sighting) name() types.NamespacedName {
 	return types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
 }
 
-// Known is what is known of locks. It is a [Keeper].
-type Known interface {
+// Reader reads what is known of locks. It is a [Keeper].
+type Reader interface {
 	// States returns a function that returns what is known of a lock for a configuration.
 	States(config types.NamespacedName) func(lock types.NamespacedName) (State, bool)
 	// Refuses reports whether a configuration was found not to be permitted a lock.
@@ -87,7 +87,7 @@ type Known interface {
 // operator's, unless another configuration has it, or too many were discovered: then
 // undiscovered says so.
 func Survey(config *v1alpha1.ShardingConfig, before []v1alpha1.LockStatus, sightings []Sighting,
-	others []*v1alpha1.ShardingConfig, keeper Known) (out []v1alpha1.LockStatus, undiscovered *Obstacle) {
+	others []*v1alpha1.ShardingConfig, keeper Reader) (out []v1alpha1.LockStatus, undiscovered *Obstacle) {
 	state := keeper.States(client.ObjectKeyFromObject(config))
 	known := slices.Clone(before)
 	for _, s := range sightings {
@@ -122,7 +122,7 @@ func is(name types.NamespacedName) func(v1alpha1.LockStatus) bool {
 }
 
 // discover adds a lock of the operator.
-func discover(config *v1alpha1.ShardingConfig, known []v1alpha1.LockStatus, s Sighting, others []*v1alpha1.ShardingConfig, keeper Known) ([]v1alpha1.LockStatus, *Obstacle) {
+func discover(config *v1alpha1.ShardingConfig, known []v1alpha1.LockStatus, s Sighting, others []*v1alpha1.ShardingConfig, keeper Reader) ([]v1alpha1.LockStatus, *Obstacle) {
 	if s.Namespace == corev1.NamespaceNodeLease {
 		return known, nil // heartbeats of nodes
 	}
@@ -153,7 +153,7 @@ func discover(config *v1alpha1.ShardingConfig, known []v1alpha1.LockStatus, s Si
 // Claimed returns another configuration that has a lock; empty if none has. Hand-written shards
 // of one namespace commonly belong to one operator, so they share discovered locks. One that
 // names a lock without permission does not have it.
-func Claimed(config *v1alpha1.ShardingConfig, name types.NamespacedName, others []*v1alpha1.ShardingConfig, keeper Known) string {
+func Claimed(config *v1alpha1.ShardingConfig, name types.NamespacedName, others []*v1alpha1.ShardingConfig, keeper Reader) string {
 	for _, o := range others {
 		if o.UID == config.UID || compile.Derived(o) || keeper.Refuses(client.ObjectKeyFromObject(o), name) || !slices.Contains(compile.OperatorLocks(o, o.Status.Locks), name) {
 			continue

@@ -17,8 +17,8 @@ type Observation struct {
 	Connected bool
 	// Left is when the last agent disconnected; zero if none has connected.
 	Left time.Time
-	// Known reports whether an agent, connected or not, has reported on the pod.
-	Known bool
+	// Reported: an agent, connected or not, has reported on the pod.
+	Reported bool
 	// Capture is the mode in which the pod is captured; empty while it is not.
 	Capture string
 	// Message says why the pod is not captured.
@@ -156,7 +156,7 @@ func (s *Server) Observe(nodeName, uid string) Observation {
 	for _, st := range slices.Concat(streams, n.lost) {
 		o, said := st.seen[uid]
 		out.addSerial(o)
-		if !said || o.Capture == "" && o.Known {
+		if !said || o.Capture == "" && o.Reported {
 			continue
 		}
 		out.TrafficMessage = cmp.Or(out.TrafficMessage, o.TrafficMessage)

@@ -310,7 +310,7 @@ func TestAcksAndReports(t *testing.T) {
 	a.report(&meshv1.PodReport{Uid: "a", Capture: "ebpf", Version: "1", Methods: methods, LockHolder: true})
 	<-changed
 	o = w.Observe("n1", "a")
-	require.Equal(t, Observation{Connected: true, Known: true, Capture: "ebpf", Version: "1", Methods: methods, LockReport: LockReport{LockHolder: true}}, o)
+	require.Equal(t, Observation{Connected: true, Reported: true, Capture: "ebpf", Version: "1", Methods: methods, LockReport: LockReport{LockHolder: true}}, o)
 
 	dead := &meshv1.DeadHolder{Namespace: "ns", Name: "lock", Identity: "pod_1", ResourceVersion: "7"}
 	for reported, want := range map[string][]Holder{
@@ -339,8 +339,8 @@ func TestAcksAndReports(t *testing.T) {
 	// An agent has no say about pods of other nodes.
 	a.report(&meshv1.PodReport{Uid: "other", Capture: "ebpf", Version: "1"})
 	<-changed
-	require.False(t, w.Observe("n2", "other").Known)
-	require.False(t, w.Observe("n1", "other").Known)
+	require.False(t, w.Observe("n2", "other").Reported)
+	require.False(t, w.Observe("n1", "other").Reported)
 
 	a.cancel()
 	w.await(func() bool { return !w.Observe("n1", "a").Connected })
@@ -359,7 +359,7 @@ func TestReportOfARejectedPolicyClearsTheRejection(t *testing.T) {
 	a.ack("a", "2", "disk full")
 	w.await(func() bool { return w.Observe("n1", "a").Nacked == "2" })
 	a.report(&meshv1.PodReport{Uid: "a", Capture: "ebpf"})
-	w.await(func() bool { return w.Observe("n1", "a").Known })
+	w.await(func() bool { return w.Observe("n1", "a").Reported })
 	require.Equal(t, "2", w.Observe("n1", "a").Nacked, "not saved yet")
 	a.report(&meshv1.PodReport{Uid: "a", Capture: "ebpf", Version: "2"})
 	w.await(func() bool { return w.Observe("n1", "a").Version == "2" })
@@ -380,7 +380,7 @@ func TestTwoAgentsOfOneNode(t *testing.T) {
 	after.report(&meshv1.PodReport{Uid: "a", Version: "1", Message: "not yet"})
 	after.ack("a", "0", "seen") // so that the report is in
 	w.await(func() bool { _, nacked := w.seen("n1", 1, "a"); return nacked == "0" })
-	require.Equal(t, Observation{Connected: true, Known: true, Capture: "ebpf", Version: "1", LockReport: LockReport{LockHolder: true}}, w.Observe("n1", "a"))
+	require.Equal(t, Observation{Connected: true, Reported: true, Capture: "ebpf", Version: "1", LockReport: LockReport{LockHolder: true}}, w.Observe("n1", "a"))
 
 	// Handed over: the new one captures, the old one drains.
 	after.report(&meshv1.PodReport{Uid: "a", Capture: "iptables", Version: "1"})

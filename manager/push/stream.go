@@ -278,7 +278,7 @@ func (s *Server) reportPod(name string, st *stream, p *meshv1.PodReport) (news b
 	}
 	before := st.seen[p.Uid]
 	o := before
-	o.Known, o.Capture, o.Message, o.Version, o.Methods = true, clip(p.Capture), clip(p.Message), clip(p.Version), clipMethods(p.Methods)
+	o.Reported, o.Capture, o.Message, o.Version, o.Methods = true, clip(p.Capture), clip(p.Message), clip(p.Version), clipMethods(p.Methods)
 	o.LockReport = LockReport{p.LockHolder, heldLocks(p.HeldLocks), observedLocks(p.ObservedLocks), lockRefusals(policy, p.LockRefusals), deadHolders(p.DeadHolders)}
 	o.TrafficReport = TrafficReport{Rules: rules, Faults: faults, EgressMessage: clip(p.EgressMessage), TrafficMessage: clip(p.TrafficMessage)}
 	o.WebhookMessage, o.Distrusted, o.Activity, o.Outcomes, o.Shadow = clip(p.WebhookMessage), p.Distrusted, active, outcomes(p.Outcomes), shadow(p.Shadow)

@@ -21,7 +21,7 @@ type Enacted struct {
 }
 
 // Enact replaces, in roots among configs, what their shards do not act by yet. It must be
-// called before [Resolve]. known is a result of Known.
+// called before [Resolve]. known is a result of States.
 func Enact(configs []*v1alpha1.ShardingConfig, known map[origin.Name]compile.Root) *Enacted {
 	e := &Enacted{By: map[types.UID]*v1alpha1.ActingSpec{}, Asked: map[types.UID]*v1alpha1.ActingSpec{}}
 	for _, c := range configs {

@@ -216,7 +216,7 @@ func TestDiscoveredLockKeepsTheGateClosed(t *testing.T) {
 	// It is seen in standby already, before anything is granted.
 	m.deaf[string(p.UID)] = true
 	m.goOn(time.Second, renew)
-	m.seen[string(p.UID)] = push.Observation{Known: true, Capture: v1alpha1.CaptureEBPF, Version: "older", LockReport: push.LockReport{ObservedLocks: m.observed[string(p.UID)]}}
+	m.seen[string(p.UID)] = push.Observation{Reported: true, Capture: v1alpha1.CaptureEBPF, Version: "older", LockReport: push.LockReport{ObservedLocks: m.observed[string(p.UID)]}}
 	m.goOn(2*time.Second, renew)
 	delete(m.deaf, string(p.UID))
 	m.goOn(time.Minute, renew)
@@ -484,7 +484,7 @@ func TestNothingIsGrantedUnderAnOlderAgent(t *testing.T) {
 	uid := string(p.UID)
 	m.deaf[uid] = true
 	m.goOn(2*time.Second, nil)
-	m.seen[uid] = push.Observation{Known: true, Capture: v1alpha1.CaptureEBPF, Nacked: m.policies[p.UID].Version, Nack: "upgrade the agent of node node-0"}
+	m.seen[uid] = push.Observation{Reported: true, Capture: v1alpha1.CaptureEBPF, Nacked: m.policies[p.UID].Version, Nack: "upgrade the agent of node node-0"}
 	m.goOn(time.Minute, nil)
 	m.shardsOwnNothing()
 	require.Contains(t, m.ready().Message, "upgrade the agent of node node-0")

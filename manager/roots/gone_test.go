@@ -140,7 +140,7 @@ func TestPodOfAnotherRootJoins(t *testing.T) {
 			m.settle()
 			p := m.pod(1)
 			uid, serial := string(p.UID), m.now.Add(time.Hour).UnixMilli()
-			m.seen[uid] = push.Observation{Known: true, Capture: v1alpha1.CaptureEBPF, Serial: serial, Barred: barred}
+			m.seen[uid] = push.Observation{Reported: true, Capture: v1alpha1.CaptureEBPF, Serial: serial, Barred: barred}
 			m.floors[uid] = serial + 1
 			m.settle()
 			require.NotEmpty(t, m.shardOf(p))
@@ -162,7 +162,7 @@ func TestNothingMovesBesideAPodWithAnUnknownSerial(t *testing.T) {
 	m.settle()
 	p := m.pod(2)
 	uid, serial := string(p.UID), m.now.Add(time.Hour).UnixMilli()
-	m.seen[uid] = push.Observation{Known: true, Capture: v1alpha1.CaptureEBPF, Serial: serial}
+	m.seen[uid] = push.Observation{Reported: true, Capture: v1alpha1.CaptureEBPF, Serial: serial}
 	m.deaf[uid] = true
 	m.size(3)
 	m.settle()

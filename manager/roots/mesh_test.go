@@ -234,7 +234,7 @@ func (m *mesh) world() Input {
 	for i := range configs.Items {
 		w.Configs = append(w.Configs, &configs.Items[i])
 	}
-	if known, ok := m.Known(w.Configs, w.Namespaces); ok {
+	if known, ok := m.States(w.Configs, w.Namespaces); ok {
 		w.Enacted = Enact(w.Configs, known)
 	}
 	w.Unresolved = m.resolver.Resolve(w.Configs, m.labels, time.Minute).Errors
@@ -250,7 +250,7 @@ func (m *mesh) world() Input {
 // push compiles what is known, and lets agents hear and answer.
 func (m *mesh) push() {
 	w := m.world()
-	known, ok := m.Known(w.Configs, w.Namespaces)
+	known, ok := m.States(w.Configs, w.Namespaces)
 	if !ok {
 		return
 	}
@@ -279,7 +279,7 @@ func (m *mesh) apply(uid string, p compile.Policy) {
 	m.inForce[uid] = p
 	serial = max(serial, m.seen[uid].Serial)
 	barred := p.Refuse != "" && serial > 0
-	m.seen[uid] = push.Observation{Known: true, Capture: v1alpha1.CaptureEBPF, Version: p.Version, Serial: serial, Barred: barred && !m.oldAgents}
+	m.seen[uid] = push.Observation{Reported: true, Capture: v1alpha1.CaptureEBPF, Version: p.Version, Serial: serial, Barred: barred && !m.oldAgents}
 	if barred {
 		serial++
 	}

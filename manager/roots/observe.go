@@ -54,7 +54,7 @@ type Sources struct {
 	// Observe returns what the agent of a node reported about a pod.
 	Observe func(node, uid string) push.Observation
 	// Locks is what is known of operators' locks.
-	Locks locks.Known
+	Locks locks.Reader
 	// Since is when this manager became the leader.
 	Since time.Time
 	// Asked is that of the root's demand as it was published last.

@@ -96,12 +96,12 @@ type Roots struct {
 	// Observe returns what the agent of a node reported about a pod.
 	Observe func(node, uid string) push.Observation
 	// Locks is what is known of operators' locks.
-	Locks    locks.Known
+	Locks    locks.Reader
 	Others   Others
 	Recorder events.EventRecorder
 	Weigher  *weigh.Weigher
 	Queries  Evaluator
-	// Written is called when the result of Known changes, Asked when that of Demands does.
+	// Written is called when the result of States changes, Asked when that of Demands does.
 	Written, Asked func()
 	Log            *slog.Logger
 	// Now is the clock.
@@ -120,10 +120,10 @@ type known struct {
 	err error // why the state cannot be read
 }
 
-// Known returns the states of roots as they are written. ok is false while a root has not
-// been read yet, because any policy may depend on it. Known omits roots whose state is
+// States returns the states of roots as they are written. ok is false while a root has not
+// been read yet, because any policy may depend on it. States omits roots whose state is
 // invalid.
-func (r *Roots) Known(configs []*v1alpha1.ShardingConfig, namespaces []string) (out map[origin.Name]compile.Root, ok bool) {
+func (r *Roots) States(configs []*v1alpha1.ShardingConfig, namespaces []string) (out map[origin.Name]compile.Root, ok bool) {
 	written := ptr.Deref(r.written.Load(), nil)
 	out = map[origin.Name]compile.Root{}
 	for _, c := range configs {

@@ -121,9 +121,9 @@ func TestNewLeaderReadsBeforeItPublishes(t *testing.T) {
 	m.settle()
 	sent := m.policies[p.UID]
 	m.lead()
-	_, ok := m.Known(m.world().Configs, namespaces)
+	_, ok := m.States(m.world().Configs, namespaces)
 	require.False(t, ok)
-	_, ok = m.Known(nil, namespaces)
+	_, ok = m.States(nil, namespaces)
 	require.True(t, ok, "without roots there is nothing to wait for")
 	require.NoError(t, m.round())
 	m.push()
@@ -135,7 +135,7 @@ func TestNewLeaderReadsBeforeItPublishes(t *testing.T) {
 	require.NoError(t, m.Status().Update(t.Context(), c))
 	m.lead()
 	require.ErrorContains(t, m.round(), "status.root.shards[op-1-normal].held")
-	known, ok := m.Known([]*v1alpha1.ShardingConfig{root}, namespaces)
+	known, ok := m.States([]*v1alpha1.ShardingConfig{root}, namespaces)
 	require.True(t, ok)
 	require.Empty(t, known)
 }

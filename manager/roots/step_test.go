@@ -24,7 +24,7 @@ func TestPodJoinsOnceItIsRefused(t *testing.T) {
 	m.settle()
 	require.Empty(t, m.shardOf(p))
 	require.True(t, m.policies[p.UID].GetSharding().GetStandby())
-	m.seen[string(p.UID)] = push.Observation{Known: true, Capture: v1alpha1.CaptureEBPF, Version: "of an earlier policy"}
+	m.seen[string(p.UID)] = push.Observation{Reported: true, Capture: v1alpha1.CaptureEBPF, Version: "of an earlier policy"}
 	m.settle()
 	require.Empty(t, m.shardOf(p))
 	delete(m.deaf, string(p.UID))

@@ -37,8 +37,8 @@ type Led struct {
 	Config types.NamespacedName
 	// Locks are those that its members lead under; none without leader election.
 	Locks []*meshv1.Lock
-	// Known are the operator's locks as the status lists them.
-	Known   []v1alpha1.LockStatus
+	// Listed are the operator's locks as the status lists them.
+	Listed  []v1alpha1.LockStatus
 	Members []LedMember
 }
 
@@ -171,7 +171,7 @@ func (s Led) missing(leader Leader, unled *meshv1.Lock, holder func(namespace, n
 		return &locks.Obstacle{Reason: v1alpha1.ReasonNoReadyMember, Message: fmt.Sprintf("shard %s has no ready member, so its keys have no working owner%s", s.Name, s.refused(unled))}
 	}
 	l := s.unmanaged()
-	if l != nil && slices.ContainsFunc(s.Known, func(k v1alpha1.LockStatus) bool { return k.Namespace == l.Namespace && k.Name == l.Name }) {
+	if l != nil && slices.ContainsFunc(s.Listed, func(k v1alpha1.LockStatus) bool { return k.Namespace == l.Namespace && k.Name == l.Name }) {
 		return &locks.Obstacle{Reason: v1alpha1.ReasonHeldOutside,
 			Message: fmt.Sprintf("shard %s has no leader: its pods wait for lock %s/%s, which %q holds outside the mesh; the mesh acquires it when that lease ends", s.Name, l.Namespace, l.Name, l.Holder)}
 	}

@@ -39,7 +39,7 @@ func TestLeadersOfAShard(t *testing.T) {
 		"no lock is known, and all wait for one": {
 			Led{Members: []LedMember{waiting(member("x", true), "z"), waiting(member("y", true), "z")}}, "", v1alpha1.ReasonUnknownLock},
 		"all wait for a lock that was discovered": {
-			Led{Members: []LedMember{waiting(member("x", true), "z")}, Known: []v1alpha1.LockStatus{{Namespace: "kube-system", Name: "real"}}}, "", v1alpha1.ReasonHeldOutside},
+			Led{Members: []LedMember{waiting(member("x", true), "z")}, Listed: []v1alpha1.LockStatus{{Namespace: "kube-system", Name: "real"}}}, "", v1alpha1.ReasonHeldOutside},
 		"one of two looks at a lock":            {Led{Members: []LedMember{waiting(member("x", true), "z"), member("y", true)}}, "", ""},
 		"they look at a lock of the mesh":       {Led{Members: []LedMember{waiting(member("x", true), "ctrlmesh:ns/other")}}, "", ""},
 		"they look at a lock that nobody holds": {Led{Members: []LedMember{waiting(member("x", true), "")}}, "", ""},

@@ -222,7 +222,7 @@ func applied(node string, o push.Observation, wanted string) (reason v1alpha1.Re
 	switch {
 	case o.Nacked != "" && o.Nacked == wanted:
 		return v1alpha1.ReasonPolicyRejected, "its agent could not apply the policy, the last valid one stays in force: " + o.Nack
-	case !o.Known:
+	case !o.Reported:
 		return "", fmt.Sprintf("the agent on node %s has not reported on it yet", node)
 	case o.Capture == "" && o.Message != "":
 		return v1alpha1.ReasonNotCaptured, "it is not captured: " + o.Message

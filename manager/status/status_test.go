@@ -33,7 +33,7 @@ func pod(name string) *corev1.Pod {
 	}
 }
 
-var fine = push.Observation{Connected: true, Known: true, Capture: "ebpf", Version: "v2"}
+var fine = push.Observation{Connected: true, Reported: true, Capture: "ebpf", Version: "v2"}
 
 func input(o push.Observation, pods ...*corev1.Pod) Input {
 	return Input{

@@ -265,7 +265,7 @@ func limiting(b *meshv1.Breaker, o push.Observation, before []v1alpha1.LimitingS
 			if s.SinceMs != 0 {
 				is.LastTransitionTime = seconds(time.UnixMilli(s.SinceMs))
 			}
-		} else if i := slices.IndexFunc(before, func(s v1alpha1.LimitingSnapshot) bool { return s.Name == r.Name }); !o.Known && i >= 0 {
+		} else if i := slices.IndexFunc(before, func(s v1alpha1.LimitingSnapshot) bool { return s.Name == r.Name }); !o.Reported && i >= 0 {
 			is = before[i]
 		}
 		is.Name, is.Share = r.Name, ""
@@ -283,7 +283,7 @@ func faults(f *meshv1.Injection, o push.Observation, before []v1alpha1.FaultSnap
 		i := slices.IndexFunc(before, func(s v1alpha1.FaultSnapshot) bool { return s.Name == r.Name })
 		if s := o.Faults[r.Key]; s != nil {
 			is.Matched, is.Injected = count(s.Matched), count(s.Injected)
-		} else if !o.Known && i >= 0 {
+		} else if !o.Reported && i >= 0 {
 			is = before[i]
 		}
 		is.Name = r.Name

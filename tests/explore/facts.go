@@ -127,7 +127,7 @@ func (p pod) observation() push.Observation {
 	if !p.running {
 		return push.Observation{}
 	}
-	o := push.Observation{Connected: true, Known: true, Capture: v1alpha1.CaptureEBPF, Serial: int64(p.floor.had()), Barred: p.floor.barred}
+	o := push.Observation{Connected: true, Reported: true, Capture: v1alpha1.CaptureEBPF, Serial: int64(p.floor.had()), Barred: p.floor.barred}
 	if p.settled() {
 		o.Version = p.memory.version()
 	} else {

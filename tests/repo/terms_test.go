@@ -28,6 +28,7 @@ var terms = map[string]*regexp.Regexp{
 	"fence":    regexp.MustCompile(`^fenc(es?|ed|ing)$`),
 	"gate":     regexp.MustCompile(`^gat(es?|ed|ing)$`),
 	"judge":    regexp.MustCompile(`^judg(es?|ed|ing|e?ments?)$`),
+	"known":    regexp.MustCompile(`^known$`),
 	"ledger":   regexp.MustCompile(`^ledgers?$`),
 	"plan":     regexp.MustCompile(`^plan(s|ned|ning|ner)?$`),
 	"scope":    regexp.MustCompile(`^scop(es?|ed|ing)$`),

@@ -67,7 +67,7 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	if err != nil {
 		r.Log.Warn("failed to search for unneeded locks", "error", err) // renewals must not wait
 	}
-	if changed || !r.State.LocksKnown.Swap(true) {
+	if changed || !r.State.LocksRead.Swap(true) {
 		r.State.Changed.Locks.Notify()
 	}
 	return nil

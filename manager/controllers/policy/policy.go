@@ -171,7 +171,7 @@ func (r *Controller) addHandWritten(known map[origin.Name]compile.Root, l *contr
 			one.Standby = transfer.Standby
 		}
 		if len(compile.OperatorLocks(c, c.Status.Locks)) > 0 {
-			if !r.State.LocksKnown.Load() {
+			if !r.State.LocksRead.Load() {
 				return false
 			}
 			one.Locks, _ = locks.Survey(c, c.Status.Locks, nil, nil, r.Keeper)
@@ -237,7 +237,7 @@ func (r *Controller) list(ctx context.Context) (out *controllers.Listed, known m
 	}
 	slices.Sort(out.Namespaces)
 	out.Unknown = r.unknown(out.Configs)
-	if states, ok := r.Roots.Known(out.Configs, out.Namespaces); ok {
+	if states, ok := r.Roots.States(out.Configs, out.Namespaces); ok {
 		known = states
 		for _, c := range out.Configs {
 			if root, ok := known[origin.Of(c)]; ok {

@@ -236,7 +236,7 @@ func (r *Controller) lead(ctx context.Context, c *controllers.Compiled) map[stri
 		if s.Config == nil || s.Root != nil || s.Problem != nil || !compile.HandWritten(s.Config) || len(s.Members) == 0 {
 			continue
 		}
-		led := status.Led{Name: s.String(), Config: s.NamespacedName, Locks: s.Locks, Known: s.Config.Status.Locks}
+		led := status.Led{Name: s.String(), Config: s.NamespacedName, Locks: s.Locks, Listed: s.Config.Status.Locks}
 		waits := false
 		for _, p := range s.Members {
 			policy := c.Policies[p.UID]

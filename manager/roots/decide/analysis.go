@@ -115,7 +115,7 @@ func (d *deciding) tries(shard string, now snapshot) bool {
 func (d *deciding) counted() snapshot {
 	out := snapshot{}
 	for uid, m := range d.next.Members {
-		if d.v.exists(m) && d.v.observe(m.Node, uid).Known {
+		if d.v.exists(m) && d.v.observe(m.Node, uid).Reported {
 			out[uid] = d.v.countsOf(m)
 		}
 	}

@@ -23,7 +23,7 @@ func TestShardThatNeverWritesIsMarked(t *testing.T) {
 		if facts.Agents.Observed == nil {
 			facts.Agents.Observed = map[PodKey]push.Observation{}
 		}
-		facts.Agents.Observed[PodKey{UID: uid}] = push.Observation{Known: true, Activity: activity}
+		facts.Agents.Observed[PodKey{UID: uid}] = push.Observation{Reported: true, Activity: activity}
 	}
 	reports("a", &meshv1.ResourceActivity{Resource: "configmaps", Divided: true, Watched: true, Writes: 100})
 	watches := &meshv1.ResourceActivity{Resource: "configmaps", Divided: true, Watched: true}

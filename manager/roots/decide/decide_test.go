@@ -105,7 +105,7 @@ func (w *world) facts() Facts {
 		f.Pods.Workload = append(f.Pods.Workload, p)
 		f.Pods.ByUID[uid] = p
 		policy := w.policies[p.UID]
-		f.Agents.Observed[PodKey{"node", uid}] = push.Observation{Connected: true, Known: true, Capture: v1alpha1.CaptureEBPF, Version: w.applied[uid], Serial: int64(policy.GetSerial())}
+		f.Agents.Observed[PodKey{"node", uid}] = push.Observation{Connected: true, Reported: true, Capture: v1alpha1.CaptureEBPF, Version: w.applied[uid], Serial: int64(policy.GetSerial())}
 	}
 	return f
 }

@@ -33,7 +33,7 @@ func (l leading) find(v *view, state handover.State, holder func(lock types.Name
 		if state.Shards[s.Name].Owned.Empty() || compile.Withdrawn(config) || config.Spec.DryRun {
 			continue
 		}
-		led := status.Led{Name: s.Name, Config: types.NamespacedName{Namespace: config.Namespace, Name: config.Name}, Locks: s.Locks, Known: v.locks}
+		led := status.Led{Name: s.Name, Config: types.NamespacedName{Namespace: config.Namespace, Name: config.Name}, Locks: s.Locks, Listed: v.locks}
 		for _, m := range state.Members {
 			if m.Shard != s.Name || !v.exists(m) {
 				continue

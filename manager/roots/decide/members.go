@@ -60,7 +60,7 @@ func (v *view) ready(members map[string]handover.Member) map[string]bool {
 // reported reports whether it is known which shards are ready: a new leader must not revert
 // what the last one began only because agents have not connected to it yet.
 func (v *view) reported(members map[string]handover.Member) bool {
-	unknown := func(_ string, m handover.Member) bool { return v.exists(m) && !v.observe(m.Node, m.UID).Known }
+	unknown := func(_ string, m handover.Member) bool { return v.exists(m) && !v.observe(m.Node, m.UID).Reported }
 	return v.now.Sub(v.Agents.Since) >= status.Grace || !collect.Any(members, unknown)
 }
 

@@ -23,7 +23,7 @@ func newActivity(p *Policy, key match.Kind) pipeline.Activity {
 	if a == nil || !match.Storable(key.Group, key.Resource) {
 		return nil
 	}
-	return activityOf{a, p.env.Known.Activity.Counter(key.GroupResource(), a.Divided), &p.env.Known.Outcomes}
+	return activityOf{a, p.env.Observations.Activity.Counter(key.GroupResource(), a.Divided), &p.env.Observations.Outcomes}
 }
 
 // Written implements pipeline.Activity.

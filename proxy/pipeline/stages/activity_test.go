@@ -28,8 +28,8 @@ func writer(tb testing.TB) *Policy {
 	}, "home")
 	require.NoError(tb, err)
 	e := &Env{}
-	e.Known.Activity.Reset(time.Now().Add(-activity.Grace))
-	require.Empty(tb, e.Known.Activity.Report(time.Now()))
+	e.Observations.Activity.Reset(time.Now().Add(-activity.Grace))
+	require.Empty(tb, e.Observations.Activity.Report(time.Now()))
 	return &Policy{env: e, Division: d}
 }
 
@@ -85,7 +85,7 @@ func TestWritesAreCountedByKey(t *testing.T) {
 			x.Req.Info = &apirequest.RequestInfo{Verb: "update", Resource: c.resource, Namespace: c.namespace, Name: c.object}
 			x.Out.Query, x.Would = c.query, c.would
 			a.Written(x)
-			report := p.env.Known.Activity.Report(time.Now())
+			report := p.env.Observations.Activity.Report(time.Now())
 			if c.writes == 0 {
 				require.Empty(t, report)
 				return

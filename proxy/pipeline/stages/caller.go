@@ -114,7 +114,7 @@ func (s *tokenStage) check(x *pipeline.State) *apierrors.StatusError {
 	case 0:
 	case 1:
 		hash := maphash.String(seed, lines[0])
-		if sent = s.env.Known.Tokens.known(hash); sent {
+		if sent = s.env.Observations.Tokens.known(hash); sent {
 			break
 		}
 		token, ok := bearer(lines[0])
@@ -125,7 +125,7 @@ func (s *tokenStage) check(x *pipeline.State) *apierrors.StatusError {
 			return refused
 		}
 		sent = true
-		s.env.Known.Tokens.remember(hash)
+		s.env.Observations.Tokens.remember(hash)
 	default:
 		return unauthorized("more than one Authorization header")
 	}

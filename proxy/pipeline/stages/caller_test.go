@@ -109,7 +109,7 @@ func TestTokens(t *testing.T) {
 					require.Equal(t, metav1.StatusReasonForbidden, a.status.Reason)
 				}
 			}
-			m.env.Info.RequireToken, m.env.Known.Tokens = true, Tokens{}
+			m.env.Info.RequireToken, m.env.Observations.Tokens = true, Tokens{}
 			for _, anyToken := range []bool{false, true} {
 				m.set(&meshv1.PodPolicy{AnyToken: anyToken})
 				require.Equal(t, c.address, m.do("GET", c.target, "", c.header...).code)

@@ -83,7 +83,7 @@ func (s *electionStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	if !ok || name == "" || !match.Storable(x.Req.Info.Namespace, name) || strings.HasSuffix(name, s.suffix) || s.policy.excludesLock(x.Req.Info.Namespace, name) {
 		return nil
 	}
-	s.policy.env.Known.Observed.Note(lock.Observed{Namespace: x.Req.Info.Namespace, Name: name, Resource: s.resource, Written: true}, time.Now())
+	s.policy.env.Observations.Observed.Note(lock.Observed{Namespace: x.Req.Info.Namespace, Name: name, Resource: s.resource, Written: true}, time.Now())
 	if s.withheld != "" {
 		s.withheld.note(x)
 		x.Exempt = true
@@ -133,7 +133,7 @@ func (s pollStage) Respond(x *pipeline.State, resp *upstream.Response) *pipeline
 	if !ok || s.policy.env.identifiesAs(record.Holder) || !match.Storable(x.Req.Info.Namespace, x.Req.Info.Name) || strings.HasSuffix(x.Req.Info.Name, "---"+s.policy.Shard) {
 		return nil
 	}
-	s.policy.env.Known.Observed.Note(lock.Observed{Namespace: x.Req.Info.Namespace, Name: x.Req.Info.Name, Resource: "leases", Holder: record.Holder}, time.Now())
+	s.policy.env.Observations.Observed.Note(lock.Observed{Namespace: x.Req.Info.Namespace, Name: x.Req.Info.Name, Resource: "leases", Holder: record.Holder}, time.Now())
 	return nil
 }
 

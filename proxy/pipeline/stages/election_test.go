@@ -61,7 +61,7 @@ func TestRecordsOfUnknownLocksAreRefused(t *testing.T) {
 			if name == "standby" && !q.found {
 				continue // leases and configmaps are divided there
 			}
-			m.env.Known.Observed = lock.Observations{}
+			m.env.Observations.Observed = lock.Observations{}
 			a := m.do(q.method, q.target, q.body)
 			if !q.found {
 				require.Equal(t, 200, a.code, "%s %s %s: %s", name, q.method, q.target, a.body)
@@ -78,7 +78,7 @@ func TestRecordsOfUnknownLocksAreRefused(t *testing.T) {
 			require.Equal(t, "kube-system/another", seen[0].Namespace+"/"+seen[0].Name)
 			require.Contains(t, q.target, seen[0].Resource)
 		}
-		m.env.Known.Observed = lock.Observations{}
+		m.env.Observations.Observed = lock.Observations{}
 		a := m.do("PUT", "/apis/coordination.k8s.io/v1/namespaces/"+named.Namespace+"/leases/"+named.Name, recordJSON)
 		require.Equal(t, map[string]int{"sharded": 200, "standby": 503}[name], a.code, a.body)
 		require.Empty(t, m.observed(), "the policy names it")
@@ -108,7 +108,7 @@ func TestPolledLocksAreObserved(t *testing.T) {
 
 	m.policy(policytest.LimitTo("a=b"))
 	for _, of := range []string{"pod_1", "pod", "", strings.Repeat("x", 1<<17)} {
-		m.env.Known.Observed = lock.Observations{}
+		m.env.Observations.Observed = lock.Observations{}
 		answer = strings.Replace(recordJSON, "other-1_x", of, 1)
 		require.Equal(t, answer, m.do("GET", target, "").body)
 		require.Empty(t, m.observed(), "held by %.10s", of)

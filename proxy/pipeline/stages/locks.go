@@ -178,7 +178,7 @@ func (s *lockStage) Respond(x *pipeline.State, resp *upstream.Response) *pipelin
 	}
 	s.noteRefusal(x, resp, body)
 	if resp.Status/100 == 2 {
-		written, resource := s.policy.env.Known.LockWrites, x.Req.Info.Resource
+		written, resource := s.policy.env.Observations.LockWrites, x.Req.Info.Resource
 		switch x.Req.Info.Verb {
 		case "create", "update", "patch":
 			written.Note(x.Lock.Named, s.locks, resource, x.Lock.Holder, lock.ReadHeld(contentType, body))
@@ -204,5 +204,5 @@ func (s *lockStage) noteRefusal(x *pipeline.State, resp *upstream.Response, body
 		return
 	}
 	q := lock.Request{Lock: x.Lock.Named, Resource: x.Req.Info.Resource, Verb: x.Req.Info.Verb}
-	s.policy.env.Known.Refusals.Note(q, s.locks, resp.Status, resp.Get("Content-Type"), body, time.Now())
+	s.policy.env.Observations.Refusals.Note(q, s.locks, resp.Status, resp.Get("Content-Type"), body, time.Now())
 }

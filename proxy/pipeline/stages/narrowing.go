@@ -41,7 +41,7 @@ func newScopeStage(p *Policy, key match.Kind) pipeline.Stage {
 		return nil
 	}
 	if key.Verb != "deletecollection" && p.Division.Narrowing(key.GroupResource()) == nil {
-		p.env.Known.Methods.Note(key.GroupResource(), isolation.ByLabels)
+		p.env.Observations.Methods.Note(key.GroupResource(), isolation.ByLabels)
 	}
 	return &scopeStage{selector, p.Division.SelectsShared()}
 }
@@ -149,7 +149,7 @@ func newNarrowStage(p *Policy, key match.Kind) pipeline.Stage {
 	count := func(result string) prometheus.Counter {
 		return p.Tally.Metrics.Counter(p.env.Metrics.Filtered, p.Tally.Metrics.Resource(res.Resource), result)
 	}
-	s := &narrowStage{Narrowing: n, resource: res, watch: watch, weight: filter.ListBuffer, kept: count("kept"), dropped: count("dropped"), methods: &p.env.Known.Methods}
+	s := &narrowStage{Narrowing: n, resource: res, watch: watch, weight: filter.ListBuffer, kept: count("kept"), dropped: count("dropped"), methods: &p.env.Observations.Methods}
 	if watch {
 		s.weight = filter.WatchBuffer
 	}

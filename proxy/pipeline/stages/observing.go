@@ -25,7 +25,7 @@ func newObserveStage(p *Policy, key match.Kind) pipeline.Stage {
 	if !p.Observes() || key.Verb != "watch" || key.Member || !isolation.Contended(key.GroupResource()) {
 		return nil
 	}
-	return &observeStage{key.GroupResource(), &p.env.Known.Usage}
+	return &observeStage{key.GroupResource(), &p.env.Observations.Usage}
 }
 
 func (s *observeStage) Apply(x *pipeline.State) *pipeline.Outcome {

@@ -41,9 +41,9 @@ func TestEventsThatPassUnchangedAreCounted(t *testing.T) {
 			a := m.do("GET", "/api/v1/configmaps?watch=true", "", c.header...)
 			require.Equal(t, 200, a.code)
 			require.Equal(t, c.body, a.body)
-			m.env.Known.Usage.Add(&usage.Request{}, time.Now()) // nothing is reported before a request is accounted
+			m.env.Observations.Usage.Add(&usage.Request{}, time.Now()) // nothing is reported before a request is accounted
 			var events uint64
-			for _, r := range m.env.Known.Usage.Report().GetResources() {
+			for _, r := range m.env.Observations.Usage.Report().GetResources() {
 				events += r.GetEvents()
 			}
 			require.EqualValues(t, c.events, events)

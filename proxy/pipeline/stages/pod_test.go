@@ -71,9 +71,9 @@ func newPod(t testing.TB) *pod {
 	require.NoError(t, err)
 	p := &pod{t: t, env: &Env{
 		Info: PodInfo{UID: "uid-1", Namespace: "ns", Name: "pod"}, ID: "ns/pod",
-		Known:    Known{LockWrites: lock.NewWrites()},
-		Rules:    Rules{Limits: limit.NewStore(), Faults: fault.NewStore("uid-1")},
-		Draining: t.Context(), Ledger: relist.NewLedger(), Metrics: node,
+		Observations: Observations{LockWrites: lock.NewWrites()},
+		Rules:        Rules{Limits: limit.NewStore(), Faults: fault.NewStore("uid-1")},
+		Draining:     t.Context(), Ledger: relist.NewLedger(), Metrics: node,
 		Unassigned: node.Workloads.Acquire("ns", "", ""),
 	}}
 	p.env.Notify = func(reason, _ string, _ ...any) { p.notified = append(p.notified, reason) }
@@ -204,5 +204,5 @@ func (p *pod) observed() []lock.Observed {
 	if pol.Would != nil {
 		pol = pol.Would
 	}
-	return p.env.Known.Observed.Except(pol.Locks)
+	return p.env.Observations.Observed.Except(pol.Locks)
 }

@@ -68,14 +68,14 @@ type PodInfo struct {
 
 // Env is what the stages of a pod's policies share.
 type Env struct {
-	Info     PodInfo
-	ID       string // namespace/name
-	Known    Known
-	Rules    Rules
-	Policy   atomic.Pointer[Policy] // in force
-	Draining context.Context        // ends when the pod accepts no more
-	Ledger   *relist.Ledger
-	Metrics  *metrics.Node
+	Info         PodInfo
+	ID           string // namespace/name
+	Observations Observations
+	Rules        Rules
+	Policy       atomic.Pointer[Policy] // in force
+	Draining     context.Context        // ends when the pod accepts no more
+	Ledger       *relist.Ledger
+	Metrics      *metrics.Node
 	// Unassigned has the series of the pod before its first policy.
 	Unassigned *metrics.Workload
 	Removed    bool // nothing is counted any more
@@ -99,8 +99,8 @@ const (
 	ReasonDistrust          = "MeshCANotTrusted"
 )
 
-// Known is what the pod's requests have shown.
-type Known struct {
+// Observations are what the pod's requests have shown.
+type Observations struct {
 	Methods    isolation.Methods
 	LockWrites *lock.Writes
 	Observed   lock.Observations

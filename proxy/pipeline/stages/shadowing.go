@@ -216,7 +216,7 @@ func (s *shadowStage) parse(body []byte) (*shadow.Object, error) {
 // note counts a write that is not compared.
 func (s *shadowWrite) note(r shadow.Result) {
 	s.count(r)
-	s.policy.env.Known.Shadow.Note(r)
+	s.policy.env.Observations.Shadow.Note(r)
 }
 
 func (s *shadowStage) count(r shadow.Result) {
@@ -232,7 +232,7 @@ func (s *shadowWrite) await(x *pipeline.State, after *shadow.Object, path string
 		resource += "/" + s.key.Subresource
 	}
 	env := s.policy.env
-	env.Known.Shadow.Compare(env.Draining, &shadow.Write{
+	env.Observations.Shadow.Compare(env.Draining, &shadow.Write{
 		Verb: s.key.Verb, Group: s.key.Group, Resource: resource, Path: path, Body: s.body, After: after, Window: s.window, Count: stage.count,
 		Read: func(ctx context.Context) (*shadow.Object, error) {
 			one := *get

@@ -141,7 +141,7 @@ func held(in []v1alpha1.LockStatus) (out []v1alpha1.LockStatus) {
 
 // observation is what the agent of a pod has reported.
 func (x *explorer) observation(p pod) push.Observation {
-	o := push.Observation{Connected: true, Known: true, Serial: int64(p.had), Barred: p.barred}
+	o := push.Observation{Connected: true, Reported: true, Serial: int64(p.had), Barred: p.barred}
 	if p.running {
 		o.Capture = v1alpha1.CaptureEBPF
 	}
@@ -170,7 +170,7 @@ type keeper struct {
 	w world
 }
 
-// States implements locks.Known.
+// States implements locks.Reader.
 func (k keeper) States(config types.NamespacedName) func(types.NamespacedName) (locks.State, bool) {
 	return func(name types.NamespacedName) (locks.State, bool) {
 		lock, m := lockOf(name), k.w.manager
@@ -192,7 +192,7 @@ func (k keeper) States(config types.NamespacedName) func(types.NamespacedName) (
 	}
 }
 
-// Refuses implements locks.Known.
+// Refuses implements locks.Reader.
 func (k keeper) Refuses(config, lock types.NamespacedName) bool {
 	return k.x.refused(config, lock)
 }

@@ -112,7 +112,7 @@ func (f *findings) refused(ctx context.Context, s *snapshot.Snapshot) (checked i
 	}
 	for _, o := range s.Subjects.Applied {
 		derived := cmp.Or(o.GetLabels()[v1alpha1.RootLabel], o.GetLabels()[kridge.RootLabel]) != ""
-		if lint.Known(o.GroupVersionKind()) && !derived {
+		if lint.Checks(o.GroupVersionKind()) && !derived {
 			documents = append(documents, lint.Document{File: o.GetNamespace(), Objects: []*unstructured.Unstructured{o.DeepCopy()}})
 		}
 	}

@@ -81,9 +81,9 @@ func (d *evaluated) environment(q *Request) (*stages.Env, error) {
 	}
 	return &stages.Env{
 		Info: stages.PodInfo{Namespace: q.Pod.Namespace, Name: q.Pod.Name}, ID: q.Pod.String(),
-		Known:    stages.Known{LockWrites: lock.NewWrites()},
-		Rules:    stages.Rules{Limits: limit.NewStore(), Faults: fault.NewStore("")},
-		Draining: context.Background(), Ledger: relist.NewLedger(),
+		Observations: stages.Observations{LockWrites: lock.NewWrites()},
+		Rules:        stages.Rules{Limits: limit.NewStore(), Faults: fault.NewStore("")},
+		Draining:     context.Background(), Ledger: relist.NewLedger(),
 		Metrics: node, Unassigned: node.Workloads.Acquire(q.Pod.Namespace, "", ""),
 		Leaf:   func() (*tls.Certificate, error) { return nil, errors.New("there is no CA here") },
 		Notify: func(string, string, ...any) {},

@@ -112,8 +112,8 @@ func Run(ctx context.Context, documents []Document, namespace, mesh string) (Rep
 	return l.Report, nil
 }
 
-// Known reports whether admission checks objects of a kind.
-func Known(gvk schema.GroupVersionKind) bool {
+// Checks reports whether admission checks objects of a kind.
+func Checks(gvk schema.GroupVersionKind) bool {
 	_, ok := kinds[gvk]
 	return ok
 }

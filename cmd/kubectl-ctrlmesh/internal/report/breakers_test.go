@@ -29,7 +29,7 @@ func TestConditionsOfTheManagerAreUnderstood(t *testing.T) {
 		return status.OfInjection(f, status.TrafficInput{
 			Policy: func(types.UID) *meshv1.PodPolicy { return nil },
 			Observe: func(string, string) push.Observation {
-				return push.Observation{Connected: true, Known: true, Capture: v1alpha1.CaptureEBPF, Version: version}
+				return push.Observation{Connected: true, Reported: true, Capture: v1alpha1.CaptureEBPF, Version: version}
 			},
 			Now: now, Since: now.Add(-time.Hour),
 		}).Conditions
