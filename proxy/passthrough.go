@@ -51,7 +51,7 @@ func (p *Pod) tunnel(down *downstream.Conn, pol *stages.Policy) {
 		return
 	}
 	start := time.Now()
-	up, err := clients.main.Tunnel(p.lifetime.done)
+	up, err := clients.main.Dial(p.lifetime.done)
 	if err != nil {
 		pol.Tally.Metrics.Counter(p.server.metrics.UpstreamErrors).Inc()
 		p.server.log.Debug("upstream", "pod", p.env.ID, "error", err)

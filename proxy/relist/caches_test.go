@@ -18,7 +18,7 @@ type named struct {
 func (p *named) Affects(next Policy, _ Resource) bool { return p != next }
 func (p *named) Redivides(next Policy) bool           { return p != next }
 func (p *named) KeepsCaches() bool                    { return p.keeps }
-func (p *named) Tunnels() bool                        { return p.tunnels }
+func (p *named) PassesThrough() bool                  { return p.tunnels }
 func (p *named) DropsEvents(Resource) bool            { return false }
 
 var (

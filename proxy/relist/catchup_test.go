@@ -13,7 +13,7 @@ type dividing string
 func (p dividing) Affects(Policy, Resource) bool { return false }
 func (p dividing) Redivides(next Policy) bool    { return p != next }
 func (p dividing) KeepsCaches() bool             { return false }
-func (p dividing) Tunnels() bool                 { return false }
+func (p dividing) PassesThrough() bool           { return false }
 func (p dividing) DropsEvents(Resource) bool     { return false }
 
 // Otherwise each write would lock the ledger for as long as a catch-up may last.

@@ -42,8 +42,8 @@ type Policy interface {
 	Redivides(next Policy) bool
 	// KeepsCaches reports whether caches must not be made to list.
 	KeepsCaches() bool
-	// Tunnels reports whether requests pass unseen.
-	Tunnels() bool
+	// PassesThrough reports whether requests pass unseen.
+	PassesThrough() bool
 	// DropsEvents reports whether faults drop events from watches of a resource.
 	DropsEvents(res Resource) bool
 }
@@ -192,7 +192,7 @@ func (l *Ledger) Change(next Policy, since time.Time, swap func()) {
 		}
 	}
 	for res, state := range l.resources {
-		if old.Tunnels() { // there are no resources before the first policy
+		if old.PassesThrough() { // there are no resources before the first policy
 			state.forgetPolicies()
 		}
 		if res == overflow || old.Affects(next, res) {

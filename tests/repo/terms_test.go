@@ -37,6 +37,7 @@ var terms = map[string]*regexp.Regexp{
 	"shed":     regexp.MustCompile(`^shed(s|ding)?$`),
 	"strip":    regexp.MustCompile(`^strip(s|ped|ping)?$`),
 	"ticket":   regexp.MustCompile(`^tickets?$`),
+	"tunnel":   regexp.MustCompile(`^tunnel(s|led|ling)?$`),
 	"world":    regexp.MustCompile(`^worlds?$`),
 }
 

@@ -266,8 +266,8 @@ func (p *Policy) Redivides(next relist.Policy) bool {
 // KeepsCaches implements relist.Policy.
 func (p *Policy) KeepsCaches() bool { return p.Division.KeepCaches }
 
-// Tunnels implements relist.Policy.
-func (p *Policy) Tunnels() bool { return p.Passthrough }
+// PassesThrough implements relist.Policy.
+func (p *Policy) PassesThrough() bool { return p.Passthrough }
 
 // Observes reports whether the pod's requests pass unchanged, and are counted for its owner: the policy has
 // no sharding, or a dry run.

@@ -164,8 +164,8 @@ func (s source) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Tunnel returns a TCP connection to the apiserver.
-func (c *Client) Tunnel(ctx context.Context) (net.Conn, error) {
+// Dial returns a TCP connection to the apiserver.
+func (c *Client) Dial(ctx context.Context) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
 	return c.cluster.open(ctx, c.dial)
