@@ -46,7 +46,7 @@ func Run(stop context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	if !takeover.AwaitAdmission(stop, o.socket(), podStart, o.Logger) {
+	if !takeover.AwaitPermission(stop, o.socket(), podStart, o.Logger) {
 		return nil
 	}
 	a := &agent{Options: o, podStart: podStart, registry: prometheus.NewRegistry()}

@@ -22,9 +22,9 @@ type cleaner struct {
 	done     atomic.Bool
 }
 
-// Admit implements takeover.Incumbent. Once clean, an agent of a later pod is admitted: the
+// MayTakeOver implements takeover.Incumbent. Once clean, an agent of a later pod may: the
 // mesh was installed again.
-func (c *cleaner) Admit(podStart time.Duration) error {
+func (c *cleaner) MayTakeOver(podStart time.Duration) error {
 	if !c.done.Load() || podStart < c.podStart {
 		return errors.New("this node is being cleaned up")
 	}

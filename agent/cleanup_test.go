@@ -9,13 +9,13 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestCleanedNodeAdmitsLaterPodsOnly(t *testing.T) {
+func TestOnlyLaterPodsTakeOverACleanedNode(t *testing.T) {
 	c := &cleaner{podStart: 10}
-	assert.Error(t, c.Admit(9))
-	assert.Error(t, c.Admit(11), "not done")
+	assert.Error(t, c.MayTakeOver(9))
+	assert.Error(t, c.MayTakeOver(11), "not done")
 	c.done.Store(true)
-	assert.Error(t, c.Admit(9))
-	assert.NoError(t, c.Admit(11), "the mesh was installed again")
+	assert.Error(t, c.MayTakeOver(9))
+	assert.NoError(t, c.MayTakeOver(11), "the mesh was installed again")
 }
 
 func TestFailedCleanupLeavesNoSocket(t *testing.T) {

@@ -168,8 +168,8 @@ func (i incumbent) Stop(ctx context.Context) error {
 // of a successor that exits usually restarts sooner.
 const aloneWithin = 5 * time.Second
 
-// Admit implements takeover.Incumbent: of two agents, the one of the later pod stays.
-func (i incumbent) Admit(podStart time.Duration) error {
+// MayTakeOver implements takeover.Incumbent: of two agents, the one of the later pod stays.
+func (i incumbent) MayTakeOver(podStart time.Duration) error {
 	if podStart < i.PodStart {
 		return errors.New("an agent whose pod started later serves")
 	}

@@ -22,7 +22,7 @@ type offering struct {
 	heard chan string
 }
 
-func (o offering) Admit(time.Duration) error { return nil }
+func (o offering) MayTakeOver(time.Duration) error { return nil }
 func (o offering) Offer(context.Context) (pods []takeover.Pod, err error) {
 	for _, uid := range o.pods {
 		pods = append(pods, takeover.Pod{UID: uid, Namespace: "ns", Name: "p", Files: &capture.Files{}})
@@ -96,7 +96,7 @@ func TestSuccessorThatCannotServeDeclines(t *testing.T) {
 	}
 }
 
-func TestAgentOfAnOlderPodIsNotAdmitted(t *testing.T) {
+func TestAgentOfAnOlderPodMayNotTakeOver(t *testing.T) {
 	path, logger := filepath.Join(t.TempDir(), "sock"), slog.New(slog.DiscardHandler)
 	dir := t.TempDir()
 	old, err := takeover.PodStart(dir)
@@ -108,20 +108,20 @@ func TestAgentOfAnOlderPodIsNotAdmitted(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, old, again, "an agent whose container restarts is as old as its pod")
 
-	admitted := func(ctx context.Context, podStart time.Duration) bool {
-		return takeover.AwaitAdmission(ctx, path, podStart, logger)
+	permitted := func(ctx context.Context, podStart time.Duration) bool {
+		return takeover.AwaitPermission(ctx, path, podStart, logger)
 	}
-	assert.True(t, admitted(t.Context(), old), "nobody serves")
+	assert.True(t, permitted(t.Context(), old), "nobody serves")
 	r := start(t, 0)
 	r.in(t, func() { r.PodStart = young })
 	socket := hold(t, path, r.Incumbent())
-	assert.True(t, admitted(t.Context(), young))
+	assert.True(t, permitted(t.Context(), young))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	assert.False(t, admitted(ctx, old))
+	assert.False(t, permitted(ctx, old))
 
 	waited := make(chan bool)
-	go func() { waited <- admitted(t.Context(), old) }()
+	go func() { waited <- permitted(t.Context(), old) }()
 	require.NoError(t, socket.Close())
 	assert.True(t, <-waited, "the other is gone")
 }
@@ -201,7 +201,7 @@ func TestSuccessorGivesASignOfLifeBeforeThePredecessorYields(t *testing.T) {
 // refusing is an agent that does not let go of its pods.
 type refusing struct{ offering }
 
-func (refusing) Admit(time.Duration) error { return errors.New("being tested") }
+func (refusing) MayTakeOver(time.Duration) error { return errors.New("being tested") }
 
 func TestRefusedTakeoverIsNoCrash(t *testing.T) {
 	r := start(t, 0)

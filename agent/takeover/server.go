@@ -30,10 +30,10 @@ const (
 // ends. It is less than the termination grace of its pod.
 const MaxExit = 27 * time.Second
 
-// Incumbent is the agent that serves. Its methods, except Admit, are called one at a time.
+// Incumbent is the agent that serves. Its methods, except MayTakeOver, are called one at a time.
 type Incumbent interface {
-	// Admit returns why an agent whose pod started then must not take over, nil if it may.
-	Admit(podStart time.Duration) error
+	// MayTakeOver returns why an agent whose pod started then must not take over, nil if it may.
+	MayTakeOver(podStart time.Duration) error
 	// Offer stops new captures and returns the captured pods. The files are copies that the
 	// caller closes. The agent continues to serve.
 	Offer(ctx context.Context) ([]Pod, error)
@@ -177,7 +177,7 @@ func (s *Socket) answer(ctx context.Context, conn *net.UnixConn, h Incumbent, on
 		return fmt.Errorf("reading the request: %w", err)
 	}
 	if m.Ask == probe {
-		return p.send(answerOf(h.Admit(m.PodStart)))
+		return p.send(answerOf(h.MayTakeOver(m.PodStart)))
 	}
 	patience := answerWithin / 2 // a successor does not wait for longer
 	if m.Ask == stop {
@@ -191,7 +191,7 @@ func (s *Socket) answer(ctx context.Context, conn *net.UnixConn, h Incumbent, on
 	}
 	switch m.Ask {
 	case takeOver:
-		if err := h.Admit(m.PodStart); err != nil {
+		if err := h.MayTakeOver(m.PodStart); err != nil {
 			return p.conclude(err)
 		}
 		return s.passOn(ctx, p, h)

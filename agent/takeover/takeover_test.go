@@ -41,7 +41,7 @@ func (a *agent) say(what string) error {
 	return a.fail
 }
 
-func (a *agent) Admit(podStart time.Duration) error {
+func (a *agent) MayTakeOver(podStart time.Duration) error {
 	if podStart < a.podStart {
 		return errors.New("too old")
 	}

@@ -83,7 +83,7 @@ func (l *listener) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		c := &conn{Conn: accepted, peer: PeerOf(accepted), listener: l}
-		closed, bound := l.admit(c)
+		closed, bound := l.count(c)
 		if closed != nil {
 			_ = closed.Close()
 			if l.bounds.Refused != nil {
@@ -96,9 +96,9 @@ func (l *listener) Accept() (net.Conn, error) {
 	}
 }
 
-// admit counts a connection and returns the one to close for it, if a bound is
+// count counts a connection and returns the one to close for it, if a bound is
 // reached, which may be c itself.
-func (l *listener) admit(c *conn) (closed *conn, bound Bound) {
+func (l *listener) count(c *conn) (closed *conn, bound Bound) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var own peer

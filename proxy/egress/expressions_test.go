@@ -108,7 +108,7 @@ func TestFewRequestsAreMatchedByExpressionsAtOnce(t *testing.T) {
 				for range 5 {
 					go func() {
 						f := &flow{asked: []match.HTTP{{Scheme: "http", Host: "a", Path: "/denied"}}}
-						if (&line{s: s}).admit(p, &admission{flow: f}) != nil {
+						if (&line{s: s}).apply(p, &subject{flow: f}) != nil {
 							refused.Add(1)
 						}
 					}()

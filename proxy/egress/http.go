@@ -90,7 +90,7 @@ var stages = []func(*request) bool{
 	(*request).charge,
 	(*request).understand,
 	(*request).enter,
-	(*request).admit,
+	(*request).apply,
 	(*request).inject,
 	(*request).forward,
 }
@@ -256,14 +256,14 @@ func (x *request) malformed(code int, why string) bool {
 	return false
 }
 
-// admit applies the rules. Those that match a CONNECT do not apply again to what is seen within its tunnel.
-func (x *request) admit() bool {
+// apply applies the rules. Those that match a CONNECT do not apply again to what is seen within its tunnel.
+func (x *request) apply() bool {
 	p, _ := x.s.Policy()
 	var met fault.Met
 	if x.connects() {
 		met = x.c.around.met
 	}
-	refused := x.line.admit(p, &admission{flow: &x.flow, around: connect{met: met}, userAgent: x.r.UserAgent()})
+	refused := x.line.apply(p, &subject{flow: &x.flow, around: connect{met: met}, userAgent: x.r.UserAgent()})
 	if refused != nil {
 		x.answer(refused.code, refused.retry, refused.message)
 	}

@@ -33,24 +33,24 @@ type refusal struct {
 	message string
 }
 
-// admission is what rules decide by, about a request or a connection.
-type admission struct {
+// subject is what rules decide by, about a request or a connection.
+type subject struct {
 	flow      *flow
 	around    connect // rules that matched it are skipped
 	userAgent string
 }
 
 // ruleStages are the decisions of rules, in order. The first that refuses is the last.
-var ruleStages = []func(*line, *Policy, *admission) *refusal{(*line).intercept, (*line).limit, (*line).fault}
+var ruleStages = []func(*line, *Policy, *subject) *refusal{(*line).intercept, (*line).limit, (*line).fault}
 
-// admit applies the rules. It returns nil if they allow the request or connection.
-func (l *line) admit(p *Policy, a *admission) *refusal {
+// apply applies the rules. It returns nil if they allow the request or connection.
+func (l *line) apply(p *Policy, s *subject) *refusal {
 	if p == nil {
 		return nil
 	}
 	defer l.s.turn(p)()
 	for _, stage := range ruleStages {
-		if refused := stage(l, p, a); refused != nil {
+		if refused := stage(l, p, s); refused != nil {
 			return refused
 		}
 	}
@@ -58,8 +58,8 @@ func (l *line) admit(p *Policy, a *admission) *refusal {
 }
 
 // intercept applies the rules that allow and deny.
-func (l *line) intercept(p *Policy, a *admission) *refusal {
-	d := p.refuses(a.flow)
+func (l *line) intercept(p *Policy, s *subject) *refusal {
+	d := p.refuses(s.flow)
 	switch {
 	case d == nil:
 		return nil
@@ -75,11 +75,11 @@ func (l *line) intercept(p *Policy, a *admission) *refusal {
 }
 
 // limit applies the rules that limit.
-func (l *line) limit(p *Policy, a *admission) *refusal {
-	if a.flow.within {
+func (l *line) limit(p *Policy, s *subject) *refusal {
+	if s.flow.within {
 		return nil
 	}
-	ticket, above := p.limits.TakeHTTP(time.Now(), a.around.ticket, a.userAgent, l.asked...)
+	ticket, above := p.limits.TakeHTTP(time.Now(), s.around.ticket, s.userAgent, l.asked...)
 	l.ticket = ticket
 	if above == nil {
 		return nil
@@ -94,9 +94,9 @@ func (l *line) limit(p *Policy, a *admission) *refusal {
 }
 
 // fault decides which faults are to be injected. It refuses nothing.
-func (l *line) fault(p *Policy, a *admission) *refusal {
-	if !a.flow.within && !l.s.http.Draining() { // the next server continues with the rules' counts
-		l.injecting = p.faults.DecideHTTP(time.Now(), a.around.met, l.asked...)
+func (l *line) fault(p *Policy, s *subject) *refusal {
+	if !s.flow.within && !l.s.http.Draining() { // the next server continues with the rules' counts
+		l.injecting = p.faults.DecideHTTP(time.Now(), s.around.met, l.asked...)
 	}
 	return nil
 }

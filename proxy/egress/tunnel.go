@@ -28,7 +28,7 @@ func (s *Server) tunnel(c *conn, protocol string, asked []match.HTTP) {
 	defer s.flows.Remove(f)
 	p, _ = s.Policy()
 	t := &tunnel{line: line{s: s, c: c, protocol: protocol, asked: asked}}
-	if t.admit(p, &admission{flow: f, around: c.around}) != nil {
+	if t.apply(p, &subject{flow: f, around: c.around}) != nil {
 		t.done()
 		t.alert()
 		return

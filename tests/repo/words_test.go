@@ -28,7 +28,7 @@ var private = map[string]string{
 
 // persisted are private words that stand on disk or in messages between two versions of the
 // agent, by file.
-var persisted = map[string]string{"agent/takeover/admission.go": "born", "agent/takeover/wire.go": "born"}
+var persisted = map[string]string{"agent/takeover/podstart.go": "born", "agent/takeover/wire.go": "born"}
 
 var word = regexp.MustCompile(`[A-Za-z]+`)
 

@@ -45,7 +45,7 @@ var (
 	gateStages = []constructor{newCertificateStage, newContradictionStage, newClassifyStage, newTokenStage}
 
 	// firstStages begin every plan.
-	firstStages = []constructor{newUpgradeStage, newAdmissionStage, newForwardedHeaderStage}
+	firstStages = []constructor{newUpgradeStage, newChargeStage, newForwardedHeaderStage}
 
 	// memberStages restrict requests into member clusters which belong to one shard each.
 	memberStages = []constructor{newMemberStage, newRootCAStage, newCatchUpStage, newRelistStage}
@@ -62,7 +62,7 @@ var (
 
 	// lastStages end every plan.
 	lastStages = []constructor{
-		newObserveStage, newShadowStage, newAuditStage, newReadmissionStage, newStaleness,
+		newObserveStage, newShadowStage, newAuditStage, newRechargeStage, newStaleness,
 		newLimitStage, newFaultStage, newUserAgentStage, newConnectStage,
 	}
 )

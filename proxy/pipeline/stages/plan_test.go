@@ -34,7 +34,7 @@ func TestPlanHasOnlyStagesWithSomethingToDo(t *testing.T) {
 		Name: "r", Key: "k", MaxInFlight: 1, Trigger: meshv1.Trigger_TRIGGER_LIMITER_ONLY,
 		Resources: []*meshv1.ResourceMatch{{ApiGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get"}}},
 	}}}}}
-	const first = "upgrade admission forwardedHeader "
+	const first = "upgrade charge forwardedHeader "
 	for _, c := range []struct {
 		name     string
 		key      match.Kind
@@ -48,7 +48,7 @@ func TestPlanHasOnlyStagesWithSomethingToDo(t *testing.T) {
 		{"list of a shard", match.Kind{Verb: "list", Resource: "pods"}, own, nil, "narrow relist audit"},
 		{"write of a shard", match.Kind{Verb: "update", Resource: "pods"}, own, nil, "fence catchUp audit"},
 		{"connection", match.Kind{Verb: "create", Resource: "pods", Subresource: "exec"}, own, nil, "fence audit connect"},
-		{"lock", match.Kind{Verb: "update", Group: "coordination.k8s.io", Resource: "leases"}, policytest.Locked("s1"), nil, "lock election audit readmission"},
+		{"lock", match.Kind{Verb: "update", Group: "coordination.k8s.io", Resource: "leases"}, policytest.Locked("s1"), nil, "lock election audit recharge"},
 		{"dry run of a list", match.Kind{Verb: "list", Resource: "pods"}, dry, nil, "dryNarrow relist audit"},
 		{"dry run of a write", match.Kind{Verb: "update", Resource: "pods"}, dry, nil, "fence audit"},
 		{"standby", match.Kind{Verb: "update", Resource: "pods"}, policytest.Standby(meshv1.Method_METHOD_AUTO), nil, "standby audit"},

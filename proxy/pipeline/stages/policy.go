@@ -8,7 +8,7 @@
 //	plan.go       the stages of a verb and resource, in order
 //	activity.go   what the manager compares of the writes and watches of shards
 //	caller.go     certificate, contradiction, classification, token
-//	admission.go  upgrade, budgets, header fields, connections into pods
+//	charge.go     upgrade, budgets, header fields, connections into pods
 //	locks.go      names of the operator's locks
 //	election.go   locks that the policy does not name; writes of the mesh's CA
 //	denied.go     clients that find no objects

@@ -58,17 +58,17 @@ func (s upgradeStage) protocol(r *pipeline.Request) (string, *apierrors.StatusEr
 	return values[0], nil
 }
 
-// admissionStage charges a request to the budget of its kind.
-type admissionStage struct {
+// chargeStage charges a request to the budget of its kind.
+type chargeStage struct {
 	route  pipeline.Route
 	urgent func(*apirequest.RequestInfo) bool // not nil: a request may be
 }
 
-func newAdmissionStage(p *Policy, key match.Kind) pipeline.Stage {
-	return admissionStage{pipeline.RouteOf(key), urgent(p, key)}
+func newChargeStage(p *Policy, key match.Kind) pipeline.Stage {
+	return chargeStage{pipeline.RouteOf(key), urgent(p, key)}
 }
 
-func (s admissionStage) Apply(x *pipeline.State) *pipeline.Outcome {
+func (s chargeStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	switch {
 	case s.urgent != nil && s.urgent(x.Req.Info):
 		return pipeline.Refusal(x.Memory.Charge(&x.Memory.Budgets.Lock))
@@ -78,19 +78,19 @@ func (s admissionStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	return pipeline.Refusal(x.Memory.Short())
 }
 
-// readmissionStage moves a request from the locks' budget to another if its body shows
+// rechargeStage moves a request from the locks' budget to another if its body shows
 // that it is not about a lock.
-type readmissionStage struct{}
+type rechargeStage struct{}
 
-// newReadmissionStage returns nil where no request is charged to the locks' budget.
-func newReadmissionStage(p *Policy, key match.Kind) pipeline.Stage {
+// newRechargeStage returns nil where no request is charged to the locks' budget.
+func newRechargeStage(p *Policy, key match.Kind) pipeline.Stage {
 	if urgent(p, key) == nil {
 		return nil
 	}
-	return readmissionStage{}
+	return rechargeStage{}
 }
 
-func (readmissionStage) Apply(x *pipeline.State) *pipeline.Outcome {
+func (rechargeStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	if x.Lock.Named != nil || x.Memory.Budget != &x.Memory.Budgets.Lock {
 		return nil
 	}

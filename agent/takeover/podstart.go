@@ -48,9 +48,9 @@ func PodStart(dir string) (time.Duration, error) {
 	return time.Duration(n), failure.Wrap(err, "reading when this pod started, in %s", path)
 }
 
-// AwaitAdmission waits until an agent whose pod started then may take over from the one
+// AwaitPermission waits until an agent whose pod started then may take over from the one
 // that serves at path. It reports false if ctx ends first. It changes nothing on the node.
-func AwaitAdmission(ctx context.Context, path string, podStart time.Duration, logger *slog.Logger) bool {
+func AwaitPermission(ctx context.Context, path string, podStart time.Duration, logger *slog.Logger) bool {
 	logged := ""
 	err := wait.PollUntilContextCancel(ctx, ProbeInterval, true, func(ctx context.Context) (bool, error) {
 		_, err := Probe(ctx, path, podStart)
@@ -59,7 +59,7 @@ func AwaitAdmission(ctx context.Context, path string, podStart time.Duration, lo
 		}
 		if logged != err.Error() {
 			logged = err.Error()
-			logger.Warn("waiting for admission: this agent must not serve now", "reason", err)
+			logger.Warn("waiting for permission to take over: this agent must not serve now", "reason", err)
 		}
 		return false, nil
 	})
