@@ -134,7 +134,7 @@ func (x *exchange) account() {
 	x.ReportResult(x.response.code, x.received)
 	x.meters().Count(x.response.code)
 	if c := x.Req.Cluster; c != "" {
-		x.workload().Member(x.pod.server.metrics, c, x.response.code)
+		x.workload().InMemberCluster(x.pod.server.metrics, c, x.response.code)
 	}
 	x.countOutcome()
 	x.countUsage()

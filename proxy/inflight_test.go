@@ -81,7 +81,7 @@ func TestCompletionOfWriteByItsEnd(t *testing.T) {
 				x := &exchange{
 					pod: &Pod{lifetime: lifetime{writing: writing}}, sending: upstream.Request{Sent: time.Now()},
 					policy: &stages.Policy{}, counted: true,
-					State: pipeline.State{Decision: pipeline.Decision{Plan: &pipeline.Plan{Key: match.Kind{Verb: "update", Group: c.group, Resource: "things", Member: c.member}}}},
+					State: pipeline.State{Decision: pipeline.Decision{Plan: &pipeline.Plan{Key: match.Kind{Verb: "update", Group: c.group, Resource: "things", MemberCluster: c.member}}}},
 				}
 				if c.unsent {
 					x.sending.Sent = time.Time{}

@@ -20,10 +20,10 @@ import (
 // maxCgroups bounds the cgroups of one pod that are read and kept.
 const maxCgroups = 4096
 
-// membership decides which connections to a pod's listeners are the pod's, where every
+// identity decides which connections to a pod's listeners are the pod's, where every
 // process of the node can connect to them: those whose sockets were created in the pod's
 // cgroup or below.
-type membership struct {
+type identity struct {
 	root   string // of the hierarchy
 	cgroup uint64 // the pod's
 	netns  *os.File
@@ -37,41 +37,41 @@ type membership struct {
 var errForeign = errors.New("the connection was not made in the pod's cgroup")
 
 // check returns an error unless the accepted connection is the pod's.
-func (m *membership) check(conn net.Conn) error {
+func (i *identity) check(conn net.Conn) error {
 	tcp, ok := conn.(*net.TCPConn)
 	if !ok {
 		return errForeign
 	}
 	local, remote := ends(tcp)
-	peer, err := findConnection(m.netns, remote, local)
+	peer, err := findConnection(i.netns, remote, local)
 	switch {
 	case err != nil:
 		return err
 	case peer.Cgroup == 0:
 		return sockdiag.ErrNoCgroups
 	}
-	return m.has(peer.Cgroup)
+	return i.has(peer.Cgroup)
 }
 
 // has returns an error unless a cgroup is the pod's or below.
-func (m *membership) has(cgroup uint64) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.known[cgroup] {
+func (i *identity) has(cgroup uint64) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.known[cgroup] {
 		return nil
 	}
-	if m.dir == "" {
-		dir, err := cgroupDir(m.root, m.cgroup)
+	if i.dir == "" {
+		dir, err := cgroupDir(i.root, i.cgroup)
 		if err != nil {
 			return err
 		}
-		m.dir = dir
+		i.dir = dir
 	}
-	known, err := cgroupsIn(m.dir)
+	known, err := cgroupsIn(i.dir)
 	if err != nil {
 		return err
 	}
-	if m.known = known; !known[cgroup] {
+	if i.known = known; !known[cgroup] {
 		return errForeign
 	}
 	return nil

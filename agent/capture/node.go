@@ -288,7 +288,7 @@ func (n *node) capture(r Request) (*Pod, error) {
 		UID: id, NetNS: namespace, HostNetwork: r.HostNetwork, Cgroup: r.Cgroup, FailOpen: r.FailOpen,
 	}}
 	if r.HostNetwork {
-		p.members = &membership{root: n.cfg.CgroupRoot, cgroup: r.Cgroup, netns: namespace}
+		p.identity = &identity{root: n.cfg.CgroupRoot, cgroup: r.Cgroup, netns: namespace}
 	}
 	if err := p.open(r); err != nil {
 		return nil, errors.Join(err, p.closeFiles())

@@ -22,7 +22,7 @@ type Pod struct {
 	redirector redirector
 	mode       Mode
 	known      redirect.Pod // what redirectors know of it; FailOpen and Stalled under node.mu; no Egress
-	members    *membership  // of a pod under hostNetwork; nil: every connection is the pod's
+	identity   *identity    // of a pod under hostNetwork; nil: every connection is the pod's
 
 	// Where its connections arrive:
 	sockets   []*net.TCPListener // in its network namespace; none in mode Address

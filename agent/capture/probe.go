@@ -56,10 +56,10 @@ func (w watched) Accept() (net.Conn, error) {
 // owns reports whether a process of the pod made a connection. In a network namespace of
 // its own there are no others.
 func (w watched) owns(conn net.Conn) bool {
-	if w.pod.members == nil {
+	if w.pod.identity == nil {
 		return true
 	}
-	err := w.pod.members.check(conn)
+	err := w.pod.identity.check(conn)
 	if err == nil {
 		return true
 	}

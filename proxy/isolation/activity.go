@@ -42,7 +42,7 @@ func (d *Division) Activity(k match.Kind) *Activity {
 		!Contended(res):
 		return nil
 	}
-	if k.Member && !d.DividesMembers() {
+	if k.MemberCluster && !d.DividesMemberClusters() {
 		if d.by != ByName {
 			return nil
 		}

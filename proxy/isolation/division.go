@@ -23,9 +23,9 @@ type Division struct {
 	method    meshv1.Method
 	// widened, if not nil: writes to any resource are foreign in namespaces that it does
 	// not own.
-	widened *sharding.Scope
-	member  *Member
-	owners  owners
+	widened        *sharding.Scope
+	memberClusters *MemberClusters
+	owners         owners
 }
 
 // Compile compiles the sharding of a pod in a namespace; nil divides nothing.
@@ -44,7 +44,7 @@ func Compile(s *meshv1.Sharding, namespace string) (*Division, error) {
 	if owned, divided := d.owned(); divided && s.GetFenceNamespaces() && d.by == ByNamespace {
 		d.widened = &owned
 	}
-	d.member = d.compileMember()
+	d.memberClusters = d.compileMemberClusters()
 	return d, nil
 }
 
@@ -105,7 +105,7 @@ func (d *Division) border(k match.Kind) (b Border, ok bool) {
 	case divided:
 		b.owned = owned
 	case d.widened != nil && (k.Writes() || k.Connects()):
-		if b.owned = *d.widened; !k.Member { // the pod itself is in no member cluster
+		if b.owned = *d.widened; !k.MemberCluster { // the pod itself is in no member cluster
 			b.except = d.namespace
 		}
 	default:
@@ -232,7 +232,7 @@ func (d *Division) InStandby() *Division {
 	if d.widened != nil {
 		out.widened = &sharding.Scope{}
 	}
-	out.member = out.compileMember()
+	out.memberClusters = out.compileMemberClusters()
 	return out
 }
 

@@ -13,10 +13,10 @@
 //
 // # Shared limits
 //
-// A member's share of a bucket is an n-th of its size and an n-th of its rate. If the
-// bucket has fewer tokens than members, they take turns instead (turns.go). Members
+// A pod's share of a bucket is an n-th of its size and an n-th of its rate. If the
+// bucket has fewer tokens than pods, they take turns instead (turns.go). Pods
 // together never pass more than burst + rate*time. So a share that grows, or that a
-// member gets for the first time, starts without additional tokens and fills with time.
+// pod gets for the first time, starts without additional tokens and fills with time.
 //
 // There is one exception: during a takeover both agents count separately, from the first
 // export until the connections of the old agent have ended. Meanwhile a pod may pass up

@@ -68,7 +68,7 @@ func newConfig(m *meshv1.LimitRule) (config, error) {
 
 func percent(p float64) bool { return p >= 0 && p <= 100 } // false for NaN
 
-// share is a member's part of a rule.
+// share is a pod's part of a rule.
 type share struct {
 	shared    bool
 	index, of uint64
@@ -85,7 +85,7 @@ func newShare(m *meshv1.Share) (share, error) {
 	return s, nil
 }
 
-// part returns the member's part of n.
+// part returns the pod's part of n.
 func (s share) part(n uint64) uint64 {
 	switch {
 	case !s.shared:
@@ -120,7 +120,7 @@ type state struct {
 	totals   totals
 }
 
-// rate is a member's part of a rule's bucket.
+// rate is a pod's part of a rule's bucket.
 type rate struct {
 	bucket  bucket
 	turns   turns
@@ -163,7 +163,7 @@ func newState(key string, c config, s share, recover string) *state {
 	return out
 }
 
-// divide returns the member's share of the bucket: a smaller bucket, or turns.
+// divide returns the pod's share of the bucket: a smaller bucket, or turns.
 func (c config) divide(s share) (b bucket, t turns, inTurns bool) {
 	if !s.shared || s.of == 0 {
 		return newBucket(s.part(c.burst), c.limit, c.interval), t, false
@@ -179,7 +179,7 @@ func (c config) divide(s share) (b bucket, t turns, inTurns bool) {
 }
 
 // enforce applies those parts of a rule that may change. A share that grows gets no
-// tokens at once: another member may have spent them.
+// tokens at once: another pod may have spent them.
 func (s *state) enforce(now time.Time, next share, recover string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -280,8 +280,8 @@ func (s *state) checkRate(now time.Time) *Refusal {
 	return r
 }
 
-// places returns how many requests may be in flight. If there are more members than
-// places, each member has one, because there are no turns for requests in flight.
+// places returns how many requests may be in flight. If there are more pods than
+// places, each pod has one, because there are no turns for requests in flight.
 func (s *state) places() uint64 {
 	n := s.share.part(s.config.maxInFlight)
 	if s.share.of > 0 {

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// turns divide a bucket among more members than it has tokens. The wall clock is divided
-// into slots. Slot s belongs to member s mod of, which may pass one request within the
+// turns divide a bucket among more pods than it has tokens. The wall clock is divided
+// into slots. Slot s belongs to pod s mod of, which may pass one request within the
 // window at the start of the slot.
 //
 // The first and the last of k requests are at least (k-1)*slot - window apart. The bucket
@@ -38,7 +38,7 @@ func newTurns(index, of, burst, limit, interval uint64) turns {
 	return t
 }
 
-// turn returns the member's last slot that has begun, and the nanoseconds since. ok is
+// turn returns the pod's last slot that has begun, and the nanoseconds since. ok is
 // false if none has begun.
 func (t *turns) turn(now time.Time) (slot, since uint64, ok bool) {
 	unix := now.UnixNano()

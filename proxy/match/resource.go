@@ -16,8 +16,8 @@ type Kind struct {
 	Verb, Group, Resource, Subresource string
 	// Upgrade: a get of a subresource, which asks to change the protocol of its connection.
 	Upgrade bool
-	// Member: in a member cluster, behind a path of the apiserver.
-	Member bool
+	// MemberCluster: in a member cluster, behind a path of the apiserver.
+	MemberCluster bool
 }
 
 // GroupResource returns the resource without its verb.
@@ -47,7 +47,7 @@ func Storable(names ...string) bool {
 
 // Clone returns a copy that does not keep the path in memory from which k was cut.
 func (k Kind) Clone() Kind {
-	return Kind{strings.Clone(k.Verb), strings.Clone(k.Group), strings.Clone(k.Resource), strings.Clone(k.Subresource), k.Upgrade, k.Member}
+	return Kind{strings.Clone(k.Verb), strings.Clone(k.Group), strings.Clone(k.Resource), strings.Clone(k.Subresource), k.Upgrade, k.MemberCluster}
 }
 
 // Object is what differs between the resource requests of a plan.

@@ -31,7 +31,7 @@ type Node struct {
 	Refusals, UpstreamErrors, DryRun                *prometheus.CounterVec
 	Bounds, Tunnels, TunnelBytes, Filtered, Foreign *prometheus.CounterVec
 	Egress, Reviews, Supplemented, Distrusted       *prometheus.CounterVec
-	Members, Shadow                                 *prometheus.CounterVec
+	MemberClusters, Shadow                          *prometheus.CounterVec
 	Panics                                          prometheus.Counter
 	Limits, Faults                                  Rules
 	Workloads                                       Workloads
@@ -83,7 +83,7 @@ func NewNode(r prometheus.Registerer) (*Node, error) {
 		{&m.Filtered, "filtered_objects", "Objects of lists and watches that the proxy filtered, by result: kept or dropped.", []string{"resource", "result"}},
 		{&m.Supplemented, "supplemented_watches", "Watches that resumed after keys had moved, and brought what the shard had gained and lost.", []string{"resource"}},
 		{&m.DryRun, "dry_run_requests", "Requests of members under spec.dryRun, by what the policy would do: narrowed, refused or renamed.", []string{"verb", "action"}},
-		{&m.Members, "cluster_requests", "Requests into member clusters, by the code of the response as in ctrlmesh_requests_total. They are in that metric, too.", []string{"cluster", "code"}},
+		{&m.MemberClusters, "cluster_requests", "Requests into member clusters, by the code of the response as in ctrlmesh_requests_total. They are in that metric, too.", []string{"cluster", "code"}},
 		{&m.Shadow, "shadow_writes", "Writes of a shadow, which are dry runs, by result: agreed, differed, refused or uncompared.", []string{"verb", "result"}},
 		{&m.Egress, "egress_requests", "Requests of captured pods to other hosts than the apiserver, or connections where requests cannot be seen, by verdict.", []string{"protocol", "verdict"}},
 		{&m.Reviews, "reviews", "Requests to webhooks of captured pods, by decision: local, forwarded (to a pod of the shard that owns the namespace), unreachable (no such pod could be reached; answered locally), or allowed (outside the limits of the operator).", []string{"decision"}},

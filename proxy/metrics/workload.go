@@ -18,7 +18,7 @@ type Workload struct {
 	removed bool
 
 	resources, clusters       names
-	members                   Counters[memberResult]
+	memberClusters            Counters[memberClusterResult]
 	refusals, bounds, reviews Counters[string]
 	egress                    Counters[egressResult]
 	actions                   Counters[action]
@@ -33,7 +33,7 @@ type names struct {
 	known map[string]string
 }
 
-type memberResult struct {
+type memberClusterResult struct {
 	cluster string
 	code    int
 }
@@ -176,12 +176,12 @@ func (n *names) bound(name string, most int) string {
 	return name
 }
 
-// Member counts a request into a member cluster, by the code of its response; 0: it has none.
-func (w *Workload) Member(m *Node, cluster string, code int) {
+// InMemberCluster counts a request into a member cluster, by the code of its response; 0: it has none.
+func (w *Workload) InMemberCluster(m *Node, cluster string, code int) {
 	if len(cluster) > 253 {
 		cluster = other
 	}
-	w.members.Of(memberResult{w.clusters.bound(cluster, MaxClusters), code}, func(r memberResult) prometheus.Counter {
-		return w.Counter(m.Members, r.cluster, codeLabel(r.code))
+	w.memberClusters.Of(memberClusterResult{w.clusters.bound(cluster, MaxClusters), code}, func(r memberClusterResult) prometheus.Counter {
+		return w.Counter(m.MemberClusters, r.cluster, codeLabel(r.code))
 	}).Inc()
 }

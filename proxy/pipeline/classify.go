@@ -120,7 +120,7 @@ func (r *Request) checkPath(info *apirequest.RequestInfo) *apierrors.StatusError
 
 // Kind returns what the plan of a request depends on. Info must be set.
 func (r *Request) Kind() match.Kind {
-	k := match.Kind{Verb: r.Info.Verb, Group: r.Info.APIGroup, Resource: r.Info.Resource, Subresource: r.Info.Subresource, Member: r.Cluster != ""}
+	k := match.Kind{Verb: r.Info.Verb, Group: r.Info.APIGroup, Resource: r.Info.Resource, Subresource: r.Info.Subresource, MemberCluster: r.Cluster != ""}
 	// Any subresource may be one that answers by WebSocket, as pods/log and those of aggregated APIs.
 	k.Upgrade = k.Subresource != "" && k.Verb == "get" && r.AsksWebSocket()
 	return k

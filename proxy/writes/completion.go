@@ -53,7 +53,7 @@ var builtIn = sets.New(
 // sees our end of a connection only once it has ended its own. sent means that some of the
 // write was sent, awaited that it was awaited for as long as it may go on.
 func Complete(k match.Kind, sent, awaited bool, resp *upstream.Response, err error) Completion {
-	direct := !k.Connects() && !k.Member // else there are other servers behind the apiserver
+	direct := !k.Connects() && !k.MemberCluster // else there are other servers behind the apiserver
 	if err == nil {
 		switch {
 		case resp.Status < http.StatusInternalServerError:

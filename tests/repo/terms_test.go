@@ -31,6 +31,7 @@ var terms = map[string]*regexp.Regexp{
 	"judge":     regexp.MustCompile(`^judg(es?|ed|ing|e?ments?)$`),
 	"known":     regexp.MustCompile(`^known$`),
 	"ledger":    regexp.MustCompile(`^ledgers?$`),
+	"member":    regexp.MustCompile(`^members?$`),
 	"plan":      regexp.MustCompile(`^plan(s|ned|ning|ner)?$`),
 	"scope":     regexp.MustCompile(`^scop(es?|ed|ing)$`),
 	"seal":      regexp.MustCompile(`^seal(s|ed|er|ing)?$`),

@@ -35,7 +35,7 @@ func newLockStage(p *Policy, key match.Kind) pipeline.Stage {
 // mayLock reports whether requests may be about locks of the operator. In member clusters there are
 // none.
 func mayLock(key match.Kind) bool {
-	return !key.Member && key.Subresource == "" && lock.Kind(key.Group, key.Resource)
+	return !key.MemberCluster && key.Subresource == "" && lock.Kind(key.Group, key.Resource)
 }
 
 // urgent returns a function that reports whether a request is about a lock, by its head; nil: none is.

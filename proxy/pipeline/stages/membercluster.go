@@ -10,27 +10,27 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
 
-// memberStage refuses, or counts, requests into member clusters of other shards: reads, too, so
+// memberClusterStage refuses, or counts, requests into member clusters of other shards: reads, too, so
 // that an operator does not take such a cluster for an empty one.
-type memberStage struct {
-	*isolation.Member
+type memberClusterStage struct {
+	*isolation.MemberClusters
 	policy   *Policy
 	fills    bool               // a list or watch, which may fill a cache
 	refused  prometheus.Counter // unused with Observe
 	withheld withheld           // of Observe, or of a dry run
 }
 
-// newMemberStage returns nil if every shard may send requests into all clusters.
-func newMemberStage(p *Policy, key match.Kind) pipeline.Stage {
+// newMemberClusterStage returns nil if every shard may send requests into all clusters.
+func newMemberClusterStage(p *Policy, key match.Kind) pipeline.Stage {
 	decides, action := p, observedForeign
 	if p.Would != nil {
 		decides, action = p.Would, wouldRefuse
 	}
-	m := decides.Division.Member()
+	m := decides.Division.MemberClusters()
 	if m == nil || p.Would != nil && m.Observe {
 		return nil
 	}
-	s := &memberStage{Member: m, policy: p, fills: key.Verb == "list" || key.Verb == "watch"}
+	s := &memberClusterStage{MemberClusters: m, policy: p, fills: key.Verb == "list" || key.Verb == "watch"}
 	if p.Would != nil || m.Observe {
 		s.Observe, s.withheld = true, p.withheldAction(key.Verb, action)
 	} else {
@@ -39,7 +39,7 @@ func newMemberStage(p *Policy, key match.Kind) pipeline.Stage {
 	return s
 }
 
-func (s *memberStage) Apply(x *pipeline.State) *pipeline.Outcome {
+func (s *memberClusterStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	cluster := x.Req.Cluster
 	if !s.Foreign(cluster) {
 		return nil
@@ -64,8 +64,8 @@ func (p *Policy) Classify(r *pipeline.Request) { r.Classify(p.clusters) }
 
 // RefusesNow reports whether the policy refuses a request that another one has passed.
 func (p *Policy) RefusesNow(x *pipeline.State) bool {
-	if x.Req.Cluster != "" && !p.Division.DividesMembers() {
-		return p.Division.Member().Refuses(x.Req.Cluster)
+	if x.Req.Cluster != "" && !p.Division.DividesMemberClusters() {
+		return p.Division.MemberClusters().Refuses(x.Req.Cluster)
 	}
 	return p.Division.Refuses(x.Plan.Key, x.Req.Info.Namespace, x.Req.Info.Name)
 }

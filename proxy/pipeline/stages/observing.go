@@ -22,7 +22,7 @@ type observeStage struct {
 
 // newObserveStage returns nil unless the pod's requests pass unchanged, and a division could concern the watch.
 func newObserveStage(p *Policy, key match.Kind) pipeline.Stage {
-	if !p.Observes() || key.Verb != "watch" || key.Member || !isolation.Contended(key.GroupResource()) {
+	if !p.Observes() || key.Verb != "watch" || key.MemberCluster || !isolation.Contended(key.GroupResource()) {
 		return nil
 	}
 	return &observeStage{key.GroupResource(), &p.env.Observations.Usage}

@@ -47,8 +47,8 @@ var (
 	// firstStages begin every plan.
 	firstStages = []constructor{newUpgradeStage, newChargeStage, newForwardedHeaderStage}
 
-	// memberStages restrict requests into member clusters which belong to one shard each.
-	memberStages = []constructor{newMemberStage, newRootCAStage, newCatchUpStage, newRelistStage}
+	// memberClusterStages restrict requests into member clusters which belong to one shard each.
+	memberClusterStages = []constructor{newMemberClusterStage, newRootCAStage, newCatchUpStage, newRelistStage}
 
 	// shardingStages restrict requests for resources to the objects of the shard.
 	shardingStages = []constructor{
@@ -87,8 +87,8 @@ func (p *Policy) make(key match.Kind) *pipeline.Plan {
 	out.Meters = p.env.Metrics.Meters(p.Tally.Metrics, key.Verb, label)
 	var restrict []constructor
 	switch {
-	case key.Member && !p.asked().DividesMembers():
-		restrict = memberStages
+	case key.MemberCluster && !p.asked().DividesMemberClusters():
+		restrict = memberClusterStages
 	case isResource(key):
 		restrict = shardingStages
 	}

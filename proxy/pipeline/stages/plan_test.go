@@ -75,7 +75,7 @@ func TestNoStageIsANilPointer(t *testing.T) {
 			Name: "r", Key: "f", StaleList: &meshv1.StaleList{AgeNs: 1, Percent: 1}, Resources: []*meshv1.ResourceMatch{{}},
 		}}}},
 	}
-	constructors := slices.Concat(gateStages, firstStages, memberStages, shardingStages, lastStages)
+	constructors := slices.Concat(gateStages, firstStages, memberClusterStages, shardingStages, lastStages)
 	made := make([]bool, len(constructors))
 	for _, m := range []*meshv1.PodPolicy{
 		{}, {Refuse: "two configurations"}, {AnyToken: true, Traffic: rules}, {Sharding: policytest.Owning("mine")}, {Sharding: policytest.ByObject("pods")},
@@ -89,7 +89,7 @@ func TestNoStageIsANilPointer(t *testing.T) {
 		for _, verb := range []string{"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"} {
 			for _, key := range []match.Kind{
 				{}, {Resource: "pods"}, {Resource: "pods", Subresource: "exec"}, {Resource: "nodes"}, {Resource: "configmaps"}, {Resource: "secrets"},
-				{Group: "coordination.k8s.io", Resource: "leases"}, {Resource: "pods", Member: true},
+				{Group: "coordination.k8s.io", Resource: "leases"}, {Resource: "pods", MemberCluster: true},
 			} {
 				key.Verb = verb
 				for i, construct := range constructors {

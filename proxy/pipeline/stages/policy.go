@@ -16,7 +16,7 @@
 //	fence.go      requests for objects of other shards; standby
 //	cluster.go    writes of objects in no namespace
 //	shadowing.go  dry runs of a shadow's writes
-//	member.go     requests into member clusters
+//	membercluster.go  requests into member clusters
 //	relisting.go  watches whose clients must list first, and their writes meanwhile; lists
 //	              that a fault makes stale
 //	supplement.go what a watch begins with that resumes
@@ -248,10 +248,10 @@ func (p *Policy) Affects(next relist.Policy, res relist.Resource) bool {
 	}
 	switch c := res.Cluster; {
 	case c == "":
-	case p.Division.DividesMembers() != n.Division.DividesMembers():
+	case p.Division.DividesMemberClusters() != n.Division.DividesMemberClusters():
 		return true
-	case !p.Division.DividesMembers():
-		return p.Refuse != n.Refuse || p.Division.Member().Refuses(c) != n.Division.Member().Refuses(c)
+	case !p.Division.DividesMemberClusters():
+		return p.Refuse != n.Refuse || p.Division.MemberClusters().Refuses(c) != n.Division.MemberClusters().Refuses(c)
 	}
 	return p.Refuse != n.Refuse || p.Division.Affects(n.Division, res.GroupResource) ||
 		res.Cluster == "" && lock.Kind(res.Group, res.Resource) && !p.Locks.Equal(n.Locks)
@@ -277,7 +277,7 @@ func (p *Policy) Observes() bool {
 
 // DropsEvents implements relist.Policy.
 func (p *Policy) DropsEvents(res relist.Resource) bool {
-	return p.Traffic.faults.Drops(match.Kind{Verb: "watch", Group: res.Group, Resource: res.Resource, Member: res.Cluster != ""})
+	return p.Traffic.faults.Drops(match.Kind{Verb: "watch", Group: res.Group, Resource: res.Resource, MemberCluster: res.Cluster != ""})
 }
 
 // Acquire acquires the series that the policy counts in, before it is in force. The caller

@@ -133,7 +133,7 @@ func (s catchUpStage) Apply(x *pipeline.State) *pipeline.Outcome {
 		return nil
 	}
 	return s.policy.catchingUp(x, func(before *isolation.Division) bool {
-		if s.key.Member && !s.policy.Division.DividesMembers() {
+		if s.key.MemberCluster && !s.policy.Division.DividesMemberClusters() {
 			return s.policy.Division.GainsCluster(before, x.Req.Cluster)
 		}
 		return s.policy.Division.Gains(before, s.key, x.Req.Info.Namespace, x.Req.Info.Name)
@@ -182,7 +182,7 @@ type staleness struct {
 // newStaleness returns nil where no rule is about lists of a resource, and in member clusters, which
 // have other resource versions.
 func newStaleness(p *Policy, key match.Kind) pipeline.Stage {
-	if key.Member || key.Verb != "list" && key.Verb != "watch" {
+	if key.MemberCluster || key.Verb != "list" && key.Verb != "watch" {
 		return nil
 	}
 	lists := p.lists(key)

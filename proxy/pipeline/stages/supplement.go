@@ -26,7 +26,7 @@ import (
 func (p *Policy) difference(before []relist.Policy, x *pipeline.State) *isolation.Difference {
 	info, q := x.Req.Info, pipeline.Parameters(x.Req.Query)
 	switch {
-	case x.Req.Cluster != "" && !p.Division.DividesMembers(): // all of it, or nothing
+	case x.Req.Cluster != "" && !p.Division.DividesMemberClusters(): // all of it, or nothing
 		return nil
 	case x.Lock.Named != nil, p.denies(x.Req.Header.Get("User-Agent")):
 		return nil
@@ -40,7 +40,7 @@ func (p *Policy) difference(before []relist.Policy, x *pipeline.State) *isolatio
 	var divisions []*isolation.Division
 	for _, b := range before {
 		old := b.(*Policy)
-		if lock.Kind(info.APIGroup, info.Resource) && !p.Locks.Equal(old.Locks) || x.Req.Cluster != "" && !old.Division.DividesMembers() {
+		if lock.Kind(info.APIGroup, info.Resource) && !p.Locks.Equal(old.Locks) || x.Req.Cluster != "" && !old.Division.DividesMemberClusters() {
 			return nil
 		}
 		divisions = append(divisions, old.Division)

@@ -122,7 +122,7 @@ func (d *evaluated) charge(pod string) {
 
 // readsByUID reports whether the answer of the apiserver decides: it has the uid of the object.
 func (d *evaluated) readsByUID() bool {
-	if d.x.Lock.Named != nil || d.x.Exempt || d.x.Plan.Key.Member || len(d.x.Req.Info.Parts) != 2 || d.x.Req.Info.Verb != "get" {
+	if d.x.Lock.Named != nil || d.x.Exempt || d.x.Plan.Key.MemberCluster || len(d.x.Req.Info.Parts) != 2 || d.x.Req.Info.Verb != "get" {
 		return false
 	}
 	f := d.policy.Division.Fence(d.x.Plan.Key)

@@ -80,7 +80,7 @@ var adviceBy = map[string]string{
 // foreignBy names the rule by which a request for an object of another shard is refused.
 func foreignBy(d *evaluated) string {
 	key, info := d.x.Plan.Key, d.x.Req.Info
-	if key.Member && !d.policy.Division.DividesMembers() {
+	if key.MemberCluster && !d.policy.Division.DividesMemberClusters() {
 		return "key: Cluster"
 	}
 	fence, scoped := d.policy.Division.Fence(key), d.policy.Division.ClusterScoped(key)
@@ -175,7 +175,7 @@ func unchanged(q *Request, in inForce, d *evaluated) string {
 	switch {
 	case in.config == nil:
 		return "no ShardingConfig selects the pod"
-	case in.GetSharding() == nil || in.GetSharding().GetDryRun() || key.Member:
+	case in.GetSharding() == nil || in.GetSharding().GetDryRun() || key.MemberCluster:
 		return ""
 	}
 	if fence := d.policy.Division.Fence(key); fence != nil {
