@@ -148,7 +148,7 @@ func (x *exchange) account() {
 // watch or a connection into a pod may wait for events before it is answered.
 func (x *exchange) countOutcome() {
 	x.pod.env.Observations.Outcomes.Count(x.response.code)
-	if x.Plan != nil && x.Plan.Route == pipeline.RouteShort && !x.received.IsZero() && !x.received.Before(x.sending.Sent) {
+	if x.Plan != nil && x.Plan.Delivery == pipeline.DeliveryShort && !x.received.IsZero() && !x.received.Before(x.sending.Sent) {
 		took := x.received.Sub(x.sending.Sent)
 		x.pod.env.Observations.Outcomes.Answered(took)
 		x.Plan.Meters.Apiserver.Add(took.Seconds())

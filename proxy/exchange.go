@@ -95,7 +95,7 @@ func (x *exchange) serve() (again bool) {
 	end := pol.Evaluate(&x.State)
 	x.response.client.last = x.response.client.last || x.Last
 	if end == nil {
-		if x.Debug && (x.Protocol != "" || x.Plan.Route == pipeline.RouteStream) {
+		if x.Debug && (x.Protocol != "" || x.Plan.Delivery == pipeline.DeliveryStream) {
 			// The access line comes with the response, which may take long. This line
 			// shows that the request passed, even if the agent is killed before.
 			x.pod.server.log.LogAttrs(context.Background(), slog.LevelDebug, "stream begins", x.accessAttrs()...)

@@ -38,7 +38,7 @@ func (x *exchange) send(clients *clients) *pipeline.Outcome {
 		return x.upgrade(client, x.Protocol)
 	}
 	do := client.Short
-	if x.Plan.Route == pipeline.RouteStream {
+	if x.Plan.Delivery == pipeline.DeliveryStream {
 		do = client.Stream
 		defer x.lasting()()
 	}
@@ -79,7 +79,7 @@ func (x *exchange) ask(do func(context.Context, *upstream.Request) (upstream.Res
 	}
 	// Writes to the lock that name its version are not counted: no handover waits for them, the
 	// version orders them.
-	write := x.Plan.Route == pipeline.RouteShort && x.Plan.Key.Writes() && (x.Lock.Named == nil || x.Lock.AnyVersion)
+	write := x.Plan.Delivery == pipeline.DeliveryShort && x.Plan.Key.Writes() && (x.Lock.Named == nil || x.Lock.AnyVersion)
 	if write {
 		if !x.depart() {
 			return pipeline.Restart

@@ -29,7 +29,7 @@ func (x *exchange) deliver(resp *upstream.Response) {
 	switch {
 	case x.Whole != nil:
 		x.write(x.Whole)
-	case x.Plan.Route == pipeline.RouteStream:
+	case x.Plan.Delivery == pipeline.DeliveryStream:
 		if x.Narrowed.Unmarked {
 			defer x.NoteMethod() // also when the client ends the watch
 		}
@@ -54,7 +54,7 @@ func (x *exchange) sendHead(resp *upstream.Response) {
 	x.response.head(resp.Status, resp.Header, resp.Trailer)
 	x.added = x.sending.Sent.Sub(x.start) + time.Since(x.received)
 	x.Plan.Meters.Added.Observe(x.added.Seconds())
-	if x.Plan.Route == pipeline.RouteStream {
+	if x.Plan.Delivery == pipeline.DeliveryStream {
 		if x.Resumption.Initial == nil && !x.Resumption.Behind {
 			x.Resumption.Begun(resp.Status == http.StatusOK)
 		}

@@ -20,7 +20,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/agent/certdir"
 	"github.com/ctrlmesh/ctrlmesh/proxy/review"
-	"github.com/ctrlmesh/ctrlmesh/proxy/webhook"
+	"github.com/ctrlmesh/ctrlmesh/proxy/review/route"
 )
 
 // decisions returns how many reviews were decided in each way by the agents.
@@ -78,7 +78,7 @@ func TestReviewsReachTheOwningShard(t *testing.T) {
 func TestReviewsOutsideTheLimitsAreAllowed(t *testing.T) {
 	w, ca, one, two := pair(t)
 	r := routes("one", ca, one, two)
-	r.Limited = func(h webhook.Head) bool { return h.Namespace != "outside" }
+	r.Limited = func(h route.Head) bool { return h.Namespace != "outside" }
 	one.proxied.Reviews().SetRoutes(r)
 	w.requireAnswer("mesh", w.client(ca, true), one, "outside")
 	w.requireAnswer("two", w.client(ca, true), one, "b")

@@ -39,7 +39,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 	"github.com/ctrlmesh/ctrlmesh/proxy/review"
-	"github.com/ctrlmesh/ctrlmesh/proxy/webhook"
+	"github.com/ctrlmesh/ctrlmesh/proxy/review/route"
 )
 
 const (
@@ -211,9 +211,9 @@ func (o *operator) requireRouted() {
 // routes returns the routes of a pod of a shard: namespace a is that of one, b that of two.
 func routes(shard string, ca *authority, pods ...*operator) *review.Routes {
 	r := &review.Routes{
-		Routes: webhook.Routes{
+		Routes: route.Routes{
 			Shard: shard, Default: "two",
-			Owners: []webhook.Owner{{Shard: "one", Scope: sharding.Keys("a")}, {Shard: "two", Scope: sharding.Keys("b")}},
+			Owners: []route.Owner{{Shard: "one", Scope: sharding.Keys("a")}, {Shard: "two", Scope: sharding.Keys("b")}},
 		},
 		Pods: map[string][]netip.Addr{},
 	}

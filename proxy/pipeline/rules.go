@@ -62,7 +62,7 @@ func (x *State) ReportResult(code int, received time.Time) {
 	}
 	// A watch, or a log that is followed, waits for events. A request that started over and
 	// was refused before a plan was chosen has none.
-	if !a.Unknown && x.Plan != nil && x.Plan.Route != RouteStream {
+	if !a.Unknown && x.Plan != nil && x.Plan.Delivery != DeliveryStream {
 		o.Took = a.took(now, received, o.Unknown)
 	}
 	a.Ticket.Answered(now, o)

@@ -37,8 +37,8 @@ func (s Stages) Apply(x *State) *Outcome {
 type Plan struct {
 	Key match.Kind
 	// Stages edit the request in turn. The first that ends the request is the last.
-	Stages Stages
-	Route  Route
+	Stages   Stages
+	Delivery Delivery
 	// Urgent reports whether a request may be about a lock, by its head; nil: none is.
 	Urgent func(*apirequest.RequestInfo) bool
 	Meters *metrics.Meters
@@ -65,27 +65,27 @@ func (p *Plan) BadResponse(about string, err error) *Outcome {
 	return &Outcome{Kind: Respond, Status: status.New(http.StatusBadGateway, "BadGateway", 0, "the response about %s cannot be read: %v", about, err)}
 }
 
-// Route is how a response is passed on.
-type Route int
+// Delivery is how a response is passed on.
+type Delivery int
 
 const (
-	// RouteShort is for a response that ends soon, and is logged then.
-	RouteShort Route = iota
-	// RouteStream is for a response that may last for hours. It is flushed after every read,
+	// DeliveryShort is for a response that ends soon, and is logged then.
+	DeliveryShort Delivery = iota
+	// DeliveryStream is for a response that may last for hours. It is flushed after every read,
 	// and logged when it begins.
-	RouteStream
+	DeliveryStream
 )
 
-// RouteOf returns the route of the responses to a verb of a resource.
-func RouteOf(key match.Kind) Route {
+// DeliveryOf returns the delivery of the responses to a verb of a resource.
+func DeliveryOf(key match.Kind) Delivery {
 	switch {
 	case key.Verb == "watch", key.Verb == "proxy",
 		key.Group == "" && key.Subresource == "proxy",
 		key.Subresource == "proxy" && !key.Writes(), // of another group it may be a watch in another cluster
 		key.Group == "" && key.Resource == "pods" && key.Subresource == "log":
-		return RouteStream
+		return DeliveryStream
 	}
-	return RouteShort
+	return DeliveryShort
 }
 
 // responseStage edits a response on its way down, or ends the exchange.

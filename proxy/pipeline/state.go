@@ -65,7 +65,7 @@ func (x *State) Opened() {
 
 // Gathers reports whether Gather has anything to do: a stage may have read the body.
 func (x *State) Gathers() bool {
-	return x.Plan.Route == RouteShort && x.Req.Length != 0 && !x.Req.Body.begun()
+	return x.Plan.Delivery == DeliveryShort && x.Req.Length != 0 && !x.Req.Body.begun()
 }
 
 // Gather waits for the body, or as much of it as a buffer takes, before the request is

@@ -9,7 +9,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/certificates"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
-	"github.com/ctrlmesh/ctrlmesh/proxy/webhook"
+	"github.com/ctrlmesh/ctrlmesh/proxy/review/route"
 )
 
 // Compile returns the routes of the reviews that arrive at a pod of a shard.
@@ -19,12 +19,12 @@ func Compile(m *meshv1.Webhook, shard string) (*Routes, error) {
 		return nil, fmt.Errorf("routes of reviews: %w", err)
 	}
 	out := &Routes{
-		Routes: webhook.Routes{
+		Routes: route.Routes{
 			Shard: shard, Default: m.GetDefaultShard(), ByUID: m.GetKey() == meshv1.Key_KEY_OBJECT,
-			Shared: func(h webhook.Head) bool {
+			Shared: func(h route.Head) bool {
 				return division.EveryoneWrites(h.Resource.GroupResource(), h.Key(), h.Name)
 			},
-			Limited: func(h webhook.Head) bool {
+			Limited: func(h route.Head) bool {
 				within, limited := division.Scope(h.Resource.GroupResource())
 				return !limited || h.Key() == "" || within.Owns(h.Key())
 			},
@@ -36,7 +36,7 @@ func Compile(m *meshv1.Webhook, shard string) (*Routes, error) {
 		if err != nil {
 			return nil, fmt.Errorf("routes of reviews: shard %s: %w", o.GetShard(), err)
 		}
-		out.Owners = append(out.Owners, webhook.Owner{Shard: o.GetShard(), Scope: scope})
+		out.Owners = append(out.Owners, route.Owner{Shard: o.GetShard(), Scope: scope})
 	}
 	for _, r := range m.GetReady() {
 		for _, text := range r.GetAddresses() {

@@ -9,7 +9,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
-	"github.com/ctrlmesh/ctrlmesh/proxy/webhook"
+	"github.com/ctrlmesh/ctrlmesh/proxy/review/route"
 )
 
 func TestRoutesOfAMessage(t *testing.T) {
@@ -29,21 +29,21 @@ func TestRoutesOfAMessage(t *testing.T) {
 	r, err := Compile(m, "one")
 	require.NoError(t, err)
 	require.Equal(t, map[string][]netip.Addr{"two": {netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}}, r.Pods)
-	about := func(resource, namespace, name string) webhook.Head {
-		return webhook.Head{Review: webhook.Admission, Resource: schema.GroupVersionResource{Version: "v1", Resource: resource}, Namespace: namespace, Name: name}
+	about := func(resource, namespace, name string) route.Head {
+		return route.Head{Review: route.Admission, Resource: schema.GroupVersionResource{Version: "v1", Resource: resource}, Namespace: namespace, Name: name}
 	}
 	for name, c := range map[string]struct {
-		head webhook.Head
-		want webhook.Decision
+		head route.Head
+		want route.Decision
 	}{
-		"own":                     {about("pods", "a", "x"), webhook.Decision{Reason: webhook.Owned}},
-		"of another shard":        {about("pods", "b", "x"), webhook.Decision{Action: webhook.Forward, Shard: "two", Reason: webhook.Owned}},
-		"everyone writes it":      {about("pods", "b", "everyone"), webhook.Decision{Reason: webhook.Shared}},
-		"everyone reads it":       {about("pods", "b", "readers"), webhook.Decision{Action: webhook.Forward, Shard: "two", Reason: webhook.Owned}},
-		"outside the limits":      {about("pods", "c", "x"), webhook.Decision{Action: webhook.Allow, Reason: webhook.OutsideLimits}},
-		"of a resource unlimited": {about("services", "c", "x"), webhook.Decision{Action: webhook.Forward, Shard: "two", Reason: webhook.Owned}},
-		"in no namespace":         {about("nodes", "", "x"), webhook.Decision{Action: webhook.Forward, Shard: "two", Reason: webhook.ClusterScoped}},
-		"between owners":          {about("services", "d", "x"), webhook.Decision{Reason: webhook.Unknown}},
+		"own":                     {about("pods", "a", "x"), route.Decision{Reason: route.Owned}},
+		"of another shard":        {about("pods", "b", "x"), route.Decision{Action: route.Forward, Shard: "two", Reason: route.Owned}},
+		"everyone writes it":      {about("pods", "b", "everyone"), route.Decision{Reason: route.Shared}},
+		"everyone reads it":       {about("pods", "b", "readers"), route.Decision{Action: route.Forward, Shard: "two", Reason: route.Owned}},
+		"outside the limits":      {about("pods", "c", "x"), route.Decision{Action: route.Allow, Reason: route.OutsideLimits}},
+		"of a resource unlimited": {about("services", "c", "x"), route.Decision{Action: route.Forward, Shard: "two", Reason: route.Owned}},
+		"in no namespace":         {about("nodes", "", "x"), route.Decision{Action: route.Forward, Shard: "two", Reason: route.ClusterScoped}},
+		"between owners":          {about("services", "d", "x"), route.Decision{Reason: route.Unknown}},
 	} {
 		t.Run(name, func(t *testing.T) { require.Equal(t, c.want, r.Decide(c.head, false)) })
 	}

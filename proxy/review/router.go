@@ -12,7 +12,7 @@ import (
 	"time"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
-	"github.com/ctrlmesh/ctrlmesh/proxy/webhook"
+	"github.com/ctrlmesh/ctrlmesh/proxy/review/route"
 )
 
 // maxRead bounds what is read of a review before it is sent. A review of which that is not
@@ -28,9 +28,9 @@ var (
 
 // request is one request of the apiserver.
 type request struct {
-	local  netip.AddrPort // where the apiserver connected to
-	name   string         // the server name that it used
-	hopped bool           // another pod sent it
+	local    netip.AddrPort // where the apiserver connected to
+	name     string         // the server name that it used
+	received bool           // another pod sent it
 }
 
 type requestKey struct{}
@@ -49,16 +49,16 @@ func (s router) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the review: %w", err)
 	}
-	head, failed := webhook.Read(b.head)
+	head, failed := route.Read(b.head)
 	routes := s.routes.Load()
 	if failed != nil || routes == nil || r.Method != http.MethodPost { // the application decides what it is
 		return s.toApplication(r, x, b)
 	}
-	switch decision := routes.Decide(head, x.hopped); decision.Action {
-	case webhook.Allow:
+	switch decision := routes.Decide(head, x.received); decision.Action {
+	case route.Allow:
 		s.Count(Allowed)
-		return allowed(r, webhook.Allowed(head)), nil
-	case webhook.Forward:
+		return allowed(r, route.Allowed(head)), nil
+	case route.Forward:
 		return s.forward(r, x, b, routes, decision.Shard)
 	}
 	return s.toApplication(r, x, b)

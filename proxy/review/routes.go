@@ -9,12 +9,12 @@ import (
 	"sync"
 	"time"
 
-	"github.com/ctrlmesh/ctrlmesh/proxy/webhook"
+	"github.com/ctrlmesh/ctrlmesh/proxy/review/route"
 )
 
 // Routes is by what a Server routes reviews.
 type Routes struct {
-	webhook.Routes
+	route.Routes
 	// Pods are the addresses of the ready pods of each shard.
 	Pods map[string][]netip.Addr
 	// Authorities verify the certificates of these pods, by the server name that the

@@ -1,7 +1,7 @@
 // Package review serves the connections that the apiserver makes to a captured pod's webhook.
 //
 // The Server terminates TLS with the certificate of the webhook itself. It buffers up to
-// 1 MiB of each review, parses its head, and decides with package webhook where it is
+// 1 MiB of each review, parses its head, and decides with package route where it is
 // answered: by the application in the pod, by a ready pod of the shard that owns the
 // namespace, or by the Server itself. A pod that gets a forwarded review answers it, so that
 // a review is forwarded once at most. What cannot be understood or forwarded is answered by
@@ -170,7 +170,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		r.Body = &charged{ReadCloser: r.Body, held: held, left: maxRead}
 	}
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(readTimeout))
-	x := &request{local: addressOf(c.LocalAddr()), name: r.TLS.ServerName, hopped: r.Header.Get(meshv1.ForwardedHeader) != ""}
+	x := &request{local: addressOf(c.LocalAddr()), name: r.TLS.ServerName, received: r.Header.Get(meshv1.ForwardedHeader) != ""}
 	s.proxy.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), requestKey{}, x)))
 }
 

@@ -22,8 +22,8 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
+	"github.com/ctrlmesh/ctrlmesh/proxy/review/route"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
-	"github.com/ctrlmesh/ctrlmesh/proxy/webhook"
 )
 
 const soon = 30 * time.Second
@@ -105,7 +105,7 @@ func newWorld(t *testing.T, application, other http.Handler) *world {
 	pool := x509.NewCertPool()
 	pool.AddCert(w.application.Certificate())
 	w.SetRoutes(&Routes{
-		Routes: webhook.Routes{Shard: "one", Owners: []webhook.Owner{{Shard: "one", Scope: sharding.Keys("a")}, {Shard: "two", Scope: sharding.Keys("b")}}},
+		Routes: route.Routes{Shard: "one", Owners: []route.Owner{{Shard: "one", Scope: sharding.Keys("a")}, {Shard: "two", Scope: sharding.Keys("b")}}},
 		Pods:   map[string][]netip.Addr{"two": {otherPod}}, Authorities: map[string]*x509.CertPool{"example.com": pool},
 	})
 	l, err := net.Listen("tcp", "127.0.0.1:0")

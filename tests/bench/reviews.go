@@ -28,7 +28,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 	"github.com/ctrlmesh/ctrlmesh/proxy/review"
-	"github.com/ctrlmesh/ctrlmesh/proxy/webhook"
+	"github.com/ctrlmesh/ctrlmesh/proxy/review/route"
 )
 
 // Two pods have a webhook each. The first owns namespace here, the second namespace there.
@@ -177,7 +177,7 @@ func serveRouter(ctx context.Context, o options) error {
 	pool := x509.NewCertPool()
 	pool.AddCert(root)
 	routes := review.Routes{
-		Routes: webhook.Routes{Default: there, Owners: []webhook.Owner{
+		Routes: route.Routes{Default: there, Owners: []route.Owner{
 			{Shard: here, Scope: sharding.Keys(here)}, {Shard: there, Scope: sharding.Keys(there)},
 		}},
 		Pods:        map[string][]netip.Addr{here: {at.Addr()}, there: {other.Addr()}},

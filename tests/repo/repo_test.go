@@ -77,7 +77,7 @@ func TestImportsPointOneWay(t *testing.T) {
 func TestPureCoresDoNoIO(t *testing.T) {
 	impure := regexp.MustCompile(`^(net|net/http|os|os/exec|syscall|k8s\.io/client-go.*|sigs\.k8s\.io/controller-runtime.*|google\.golang\.org/grpc.*)$`)
 	pure := map[string]bool{}
-	for _, name := range []string{"manager/compile", "manager/compile/rules", "manager/dialect", "manager/handover", "manager/layout", "manager/quota", "manager/roots/decide", "manager/transfer", "internal/sharding", "proxy/match", "proxy/keep", "proxy/limit", "proxy/fault", "proxy/isolation", "proxy/filter", "proxy/lock", "proxy/query", "proxy/webhook", "agent/node/lifecycle", "tests/audit", "cmd/kubectl-ctrlmesh/internal/operator", "cmd/kubectl-ctrlmesh/internal/report", "cmd/kubectl-ctrlmesh/internal/check", "cmd/kubectl-ctrlmesh/internal/adoption", "cmd/kubectl-ctrlmesh/internal/tap", "cmd/kubectl-ctrlmesh/internal/explain"} {
+	for _, name := range []string{"manager/compile", "manager/compile/rules", "manager/dialect", "manager/handover", "manager/layout", "manager/quota", "manager/roots/decide", "manager/transfer", "internal/sharding", "proxy/match", "proxy/keep", "proxy/limit", "proxy/fault", "proxy/isolation", "proxy/filter", "proxy/lock", "proxy/query", "proxy/review/route", "agent/node/lifecycle", "tests/audit", "cmd/kubectl-ctrlmesh/internal/operator", "cmd/kubectl-ctrlmesh/internal/report", "cmd/kubectl-ctrlmesh/internal/check", "cmd/kubectl-ctrlmesh/internal/adoption", "cmd/kubectl-ctrlmesh/internal/tap", "cmd/kubectl-ctrlmesh/internal/explain"} {
 		pure[module+name] = true
 	}
 	for _, p := range packages(t) {

@@ -33,6 +33,7 @@ var terms = map[string]*regexp.Regexp{
 	"ledger":    regexp.MustCompile(`^ledgers?$`),
 	"member":    regexp.MustCompile(`^members?$`),
 	"plan":      regexp.MustCompile(`^plan(s|ned|ning|ner)?$`),
+	"route":     regexp.MustCompile(`^(rout(es?|ed|ing)|router)$`),
 	"scope":     regexp.MustCompile(`^scop(es?|ed|ing)$`),
 	"seal":      regexp.MustCompile(`^seal(s|ed|er|ing)?$`),
 	"settled":   regexp.MustCompile(`^settl(es?|ed|ing)$`),

@@ -17,7 +17,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
-	"github.com/ctrlmesh/ctrlmesh/manager/webhook"
+	"github.com/ctrlmesh/ctrlmesh/manager/route"
 )
 
 // Controller reads the webhook configurations and the Services that they call, only while a
@@ -48,7 +48,7 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	}
 	in := map[string]bool{}
 	for _, config := range c.Configs {
-		if webhook.Routed(config) {
+		if route.Routed(config) {
 			in[config.Namespace] = true
 		}
 	}
@@ -56,12 +56,12 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	if err != nil {
 		return err // agents keep what they have
 	}
-	r.Push.SetWebhooks(webhook.Render(c.Result, services))
+	r.Push.SetWebhooks(route.Render(c.Result, services))
 	return nil
 }
 
 // services returns the Services in some namespaces that webhook configurations call, sorted.
-func (r *Controller) services(ctx context.Context, in map[string]bool) ([]webhook.Service, error) {
+func (r *Controller) services(ctx context.Context, in map[string]bool) ([]route.Service, error) {
 	if len(in) == 0 {
 		return nil, nil
 	}
@@ -69,7 +69,7 @@ func (r *Controller) services(ctx context.Context, in map[string]bool) ([]webhoo
 	if err != nil {
 		return nil, err
 	}
-	var out []webhook.Service
+	var out []route.Service
 	for name, ca := range bundles {
 		if !in[name.Namespace] {
 			continue
@@ -82,9 +82,9 @@ func (r *Controller) services(ctx context.Context, in map[string]bool) ([]webhoo
 		if err != nil {
 			return nil, fmt.Errorf("reading Service %s of a webhook: %w", name, err)
 		}
-		out = append(out, webhook.Service{NamespacedName: name, Selector: service.Spec.Selector, CA: ca})
+		out = append(out, route.Service{NamespacedName: name, Selector: service.Spec.Selector, CA: ca})
 	}
-	slices.SortFunc(out, func(a, b webhook.Service) int { return cmp.Compare(a.String(), b.String()) })
+	slices.SortFunc(out, func(a, b route.Service) int { return cmp.Compare(a.String(), b.String()) })
 	return out, nil
 }
 

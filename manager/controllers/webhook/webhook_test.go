@@ -11,7 +11,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
-	"github.com/ctrlmesh/ctrlmesh/manager/webhook"
+	"github.com/ctrlmesh/ctrlmesh/manager/route"
 )
 
 func TestServicesThatTheApiserverCalls(t *testing.T) {
@@ -33,7 +33,7 @@ func TestServicesThatTheApiserverCalls(t *testing.T) {
 	).Build()}
 	got, err := c.services(t.Context(), map[string]bool{"ns": true})
 	require.NoError(t, err)
-	require.Equal(t, []webhook.Service{{NamespacedName: types.NamespacedName{Namespace: "ns", Name: "hook"}, Selector: selector, CA: []byte("one\ntwo\n")}}, got)
+	require.Equal(t, []route.Service{{NamespacedName: types.NamespacedName{Namespace: "ns", Name: "hook"}, Selector: selector, CA: []byte("one\ntwo\n")}}, got)
 	got, err = c.services(t.Context(), nil)
 	require.NoError(t, err)
 	require.Empty(t, got)

@@ -60,19 +60,19 @@ func (s upgradeStage) protocol(r *pipeline.Request) (string, *apierrors.StatusEr
 
 // chargeStage charges a request to the budget of its kind.
 type chargeStage struct {
-	route  pipeline.Route
-	urgent func(*apirequest.RequestInfo) bool // not nil: a request may be
+	delivery pipeline.Delivery
+	urgent   func(*apirequest.RequestInfo) bool // not nil: a request may be
 }
 
 func newChargeStage(p *Policy, key match.Kind) pipeline.Stage {
-	return chargeStage{pipeline.RouteOf(key), urgent(p, key)}
+	return chargeStage{pipeline.DeliveryOf(key), urgent(p, key)}
 }
 
 func (s chargeStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	switch {
 	case s.urgent != nil && s.urgent(x.Req.Info):
 		return pipeline.Refusal(x.Memory.Charge(&x.Memory.Budgets.Lock))
-	case s.route == pipeline.RouteStream || x.Protocol != "":
+	case s.delivery == pipeline.DeliveryStream || x.Protocol != "":
 		return pipeline.Refusal(x.Memory.Charge(&x.Memory.Budgets.Long))
 	}
 	return pipeline.Refusal(x.Memory.Short())

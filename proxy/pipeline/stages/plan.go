@@ -79,7 +79,7 @@ func (p *Policy) stages(key match.Kind, lists ...[]constructor) (out pipeline.St
 
 // make returns the plan for requests of a kind.
 func (p *Policy) make(key match.Kind) *pipeline.Plan {
-	out := &pipeline.Plan{Key: key, Route: pipeline.RouteOf(key), Urgent: urgent(p, key)}
+	out := &pipeline.Plan{Key: key, Delivery: pipeline.DeliveryOf(key), Urgent: urgent(p, key)}
 	label := ""
 	if isResource(key) {
 		label, out.Activity = p.Tally.Metrics.Resource(key.Resource), newActivity(p, key)

@@ -1,4 +1,4 @@
-package webhook
+package route
 
 import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -51,7 +51,7 @@ const (
 	ClusterScoped Reason = "cluster_scoped" // the object is in no namespace
 	Shared        Reason = "shared"         // every shard may answer
 	NoAdmission   Reason = "no_admission"   // it is a ConversionReview
-	Forwarded     Reason = "forwarded"      // another pod sent it here
+	Received      Reason = "received"       // another pod sent it here
 	Unknown       Reason = "unknown"        // no shard owns the key, or several do
 	OutsideLimits Reason = "outside_limits" // the operator is not responsible
 )
@@ -74,14 +74,14 @@ func (h Head) Key() string {
 	return h.Namespace
 }
 
-// Decide decides where a review is answered. forwarded means that another pod sent it: a
+// Decide decides where a review is answered. received means that another pod sent it: a
 // review is forwarded once at most.
-func (r *Routes) Decide(h Head, forwarded bool) Decision {
+func (r *Routes) Decide(h Head, received bool) Decision {
 	switch {
 	case h.Review != Admission:
 		return Decision{Reason: NoAdmission}
-	case forwarded:
-		return Decision{Reason: Forwarded}
+	case received:
+		return Decision{Reason: Received}
 	case r.Limited != nil && !r.Limited(h):
 		return Decision{Action: Allow, Reason: OutsideLimits}
 	case r.Shared != nil && r.Shared(h):

@@ -1,6 +1,6 @@
-// Package webhook renders how agents route the reviews that the apiserver sends to the
+// Package route renders how agents route the reviews that the apiserver sends to the
 // webhooks of operators. It is pure.
-package webhook
+package route
 
 import (
 	"bytes"

@@ -1,8 +1,8 @@
-// Package webhook decides which shard answers a review that the apiserver sends to an
+// Package route decides which shard answers a review that the apiserver sends to an
 // operator's webhook.
 //
 // The package is pure: it reads the beginning of a review, and decides by values.
-package webhook
+package route
 
 import (
 	"bytes"

@@ -1,4 +1,4 @@
-package webhook
+package route
 
 import "encoding/json"
 

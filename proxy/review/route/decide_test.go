@@ -1,4 +1,4 @@
-package webhook
+package route
 
 import (
 	"testing"
@@ -21,14 +21,14 @@ func TestReviewsReachTheShardOfTheirNamespace(t *testing.T) {
 		return Head{Review: Admission, Namespace: namespace, Name: name, Resource: schema.GroupVersionResource{Version: "v1", Resource: resource}}
 	}
 	for name, c := range map[string]struct {
-		change    func(*Routes)
-		head      Head
-		forwarded bool
-		want      Decision
+		change   func(*Routes)
+		head     Head
+		received bool
+		want     Decision
 	}{
 		"own namespace":                 {head: about("a", "pods", "x"), want: Decision{Local, "", Owned}},
 		"another shard's":               {head: about("b", "pods", "x"), want: Decision{Forward, "two", Owned}},
-		"another shard's, forwarded":    {head: about("b", "pods", "x"), forwarded: true, want: Decision{Local, "", Forwarded}},
+		"another shard's, received":     {head: about("b", "pods", "x"), received: true, want: Decision{Local, "", Received}},
 		"no shard's":                    {head: about("c", "pods", "x"), want: Decision{Local, "", Unknown}},
 		"two shards'":                   {head: about("both", "pods", "x"), want: Decision{Local, "", Unknown}},
 		"conversion":                    {head: Head{Review: Conversion}, want: Decision{Local, "", NoAdmission}},
@@ -55,7 +55,7 @@ func TestReviewsReachTheShardOfTheirNamespace(t *testing.T) {
 			if c.change != nil {
 				c.change(r)
 			}
-			require.Equal(t, c.want, r.Decide(c.head, c.forwarded))
+			require.Equal(t, c.want, r.Decide(c.head, c.received))
 		})
 	}
 }
