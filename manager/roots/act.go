@@ -23,7 +23,7 @@ import (
 )
 
 // act carries out a decision that was written. It may do so again after a crash.
-func (rt *root) act(ctx context.Context, w Input, f decide.Facts, d decide.Decision, now time.Time) error {
+func (rt *runner) act(ctx context.Context, w Input, f decide.Facts, d decide.Decision, now time.Time) error {
 	config, c := f.Spec.Config, rt.of.Client
 	asked := rt.demand.Asked
 	rt.demand = d.Demand
@@ -56,7 +56,7 @@ func (rt *root) act(ctx context.Context, w Input, f decide.Facts, d decide.Decis
 }
 
 // evict evicts a pod that must be replaced, if its disruption budget permits it.
-func (rt *root) evict(ctx context.Context, config *v1alpha1.ShardingConfig, e *decide.Eviction, now time.Time) error {
+func (rt *runner) evict(ctx context.Context, config *v1alpha1.ShardingConfig, e *decide.Eviction, now time.Time) error {
 	pod := e.Pod
 	meta := metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}
 	err := rt.of.Client.SubResource("eviction").Create(ctx, &corev1.Pod{ObjectMeta: meta}, &policyv1.Eviction{

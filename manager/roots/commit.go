@@ -31,7 +31,7 @@ type record struct {
 }
 
 // read reads the object past any cache.
-func (rt *root) read(ctx context.Context, config *v1alpha1.ShardingConfig) error {
+func (rt *runner) read(ctx context.Context, config *v1alpha1.ShardingConfig) error {
 	object := &v1alpha1.ShardingConfig{TypeMeta: config.TypeMeta}
 	err := rt.of.Client.Get(ctx, client.ObjectKeyFromObject(config), object)
 	switch {
@@ -45,7 +45,7 @@ func (rt *root) read(ctx context.Context, config *v1alpha1.ShardingConfig) error
 }
 
 // take continues from the state of an object.
-func (rt *root) take(object *v1alpha1.ShardingConfig) {
+func (rt *runner) take(object *v1alpha1.ShardingConfig) {
 	rt.object, rt.memory, rt.lookups.outside = object, rt.memory.Reread(), decide.Outside{}
 	if rt.demand.Config.Name == "" {
 		rt.demand = FirstDemand(object)
@@ -63,13 +63,13 @@ func (rt *root) take(object *v1alpha1.ShardingConfig) {
 }
 
 // publish publishes the state to the rest of the manager.
-func (rt *root) publish() {
+func (rt *runner) publish() {
 	rt.published = rt.memory.Published(rt.stored, rt.lookups.firstOrdinal)
 	rt.of.store(rt.uid, known{Root: rt.published, err: rt.broken})
 }
 
 // finalizer writes the finalizers of the object.
-func (rt *root) finalizer(ctx context.Context) error {
+func (rt *runner) finalizer(ctx context.Context) error {
 	object := rt.object
 	patch, _ := json.Marshal(map[string]any{"metadata": map[string]any{ // strings always marshal
 		"uid": object.UID, "resourceVersion": object.ResourceVersion, "finalizers": object.Finalizers,
@@ -86,7 +86,7 @@ func (rt *root) finalizer(ctx context.Context) error {
 // commit writes a decision and publishes its state. If another manager has written a state
 // meanwhile, it writes nothing, and the next round continues from that state. next is what this
 // leader remembers once the decision is written.
-func (rt *root) commit(ctx context.Context, next decide.Memory, d decide.Decision) error {
+func (rt *runner) commit(ctx context.Context, next decide.Memory, d decide.Decision) error {
 	if err := rt.write(ctx, d.Status); err != nil || rt.object == nil {
 		return err
 	}
@@ -101,7 +101,7 @@ func (rt *root) commit(ctx context.Context, next decide.Memory, d decide.Decisio
 }
 
 // write writes a status by compare and swap.
-func (rt *root) write(ctx context.Context, next v1alpha1.ShardingConfigStatus) error {
+func (rt *runner) write(ctx context.Context, next v1alpha1.ShardingConfigStatus) error {
 	for {
 		updated := withStatus(rt.object, next)
 		if equality.Semantic.DeepEqual(rt.object.Status, updated.Status) {

@@ -82,7 +82,7 @@ func FactsOf(config *v1alpha1.ShardingConfig, w Input, stored decide.Stored, m d
 }
 
 // observe gathers what a decision depends on.
-func (rt *root) observe(ctx context.Context, config *v1alpha1.ShardingConfig, w Input, now time.Time) (decide.Facts, error) {
+func (rt *runner) observe(ctx context.Context, config *v1alpha1.ShardingConfig, w Input, now time.Time) (decide.Facts, error) {
 	f := FactsOf(config, w, rt.stored, rt.memory, Sources{Observe: rt.of.Observe, Locks: rt.of.Locks, Since: rt.of.since, Asked: rt.demand.Asked})
 	f.Weights, f.Answers = rt.weights(), rt.of.Queries.Answers(rt.uid)
 	if config.Spec.Root.Method == v1alpha1.MethodLabels {
@@ -153,7 +153,7 @@ func podsOf(config *v1alpha1.ShardingConfig, w Input, members map[string]handove
 	return out
 }
 
-func (rt *root) weights() decide.Weights {
+func (rt *runner) weights() decide.Weights {
 	w := rt.of.Weigher
 	out := decide.Weights{Current: w.Current(rt.uid), Problem: w.Problem(rt.uid)}
 	if out.Of, out.Counted = w.First(rt.uid); !out.Counted {
@@ -180,7 +180,7 @@ func survey(config *v1alpha1.ShardingConfig, w Input, f decide.Facts, s Sources)
 
 // readOutside lists the pods of the workload outside the mesh, where they matter and were not
 // just listed.
-func (rt *root) readOutside(ctx context.Context, f *decide.Facts, now time.Time) {
+func (rt *runner) readOutside(ctx context.Context, f *decide.Facts, now time.Time) {
 	known := &rt.lookups.outside
 	if origin.KindOf(f.Spec.Config) == origin.VirtualApp {
 		known.Entry = rt.of.Others.Entry(f.Spec.Config)
@@ -232,7 +232,7 @@ func findOutside(ctx context.Context, c client.Reader, config *v1alpha1.Sharding
 }
 
 // readStatefulSet reads now and then what is known of the StatefulSet of a root.
-func (rt *root) readStatefulSet(ctx context.Context, config *v1alpha1.ShardingConfig, now time.Time) error {
+func (rt *runner) readStatefulSet(ctx context.Context, config *v1alpha1.ShardingConfig, now time.Time) error {
 	known, every := &rt.lookups.statefulSet, decide.OutsideRarely
 	if config.Spec.Root.Rollout != nil {
 		every = revisionEvery

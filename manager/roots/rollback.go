@@ -33,7 +33,7 @@ type previous struct {
 
 // readPrevious reads now and then whether the revision to go back to exists, and whether the
 // manager may restore its template.
-func (rt *root) readPrevious(ctx context.Context, f *decide.Facts, now time.Time) {
+func (rt *runner) readPrevious(ctx context.Context, f *decide.Facts, now time.Time) {
 	to, last := decide.PreviousRevision(*f), &rt.lookups.previous
 	if to == "" {
 		*last = previous{}
@@ -47,7 +47,7 @@ func (rt *root) readPrevious(ctx context.Context, f *decide.Facts, now time.Time
 
 // rollbackProblem returns why the template of a revision cannot be restored, and what to do; empty
 // if it can.
-func (rt *root) rollbackProblem(ctx context.Context, config *v1alpha1.ShardingConfig, to string) string {
+func (rt *runner) rollbackProblem(ctx context.Context, config *v1alpha1.ShardingConfig, to string) string {
 	_, err := readTemplate(ctx, rt.of.Client, config.Namespace, to, "")
 	switch {
 	case apierrors.IsForbidden(err):
@@ -62,7 +62,7 @@ func (rt *root) rollbackProblem(ctx context.Context, config *v1alpha1.ShardingCo
 
 // grantRollback returns the commands that permit a rollback: of the annotation if the StatefulSet
 // lacks it, and of the RoleBinding if bind is true.
-func (rt *root) grantRollback(config *v1alpha1.ShardingConfig, bind bool) string {
+func (rt *runner) grantRollback(config *v1alpha1.ShardingConfig, bind bool) string {
 	var commands []string
 	if !rt.lookups.allows {
 		commands = append(commands, fmt.Sprintf("kubectl -n %s annotate statefulset %s %s=true", config.Namespace, layout.Target(config.Spec.Root).Name, v1alpha1.AllowRollbackAnnotation))
@@ -75,7 +75,7 @@ func (rt *root) grantRollback(config *v1alpha1.ShardingConfig, bind bool) string
 
 // rollBack restores the template of a root's StatefulSet, if it has not changed since that was
 // decided. It changes nothing but the template.
-func (rt *root) rollBack(ctx context.Context, config *v1alpha1.ShardingConfig, r *decide.Rollback, now time.Time) error {
+func (rt *runner) rollBack(ctx context.Context, config *v1alpha1.ShardingConfig, r *decide.Rollback, now time.Time) error {
 	rt.lookups.read = now.Add(-revisionEvery) // the next round reads the StatefulSet
 	target, set := layout.Target(config.Spec.Root), &appsv1.StatefulSet{}
 	if err := rt.of.Client.Get(ctx, client.ObjectKey{Namespace: config.Namespace, Name: target.Name}, set); err != nil {

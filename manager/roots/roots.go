@@ -108,7 +108,7 @@ type Roots struct {
 	Now func() time.Time
 
 	since   time.Time // of the first round
-	roots   map[origin.Name]*root
+	roots   map[origin.Name]*runner
 	written atomic.Pointer[map[types.UID]known]
 	demands atomic.Pointer[[]locks.Demand]
 	asked   uint64 // the last number of a demand
@@ -149,7 +149,7 @@ func (r *Roots) Young() bool { return r.roots == nil || r.Now().Sub(r.since) < s
 // Round takes the steps that are possible now for each root.
 func (r *Roots) Round(ctx context.Context, w Input) error {
 	if r.roots == nil {
-		r.since, r.roots = r.Now(), map[origin.Name]*root{}
+		r.since, r.roots = r.Now(), map[origin.Name]*runner{}
 	}
 	configs := map[origin.Name]*v1alpha1.ShardingConfig{}
 	var weighed []*v1alpha1.ShardingConfig
@@ -170,7 +170,7 @@ func (r *Roots) Round(ctx context.Context, w Input) error {
 	for _, key := range slices.SortedFunc(maps.Keys(configs), func(a, b origin.Name) int { return strings.Compare(a.String(), b.String()) }) {
 		rt := r.roots[key]
 		if rt == nil {
-			rt = &root{of: r, uid: configs[key].UID}
+			rt = &runner{of: r, uid: configs[key].UID}
 			r.roots[key] = rt
 		}
 		one, cancel := context.WithTimeout(ctx, perRoot)
@@ -250,5 +250,5 @@ const CorrectEvery = decide.CorrectEvery
 // Correcting reports whether some root's shards are being balanced, so that the next round
 // should follow after CorrectEvery.
 func (r *Roots) Correcting() bool {
-	return collect.Any(r.roots, func(_ origin.Name, rt *root) bool { return rt.memory.Correcting() })
+	return collect.Any(r.roots, func(_ origin.Name, rt *runner) bool { return rt.memory.Correcting() })
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/roots/decide"
 )
 
-// root is one configuration, as far as this leader knows it.
-type root struct {
+// runner runs the rounds of one root, and keeps what this leader knows of it.
+type runner struct {
 	of  *Roots
 	uid types.UID
 	record
@@ -26,7 +26,7 @@ type root struct {
 
 // round runs a round of one root. config may be outdated: state is read from the object
 // that was last read or written here.
-func (rt *root) round(ctx context.Context, config *v1alpha1.ShardingConfig, w Input) (err error) {
+func (rt *runner) round(ctx context.Context, config *v1alpha1.ShardingConfig, w Input) (err error) {
 	if rt.object == nil || rt.broken != nil {
 		if err := rt.read(ctx, config); err != nil || rt.object == nil {
 			return err
