@@ -10,7 +10,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	kridge "github.com/ctrlmesh/ctrlmesh/api/kridge/v1alpha1"
-	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 )
 
 // stamped are the labels that Kridge sets on objects, with those that the mesh sets. Two

@@ -1,8 +1,8 @@
 package handover
 
 import (
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
-	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 // accepts reports whether a Want may change serials. A withdrawal always may, unless the

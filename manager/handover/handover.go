@@ -3,8 +3,8 @@ package handover
 import (
 	"time"
 
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
-	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 // State is the durable state of one configuration. It is a value: Step does not modify its

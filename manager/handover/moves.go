@@ -6,8 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
-	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 // track records which keys are moving, and adds effects that report the progress. It

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 )
 
 const (

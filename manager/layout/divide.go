@@ -7,8 +7,8 @@ import (
 	"strings"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
-	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 // Weights are the numbers of objects by key: by namespace, 1 for each cluster, or empty for key

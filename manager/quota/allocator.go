@@ -10,8 +10,8 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
-	"github.com/ctrlmesh/ctrlmesh/manager/internal/collect"
 )
 
 // Allocator keeps the shares of all rules of scope Workload. It is recorded in the statuses of
