@@ -1,7 +1,10 @@
 // Package collect has the loops over slices and maps that the standard library lacks.
 package collect
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Map returns the results of f, in order; nil if there are none.
 func Map[T, U any](in []T, f func(T) U) (out []U) {
@@ -19,6 +22,24 @@ func Filter[T any](in []T, keep func(T) bool) (out []T) {
 		}
 	}
 	return out
+}
+
+// Find returns a pointer to the first element for which is returns true; nil if there is none.
+func Find[T any](in []T, is func(T) bool) *T {
+	if i := slices.IndexFunc(in, is); i >= 0 {
+		return &in[i]
+	}
+	return nil
+}
+
+// Count returns the number of elements for which is returns true.
+func Count[T any](in []T, is func(T) bool) (n int) {
+	for _, one := range in {
+		if is(one) {
+			n++
+		}
+	}
+	return n
 }
 
 // Any reports whether is returns true for an entry of a map.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/render"
 	"github.com/ctrlmesh/ctrlmesh/internal/clip"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/resources"
 	"github.com/ctrlmesh/ctrlmesh/proxy/isolation"
 )
@@ -266,9 +267,6 @@ func (p *Profile) locks() []string {
 }
 
 func named(resources []schema.GroupResource) string {
-	var names []string
-	for _, r := range resources {
-		names = append(names, r.String())
-	}
+	names := collect.Map(resources, func(r schema.GroupResource) string { return r.String() })
 	return clip.Join(names, maxNamed, ", ")
 }

@@ -8,9 +8,11 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/render"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/report"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 )
 
@@ -92,12 +94,7 @@ func (f *findings) unread(s *snapshot.Snapshot) {
 }
 
 func summary(s *snapshot.Snapshot) string {
-	operators := 0
-	for i := range s.Configs {
-		if !compile.Derived(&s.Configs[i]) {
-			operators++
-		}
-	}
+	operators := collect.Count(s.Configs, func(c v1alpha1.ShardingConfig) bool { return !compile.Derived(&c) })
 	return fmt.Sprintf("manager %s, %d agents, %d ShardingConfigs, %d labelled pods",
 		strings.Join(report.Versions(s, snapshot.Manager), ", "), len(s.Program(snapshot.Agent)), operators, len(s.Pods))
 }
@@ -110,25 +107,16 @@ func (f findings) report(of string) Report {
 		return cmp.Or(cmp.Compare(rank[a.Severity], rank[b.Severity]), strings.Compare(a.ID, b.ID), strings.Compare(a.Found, b.Found))
 	})
 	out.Healthy = len(f) == 0
-	counts := map[Severity]int{}
-	for _, one := range f {
-		counts[one.Severity]++
-	}
 	out.Summary = "no problems found: " + of
 	if !out.Healthy {
-		out.Summary = fmt.Sprintf("errors: %d, warnings: %d, unknown: %d", counts[Error], counts[Warning], counts[Unknown])
+		out.Summary = fmt.Sprintf("errors: %d, warnings: %d, unknown: %d", out.Count(Error), out.Count(Warning), out.Count(Unknown))
 	}
 	return out
 }
 
 // Count returns the number of findings of a severity.
-func (r Report) Count(severity Severity) (n int) {
-	for _, f := range r.Findings {
-		if f.Severity == severity {
-			n++
-		}
-	}
-	return n
+func (r Report) Count(severity Severity) int {
+	return collect.Count(r.Findings, func(f Finding) bool { return f.Severity == severity })
 }
 
 // WriteText implements render.Report.

@@ -4,8 +4,11 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/internal/crdschema"
 )
 
@@ -21,11 +24,8 @@ func definitionName(file string) string {
 	return plural + "." + group
 }
 
-func definitionNames() (out []string) {
-	for _, file := range definitions(true) {
-		out = append(out, definitionName(file))
-	}
-	return out
+func definitionNames() []string {
+	return collect.Map(definitions(true), definitionName)
 }
 
 // Names of cluster-wide objects of deploy/manager.
@@ -51,10 +51,5 @@ func servesDialects(s *snapshot.Snapshot) bool {
 	if s.Mesh.Manager == nil {
 		return true
 	}
-	for _, c := range s.Mesh.Manager.Spec.Template.Spec.Containers {
-		if slices.Contains(c.Args, "--dialects=false") {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(s.Mesh.Manager.Spec.Template.Spec.Containers, func(c corev1.Container) bool { return slices.Contains(c.Args, "--dialects=false") })
 }

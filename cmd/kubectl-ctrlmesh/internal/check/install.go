@@ -17,6 +17,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
 	"github.com/ctrlmesh/ctrlmesh/internal/clip"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/internal/crdschema"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
 )
@@ -57,13 +58,13 @@ func (f *findings) definition(file string, is apiextensionsv1.CustomResourceDefi
 		return
 	}
 	of := func(d *apiextensionsv1.CustomResourceDefinition) *apiextensionsv1.JSONSchemaProps {
-		i := slices.IndexFunc(d.Spec.Versions, func(v apiextensionsv1.CustomResourceDefinitionVersion) bool {
+		version := collect.Find(d.Spec.Versions, func(v apiextensionsv1.CustomResourceDefinitionVersion) bool {
 			return v.Name == want.Spec.Versions[0].Name
 		})
-		if i < 0 || d.Spec.Versions[i].Schema == nil {
+		if version == nil || version.Schema == nil {
 			return nil
 		}
-		return d.Spec.Versions[i].Schema.OpenAPIV3Schema
+		return version.Schema.OpenAPIV3Schema
 	}
 	lacking := missingFields(of(want), of(&is), "")
 	if len(lacking) == 0 {
@@ -119,10 +120,9 @@ func (f *findings) webhooks(s *snapshot.Snapshot) {
 			f.add(Error, "webhook-missing", docsUpgrade, "kubectl apply -k deploy/default", "MutatingWebhookConfiguration %s does not exist", name)
 			continue
 		}
-		var all []webhook
-		for _, w := range is.Webhooks {
-			all = append(all, webhook{w.Name, w.ClientConfig.CABundle, w.FailurePolicy})
-		}
+		all := collect.Map(is.Webhooks, func(w admissionv1.MutatingWebhook) webhook {
+			return webhook{w.Name, w.ClientConfig.CABundle, w.FailurePolicy}
+		})
 		if name == "ctrlmesh" {
 			f.configuration(s, "MutatingWebhookConfiguration", mutating, all)
 		}
@@ -132,10 +132,9 @@ func (f *findings) webhooks(s *snapshot.Snapshot) {
 		f.add(Error, "webhook-missing", docsUpgrade, "kubectl apply -k deploy/default", "ValidatingWebhookConfiguration ctrlmesh does not exist")
 		return
 	}
-	var all []webhook
-	for _, w := range is.Webhooks {
-		all = append(all, webhook{w.Name, w.ClientConfig.CABundle, w.FailurePolicy})
-	}
+	all := collect.Map(is.Webhooks, func(w admissionv1.ValidatingWebhook) webhook {
+		return webhook{w.Name, w.ClientConfig.CABundle, w.FailurePolicy}
+	})
 	f.configuration(s, "ValidatingWebhookConfiguration", validating, all)
 }
 
@@ -144,16 +143,16 @@ func (f *findings) configuration(s *snapshot.Snapshot, kind string, expected []s
 	var severity Severity
 	untrusted := ""
 	for _, name := range expected {
-		i := slices.IndexFunc(all, func(w webhook) bool { return w.name == name })
-		if i < 0 {
+		is := collect.Find(all, func(w webhook) bool { return w.name == name })
+		if is == nil {
 			f.add(Error, "webhook-missing", docsUpgrade, "kubectl apply -k deploy/default", "%s ctrlmesh has no webhook %s", kind, name)
 			continue
 		}
-		if p := all[i].policy; p != nil && *p != admissionv1.Fail {
+		if p := is.policy; p != nil && *p != admissionv1.Fail {
 			f.add(Error, "webhook-policy", docsUpgrade, "kubectl apply -k deploy/default: with this policy, what the webhook refuses is admitted while the manager is away",
 				"webhook %s has failurePolicy %s, and not Fail", name, *p)
 		}
-		if worse, problem := expiry(all[i].ca, s.Now); untrusted == "" {
+		if worse, problem := expiry(is.ca, s.Now); untrusted == "" {
 			severity, untrusted = worse, problem
 		}
 	}

@@ -23,10 +23,8 @@ import (
 // docsCheck is about what the command prints.
 const docsCheck = "docs/commands.md#check"
 
-// UpgradeParts returns what a check before an upgrade reads.
-func UpgradeParts() []snapshot.Part { return append(Parts(), snapshot.Applied) }
-
-// RunUpgrade checks whether a mesh can be upgraded to a version, which is that of this program.
+// RunUpgrade checks whether a mesh can be upgraded to a version, which is that of this program. It reads
+// snapshot.Applied besides Parts.
 func RunUpgrade(ctx context.Context, s *snapshot.Snapshot, version string) (Report, error) {
 	var f findings
 	f.unread(s)

@@ -172,16 +172,9 @@ func (e *environment) admitted(ctx context.Context, file string, o *unstructured
 
 // rootOf reads the ShardingConfig of a file, which has nothing else.
 func (e *environment) rootOf(file string) (*unstructured.Unstructured, error) {
-	documents, err := e.parse(file)
+	found, err := e.objects(file)
 	if err != nil {
 		return nil, err
-	}
-	var found []*unstructured.Unstructured
-	for _, d := range documents {
-		if d.Err != nil {
-			return nil, fmt.Errorf("parsing document %d of %s: %w", d.Number, file, d.Err)
-		}
-		found = append(found, d.Objects...)
 	}
 	if len(found) != 1 || found[0].GroupVersionKind() != origin.Native {
 		return nil, fmt.Errorf("%s must contain one ShardingConfig of %s and nothing else: apply other objects by kubectl", file, origin.Native.GroupVersion())

@@ -3,7 +3,6 @@ package command
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -12,6 +11,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/report"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 )
 
 func (e *environment) breakerCommand() *cobra.Command {
@@ -20,12 +20,8 @@ func (e *environment) breakerCommand() *cobra.Command {
 		Example: "  kubectl ctrlmesh breaker -A\n  kubectl ctrlmesh breaker close deletes\n  kubectl ctrlmesh breaker disable deletes",
 	}
 	all := c.Flags().BoolP("all-namespaces", "A", false, "in all namespaces")
-	c.RunE = func(c *cobra.Command, args []string) error {
-		r, namespace, err := e.connect()
-		if err != nil {
-			return err
-		}
-		s, err := r.ReadAll(c.Context(), snapshot.Breakers(scope(*all, namespace)))
+	c.RunE = e.connected(func(ctx context.Context, r snapshot.Reader, namespace string, args []string) error {
+		s, err := r.ReadAll(ctx, snapshot.Breakers(scope(*all, namespace)))
 		if err != nil {
 			return err
 		}
@@ -38,7 +34,7 @@ func (e *environment) breakerCommand() *cobra.Command {
 			return noBreaker(namespace, name)
 		}
 		return e.print(breakers, breakers.Findings())
-	}
+	})
 	c.AddCommand(
 		e.breakerChange("close NAME", "Close the open breakers of a CircuitBreaker", (*breaking).close),
 		e.breakerChange("disable NAME", "Disable a CircuitBreaker: none of its rules applies", (*breaking).disable),
@@ -55,14 +51,10 @@ func noBreaker(namespace, name string) error {
 func (e *environment) breakerChange(use, short string, change func(*breaking, context.Context, *v1alpha1.CircuitBreaker) error) *cobra.Command {
 	c := &cobra.Command{Use: use, Short: short, Args: cobra.ExactArgs(1)}
 	timeout := c.Flags().Duration("timeout", trafficTimeout, "how long to wait")
-	c.RunE = func(c *cobra.Command, args []string) error {
-		r, namespace, err := e.connect()
-		if err != nil {
-			return err
-		}
+	c.RunE = e.connected(func(ctx context.Context, r snapshot.Reader, namespace string, args []string) error {
 		b := &breaking{namespace: namespace, name: args[0]}
 		b.traffic = traffic{progress: progress{environment: e}, reader: r, part: snapshot.Breakers(namespace), timeout: *timeout}
-		s, err := r.ReadAll(c.Context(), b.part)
+		s, err := r.ReadAll(ctx, b.part)
 		if err != nil {
 			return err
 		}
@@ -70,8 +62,8 @@ func (e *environment) breakerChange(use, short string, change func(*breaking, co
 		if is == nil {
 			return noBreaker(namespace, args[0])
 		}
-		return change(b, c.Context(), is)
-	}
+		return change(b, ctx, is)
+	})
 	return c
 }
 
@@ -83,11 +75,7 @@ type breaking struct {
 
 // of returns the CircuitBreaker; nil if it does not exist.
 func (b *breaking) of(s *snapshot.Snapshot) *v1alpha1.CircuitBreaker {
-	i := slices.IndexFunc(s.Subjects.Breakers, func(c v1alpha1.CircuitBreaker) bool { return c.Namespace == b.namespace && c.Name == b.name })
-	if i < 0 {
-		return nil
-	}
-	return &s.Subjects.Breakers[i]
+	return collect.Find(s.Subjects.Breakers, func(c v1alpha1.CircuitBreaker) bool { return c.Namespace == b.namespace && c.Name == b.name })
 }
 
 // write applies a merge patch.

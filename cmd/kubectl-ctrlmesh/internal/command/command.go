@@ -94,6 +94,17 @@ func (e *environment) root() *cobra.Command {
 	return c
 }
 
+// connected returns what a command does with a reader, the namespace of the command line and its arguments.
+func (e *environment) connected(do func(ctx context.Context, r snapshot.Reader, namespace string, args []string) error) func(*cobra.Command, []string) error {
+	return func(c *cobra.Command, args []string) error {
+		r, namespace, err := e.connect()
+		if err != nil {
+			return err
+		}
+		return do(c.Context(), r, namespace, args)
+	}
+}
+
 // print writes a report. It returns errFound if the report has findings.
 func (e *environment) print(r render.Report, findings bool) error {
 	if err := render.Write(e.Out, e.output, r); err != nil {

@@ -19,17 +19,13 @@ func (e *environment) statusCommand() *cobra.Command {
 	c := &cobra.Command{Use: "status", Short: "Show the mesh and every operator on it", Args: cobra.NoArgs}
 	wait := c.Flags().Bool("wait", false, "wait until all is healthy")
 	timeout := c.Flags().Duration("timeout", 5*time.Minute, "how long to wait")
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		r, _, err := e.connect()
-		if err != nil {
-			return err
-		}
-		status, err := e.status(c.Context(), r, *wait, *timeout)
+	c.RunE = e.connected(func(ctx context.Context, r snapshot.Reader, _ string, _ []string) error {
+		status, err := e.status(ctx, r, *wait, *timeout)
 		if err != nil {
 			return err
 		}
 		return e.print(status, !status.Healthy)
-	}
+	})
 	return c
 }
 

@@ -21,18 +21,14 @@ func (e *environment) faultsCommand() *cobra.Command {
 		Example: "  kubectl ctrlmesh faults -A\n  kubectl ctrlmesh faults stop canary-conflicts\n  kubectl ctrlmesh faults stop --all -A",
 	}
 	everywhere := c.PersistentFlags().BoolP("all-namespaces", "A", false, "in all namespaces")
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		r, namespace, err := e.connect()
-		if err != nil {
-			return err
-		}
-		s, err := r.ReadAll(c.Context(), snapshot.Faults(scope(*everywhere, namespace)))
+	c.RunE = e.connected(func(ctx context.Context, r snapshot.Reader, namespace string, _ []string) error {
+		s, err := r.ReadAll(ctx, snapshot.Faults(scope(*everywhere, namespace)))
 		if err != nil {
 			return err
 		}
 		faults := report.FaultsOf(s)
 		return e.print(faults, faults.Findings())
-	}
+	})
 	c.AddCommand(e.stopCommand(everywhere))
 	return c
 }

@@ -1,10 +1,13 @@
 package command
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
 	"os"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/lint"
 )
@@ -27,11 +30,7 @@ func (e *environment) lintCommand() *cobra.Command {
 			}
 			documents = append(documents, some...)
 		}
-		namespace := "default"
-		if e.flags.Namespace != nil && *e.flags.Namespace != "" {
-			namespace = *e.flags.Namespace
-		}
-		result, err := lint.Run(c.Context(), documents, namespace, e.meshNamespace)
+		result, err := lint.Run(c.Context(), documents, cmp.Or(*e.flags.Namespace, "default"), e.meshNamespace)
 		if err != nil {
 			return err
 		}
@@ -52,4 +51,16 @@ func (e *environment) parse(file string) ([]lint.Document, error) {
 		from = f
 	}
 	return lint.Parse(file, from)
+}
+
+// objects reads the objects of a file.
+func (e *environment) objects(file string) (out []*unstructured.Unstructured, err error) {
+	documents, err := e.parse(file)
+	for _, d := range documents {
+		if d.Err != nil {
+			return nil, fmt.Errorf("%s: parsing document %d: %w", file, d.Number, d.Err)
+		}
+		out = append(out, d.Objects...)
+	}
+	return out, err
 }

@@ -43,16 +43,11 @@ func (e *environment) ofDialects(ctx context.Context, files []string, all bool) 
 	}
 	var objects []*unstructured.Unstructured
 	for _, file := range files {
-		documents, err := e.parse(file)
+		some, err := e.objects(file)
 		if err != nil {
 			return nil, err
 		}
-		for _, d := range documents {
-			if d.Err != nil {
-				return nil, fmt.Errorf("%s: document %d: %w", file, d.Number, d.Err)
-			}
-			objects = append(objects, d.Objects...)
-		}
+		objects = append(objects, some...)
 	}
 	return migrate.Of(objects, *e.flags.Namespace)
 }

@@ -19,12 +19,8 @@ func (e *environment) removeCommand() *cobra.Command {
 	}
 	dryRun := c.Flags().Bool("dry-run", false, "change nothing, and print the commands that do the same")
 	timeout := c.Flags().Duration("timeout", walkTimeout, "how long to wait")
-	c.RunE = func(c *cobra.Command, args []string) error {
-		r, namespace, err := e.connect()
-		if err != nil {
-			return err
-		}
-		request, err := removal(c.Context(), r, namespace, args[0])
+	c.RunE = e.connected(func(ctx context.Context, r snapshot.Reader, namespace string, args []string) error {
+		request, err := removal(ctx, r, namespace, args[0])
 		if err != nil {
 			return err
 		}
@@ -33,8 +29,8 @@ func (e *environment) removeCommand() *cobra.Command {
 			// The root may be gone by then.
 			again: fmt.Sprintf("kubectl ctrlmesh remove %s/%s -n %s", strings.ToLower(request.Target.Kind), request.Target.Name, namespace),
 		}
-		return w.remove(c.Context(), *dryRun)
-	}
+		return w.remove(ctx, *dryRun)
+	})
 	return c
 }
 

@@ -68,8 +68,9 @@ func (t *tapping) run(ctx context.Context, since time.Duration) error {
 			return nil // as the user wants it
 		case err != nil && first:
 			return err
-		case err != nil:
-			t.lost(err)
+		case err != nil && err.Error() != t.said:
+			t.said = err.Error()
+			fmt.Fprintf(t.ErrOut, "waiting for a log: %v\n", err)
 		}
 		t.resumed = t.last
 		from := t.last
@@ -80,14 +81,6 @@ func (t *tapping) run(ctx context.Context, since time.Duration) error {
 		if !t.pause(ctx) {
 			return nil
 		}
-	}
-}
-
-// lost says why no log can be followed. It goes on when an agent runs.
-func (t *tapping) lost(err error) {
-	if err.Error() != t.said {
-		t.said = err.Error()
-		fmt.Fprintf(t.ErrOut, "waiting for a log: %v\n", err)
 	}
 }
 

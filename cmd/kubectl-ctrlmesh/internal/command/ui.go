@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/ui"
 )
 
@@ -22,12 +23,8 @@ func (e *environment) uiCommand() *cobra.Command {
 		Example: "  kubectl ctrlmesh ui\n  kubectl ctrlmesh ui -n operator-demo --port 8080",
 	}
 	port := c.Flags().Uint16("port", 0, "port to listen on; a free one by default")
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		r, _, err := e.connect()
-		if err != nil {
-			return err
-		}
-		listener, err := (&net.ListenConfig{}).Listen(c.Context(), "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(*port))))
+	c.RunE = e.connected(func(ctx context.Context, r snapshot.Reader, _ string, _ []string) error {
+		listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(*port))))
 		if err != nil {
 			return fmt.Errorf("listening: %w: name another port by --port", err)
 		}
@@ -35,8 +32,8 @@ func (e *environment) uiCommand() *cobra.Command {
 		_, actual, _ := net.SplitHostPort(address) // a listener has a port
 		pages := &ui.Server{Reader: r, Namespace: *e.flags.Namespace, Hosts: []string{address, "localhost:" + actual}, Token: rand.Text(), Poll: e.poll}
 		fmt.Fprintf(e.Out, "open http://%s%s in a browser; Ctrl-C ends it\n", address, pages.Root())
-		return serve(c.Context(), listener, pages.Handler())
-	}
+		return serve(ctx, listener, pages.Handler())
+	})
 	return c
 }
 

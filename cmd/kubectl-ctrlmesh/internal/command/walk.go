@@ -15,6 +15,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/adoption"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 )
 
@@ -105,13 +106,7 @@ func (w *walk) run(ctx context.Context) (adoption.Result, *snapshot.Snapshot, er
 // act does one action. It returns the step that follows: usually a Wait, and a Stop if something reverts
 // the action again and again.
 func (w *walk) act(ctx context.Context, s *snapshot.Snapshot, action adoption.Action) (adoption.Step, error) {
-	repeats := 0
-	for _, a := range w.changed {
-		if a == action {
-			repeats++
-		}
-	}
-	if repeats == maxRepeats {
+	if collect.Count(w.changed, func(a adoption.Action) bool { return a == action }) == maxRepeats {
 		return adoption.Step{Kind: adoption.Stop, Why: "something reverts this change: " + w.describe(action), Do: "make the change where the object is defined, such as in the repository of a GitOps tool"}, nil
 	}
 	err := w.write(ctx, s, action)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/render"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 )
 
 // Costs are what operators cost the apiserver per second, over some time.
@@ -100,10 +101,9 @@ func (c Costs) WriteText(t *render.Text) {
 		return
 	}
 	t.Line("over %.0f s, per second:", c.Seconds)
-	var rows [][]string
-	for _, s := range c.Shards {
-		rows = append(rows, append([]string{s.Namespace, s.Workload, s.Shard}, append(s.rates(), s.Added())...))
-	}
+	rows := collect.Map(c.Shards, func(s Cost) []string {
+		return append([]string{s.Namespace, s.Workload, s.Shard}, append(s.rates(), s.Added())...)
+	})
 	t.Table([]string{"NAMESPACE", "WORKLOAD", "SHARD", "REQUESTS", "WRITES", "409", "429", "BYTES", "IN FLIGHT", "WATCHES", "ADDED"}, rows)
 	rows = nil
 	for _, r := range c.Resources {

@@ -9,12 +9,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/operator"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/acting"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
@@ -74,7 +74,7 @@ func policiesOf(s *snapshot.Snapshot) (policies, error) {
 		}
 	}
 	out.resolve(s, configs)
-	out.Result = compile.Compile(configs, pointers(s.Pods), known, rulesOf(s))
+	out.Result = compile.Compile(configs, collect.Pointers(s.Pods), known, rulesOf(s))
 	return out, nil
 }
 
@@ -141,15 +141,11 @@ func unheld(c *v1alpha1.ShardingConfig) string {
 
 // resolve adds what configurations depend on beside their specs.
 func (p *policies) resolve(s *snapshot.Snapshot, configs []*v1alpha1.ShardingConfig) {
-	namespaces := map[string]labels.Set{}
-	for name, of := range s.Labels {
-		namespaces[name] = of
-	}
 	for _, c := range configs {
 		if c.Spec.Root == nil {
 			continue
 		}
-		if err := layout.Resolve(&c.Spec, namespaces); err != nil {
+		if err := layout.Resolve(&c.Spec, s.Labels); err != nil {
 			p.notes = append(p.notes, fmt.Sprintf("the selectors of namespaces in %s cannot be followed: %v", origin.Describe(c), err))
 		}
 	}
@@ -167,7 +163,7 @@ func (p *policies) resolve(s *snapshot.Snapshot, configs []*v1alpha1.ShardingCon
 
 // rulesOf returns the traffic rules. Shares are left out: the status has them.
 func rulesOf(s *snapshot.Snapshot) compile.Rules {
-	rules := compile.Rules{Now: s.Now, Breakers: append(pointers(s.Subjects.Breakers), s.Subjects.Translated...), Injections: pointers(s.Subjects.Faults)}
+	rules := compile.Rules{Now: s.Now, Breakers: append(collect.Pointers(s.Subjects.Breakers), s.Subjects.Translated...), Injections: collect.Pointers(s.Subjects.Faults)}
 	for name, of := range s.Labels {
 		if compile.ForbidsFaults(&metav1.ObjectMeta{Labels: of}) {
 			rules.NoFaults = append(rules.NoFaults, name)
@@ -186,12 +182,4 @@ func needsNamespaces(s *snapshot.Snapshot) bool {
 			return slices.ContainsFunc(l.Namespaces, func(m v1alpha1.NamespaceMatch) bool { return m.Selector != nil || m.Pattern != "" })
 		})
 	})
-}
-
-func pointers[T any](of []T) []*T {
-	out := make([]*T, len(of))
-	for i := range of {
-		out[i] = &of[i]
-	}
-	return out
 }

@@ -2,6 +2,7 @@ package explain
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -159,8 +160,5 @@ func (q *Request) query() string {
 }
 
 func (q *Request) name() string {
-	if q.Name == "" {
-		return unnamed
-	}
-	return q.Name
+	return cmp.Or(q.Name, unnamed)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/render"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
 	"github.com/ctrlmesh/ctrlmesh/internal/clip"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 )
 
@@ -91,10 +92,9 @@ func shardRules(add func(string, ...any), in inForce) {
 	if owner := spec.GetClusterScopedOwner(); owner != "" {
 		add("Objects in no namespace are written by shard %s alone (clusterScoped: DefaultOnly).", owner)
 	}
-	var locks []string
-	for _, l := range spec.GetLocks() {
-		locks = append(locks, fmt.Sprintf("%s/%s is %s", l.GetNamespace(), l.GetName(), l.GetUpstreamName()))
-	}
+	locks := collect.Map(spec.GetLocks(), func(l *meshv1.Lock) string {
+		return fmt.Sprintf("%s/%s is %s", l.GetNamespace(), l.GetName(), l.GetUpstreamName())
+	})
 	if len(locks) > 0 {
 		add("Locks have names of their own at the apiserver: %s.", clip.Join(locks, maxNamed, ", "))
 	}
@@ -142,17 +142,10 @@ func writes(spec *meshv1.Sharding) string {
 
 // trafficRules names the objects whose rules apply.
 func trafficRules(add func(string, ...any), of *meshv1.Traffic) {
-	var breakers, injections []string
-	for _, b := range of.GetBreakers() {
-		breakers = append(breakers, b.GetName())
-	}
-	for _, i := range of.GetInjections() {
-		injections = append(injections, i.GetName())
-	}
-	if len(breakers) > 0 {
+	if breakers := collect.Map(of.GetBreakers(), (*meshv1.Breaker).GetName); len(breakers) > 0 {
 		add("CircuitBreakers limit its requests: %s.", clip.Join(breakers, maxNamed, ", "))
 	}
-	if len(injections) > 0 {
+	if injections := collect.Map(of.GetInjections(), (*meshv1.Injection).GetName); len(injections) > 0 {
 		add("FaultInjections inject faults: %s.", clip.Join(injections, maxNamed, ", "))
 	}
 	if ports := of.GetEgress().GetPorts(); len(ports) > 0 {

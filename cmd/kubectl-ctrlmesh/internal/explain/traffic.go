@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -166,11 +167,7 @@ func faultsOf(s *snapshot.Snapshot, m *meshv1.PodPolicy, d *evaluated) (out []Fa
 		for _, rule := range of.GetRules() {
 			certain := proto.CloneOf(rule)
 			certain.Count = 0
-			for _, p := range percentages(certain) {
-				if *p > 0 {
-					*p = 100
-				}
-			}
+			ascertain(certain.ProtoReflect())
 			rules, err := fault.Compile(&meshv1.Traffic{
 				Injections: []*meshv1.Injection{{Name: of.GetName(), Rules: []*meshv1.FaultRule{certain}, Expires: of.GetExpires()}}, NoFaults: m.GetTraffic().GetNoFaults(),
 			}, fault.NewStore(m.GetUid()), s.Now)
@@ -193,61 +190,39 @@ func described(rule *meshv1.FaultRule, injected *fault.Faults) (out []string) {
 		if one.Kind == fault.Aborted {
 			text = fmt.Sprintf("abort %d", rule.GetAbort().GetStatus())
 		}
-		if p := percentages(rule)[one.Kind]; p != nil {
-			text += fmt.Sprintf(" (%g %%)", *p)
-		}
-		out = append(out, text)
+		out = append(out, fmt.Sprintf("%s (%g %%)", text, percentages(rule)[one.Kind]))
 	}
 	return out
 }
 
 // percentages returns the percentages of a rule, by the kind of fault.
-func percentages(r *meshv1.FaultRule) map[fault.Kind]*float64 {
-	out := map[fault.Kind]*float64{}
-	if f := r.Delay; f != nil {
-		out[fault.Delay] = &f.Percent
+func percentages(r *meshv1.FaultRule) map[fault.Kind]float64 {
+	return map[fault.Kind]float64{
+		fault.Delay:          r.GetDelay().GetPercent(),
+		fault.Aborted:        r.GetAbort().GetPercent(),
+		fault.Reset:          r.GetReset_().GetPercent(),
+		fault.ResetAfter:     r.GetReset_().GetPercent(),
+		fault.Truncate:       r.GetTruncate().GetPercent(),
+		fault.SlowBody:       r.GetSlowBody().GetPercent(),
+		fault.StaleList:      r.GetStaleList().GetPercent(),
+		fault.WatchGone:      r.GetWatch().GetGone().GetPercent(),
+		fault.WatchCut:       r.GetWatch().GetCut().GetPercent(),
+		fault.WatchStall:     r.GetWatch().GetStall().GetPercent(),
+		fault.WatchDelay:     r.GetWatch().GetDelay().GetPercent(),
+		fault.WatchDuplicate: r.GetWatch().GetDuplicate().GetPercent(),
+		fault.WatchDrop:      r.GetWatch().GetDrop().GetPercent(),
 	}
-	if f := r.Abort; f != nil {
-		out[fault.Aborted] = &f.Percent
-	}
-	if f := r.Reset_; f != nil {
-		out[fault.Reset] = &f.Percent
-		if f.GetAfterAnswer() {
-			out[fault.ResetAfter] = &f.Percent
-		}
-	}
-	if f := r.Truncate; f != nil {
-		out[fault.Truncate] = &f.Percent
-	}
-	if f := r.SlowBody; f != nil {
-		out[fault.SlowBody] = &f.Percent
-	}
-	if f := r.StaleList; f != nil {
-		out[fault.StaleList] = &f.Percent
-	}
-	if f := r.GetWatch(); f != nil {
-		watchPercentages(f, out)
-	}
-	return out
 }
 
-func watchPercentages(w *meshv1.WatchFault, out map[fault.Kind]*float64) {
-	if f := w.Gone; f != nil {
-		out[fault.WatchGone] = &f.Percent
-	}
-	if f := w.Cut; f != nil {
-		out[fault.WatchCut] = &f.Percent
-	}
-	if f := w.Stall; f != nil {
-		out[fault.WatchStall] = &f.Percent
-	}
-	if f := w.Delay; f != nil {
-		out[fault.WatchDelay] = &f.Percent
-	}
-	if f := w.Duplicate; f != nil {
-		out[fault.WatchDuplicate] = &f.Percent
-	}
-	if f := w.Drop; f != nil {
-		out[fault.WatchDrop] = &f.Percent
-	}
+// ascertain sets all percentages in a message to 100 that are not 0.
+func ascertain(m protoreflect.Message) {
+	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		switch {
+		case f.Name() == "percent":
+			m.Set(f, protoreflect.ValueOfFloat64(100))
+		case f.Message() != nil && !f.IsList():
+			ascertain(v.Message())
+		}
+		return true
+	})
 }

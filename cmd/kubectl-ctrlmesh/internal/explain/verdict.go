@@ -13,6 +13,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/render"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/report"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/origin"
@@ -301,14 +302,18 @@ func gains(in inForce, namespace string) bool {
 
 // unready returns why the status says that a pod is not ready; empty if it does not say so.
 func unready(in inForce, pod string) string {
+	if m := in.member(pod); m != nil {
+		return m.Message
+	}
+	return ""
+}
+
+// member returns what the status says about a pod; nil if it says nothing.
+func (in inForce) member(pod string) *v1alpha1.MemberStatus {
 	if in.config == nil {
-		return ""
+		return nil
 	}
-	i := slices.IndexFunc(in.config.Status.Pods, func(m v1alpha1.MemberStatus) bool { return m.Name == pod })
-	if i < 0 {
-		return ""
-	}
-	return in.config.Status.Pods[i].Message
+	return collect.Find(in.config.Status.Pods, func(m v1alpha1.MemberStatus) bool { return m.Name == pod })
 }
 
 // memberText says what the pod is to the mesh.
@@ -320,9 +325,8 @@ func memberText(s *snapshot.Snapshot, pod *corev1.Pod, in inForce) string {
 		if shard != "" && shard != in.config.Name {
 			parts[0] = "shard " + shard
 		}
-		i := slices.IndexFunc(in.config.Status.Pods, func(m v1alpha1.MemberStatus) bool { return m.Name == pod.Name })
-		if i >= 0 && in.config.Status.Pods[i].Capture != "" {
-			parts = append(parts, "captured by "+in.config.Status.Pods[i].Capture)
+		if m := in.member(pod.Name); m != nil && m.Capture != "" {
+			parts = append(parts, "captured by "+m.Capture)
 		}
 	}
 	node := pod.Spec.NodeName

@@ -19,6 +19,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	kruise "github.com/ctrlmesh/ctrlmesh/api/kruise/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 )
 
 // Document is a document of a file.
@@ -67,11 +68,7 @@ func objectsOf(content map[string]any) ([]*unstructured.Unstructured, error) {
 	if err != nil {
 		return nil, err
 	}
-	var out []*unstructured.Unstructured
-	for i := range list.Items {
-		out = append(out, &list.Items[i])
-	}
-	return out, nil
+	return collect.Pointers(list.Items), nil
 }
 
 // objects are those of files, in place of an apiserver.

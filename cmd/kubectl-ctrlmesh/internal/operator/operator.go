@@ -17,6 +17,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/internal/readiness"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
@@ -112,22 +113,14 @@ func handWritten(s *snapshot.Snapshot, c *v1alpha1.ShardingConfig) Shard {
 
 // complete fills in the members of a shard, and its leader. acts reports whether it should have one.
 func (o *Shard) complete(s *snapshot.Snapshot, c *v1alpha1.ShardingConfig, acts bool) {
-	for _, m := range c.Status.Pods {
-		if o.pod(m.Name) != nil {
-			o.Members = append(o.Members, m)
-		}
-	}
+	o.Members = collect.Filter(c.Status.Pods, func(m v1alpha1.MemberStatus) bool { return o.pod(m.Name) != nil })
 	if o.Leader = (Leader{State: Unneeded}); acts {
 		o.Leader = o.leader(s, c)
 	}
 }
 
 func podsOf(s *snapshot.Snapshot, namespace string, is func(*corev1.Pod) bool) (out []*corev1.Pod) {
-	for i := range s.Pods {
-		if pod := &s.Pods[i]; pod.Namespace == namespace && is(pod) {
-			out = append(out, pod)
-		}
-	}
+	out = collect.Filter(collect.Pointers(s.Pods), func(pod *corev1.Pod) bool { return pod.Namespace == namespace && is(pod) })
 	slices.SortFunc(out, func(a, b *corev1.Pod) int { return strings.Compare(a.Name, b.Name) })
 	return out
 }
@@ -142,21 +135,15 @@ func (o *Shard) pod(name string) *corev1.Pod {
 
 // Ready returns how many pods are ready by the status and still are by the kubelet.
 func (o *Shard) Ready() int32 {
-	ready := int32(0)
-	for _, pod := range o.Pods {
-		if readiness.Of(pod) {
-			ready++
-		}
-	}
-	return min(ready, o.Status.ReadyMembers)
+	return min(int32(collect.Count(o.Pods, readiness.Of)), o.Status.ReadyMembers)
 }
 
 // Unready says why members are not ready, by what the status says about them, or else by the kubelet.
 func (o *Shard) Unready() (out []string) {
 	for _, pod := range o.Pods {
 		why := ""
-		if i := slices.IndexFunc(o.Members, func(m v1alpha1.MemberStatus) bool { return m.Name == pod.Name }); i >= 0 {
-			why = o.Members[i].Message
+		if m := collect.Find(o.Members, func(m v1alpha1.MemberStatus) bool { return m.Name == pod.Name }); m != nil {
+			why = m.Message
 		}
 		if why == "" && !readiness.Of(pod) {
 			why = "the kubelet says that it is not ready"
@@ -205,9 +192,8 @@ func (o *Shard) leader(s *snapshot.Snapshot, c *v1alpha1.ShardingConfig) Leader 
 
 // reported returns the leader that the manager reported last; empty if it reported none.
 func (o *Shard) reported() string {
-	i := slices.IndexFunc(o.Members, func(m v1alpha1.MemberStatus) bool { return m.LockHolder })
-	if o.Status.Leader == "" && i >= 0 {
-		return o.Members[i].Name
+	if m := collect.Find(o.Members, func(m v1alpha1.MemberStatus) bool { return m.LockHolder }); o.Status.Leader == "" && m != nil {
+		return m.Name
 	}
 	return o.Status.Leader
 }

@@ -10,12 +10,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/operator"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
@@ -83,11 +83,7 @@ func Of(s *snapshot.Snapshot, root *v1alpha1.ShardingConfig, unknown []string) (
 		p.Problems = append(p.Problems, u+": correct spec.root.resourceSelector, because nothing is divided until all resources are known")
 	}
 	resolved := root.DeepCopy()
-	namespaces := map[string]labels.Set{}
-	for name, of := range s.Labels {
-		namespaces[name] = of
-	}
-	if err := layout.Resolve(&resolved.Spec, namespaces); err != nil {
+	if err := layout.Resolve(&resolved.Spec, s.Labels); err != nil {
 		return p, err
 	}
 	weights, counted := p.weigh(s)
@@ -293,10 +289,7 @@ func (p *Preview) permit(s *snapshot.Snapshot) {
 		p.Notes = append(p.Notes, fmt.Sprintf("whether the manager may count the objects is unknown: %v", err))
 	}
 	if names := s.Subjects.Unlisted; len(names) > 0 {
-		var texts []string
-		for _, n := range names {
-			texts = append(texts, n.String())
-		}
+		texts := collect.Map(names, func(n schema.GroupResource) string { return n.String() })
 		slices.Sort(texts)
 		p.Notes = append(p.Notes, "the manager would divide without the numbers of some objects: "+label.Allow("list", texts))
 	}

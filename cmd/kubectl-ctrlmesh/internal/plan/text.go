@@ -3,10 +3,10 @@ package plan
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/render"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 )
 
 // Findings reports whether a shard would not work.
@@ -15,10 +15,9 @@ func (p Preview) Findings() bool { return len(p.Problems) > 0 }
 // WriteText implements render.Report.
 func (p Preview) WriteText(t *render.Text) {
 	t.Line("%s", p.summary())
-	var rows [][]string
-	for _, s := range p.Shards {
-		rows = append(rows, []string{s.title, s.keys(), s.objects(), s.Heaviest, s.pods()})
-	}
+	rows := collect.Map(p.Shards, func(s Shard) []string {
+		return []string{s.title, render.Optional(s.Keys), render.Optional(s.Objects), s.Heaviest, s.pods()}
+	})
 	t.Table([]string{"SHARD", strings.ToUpper(unit(p.Key, 2)), "OBJECTS", "HEAVIEST", "PODS"}, rows)
 	if len(p.Problems)+len(p.Locks)+len(p.Notes) > 0 {
 		t.Line("")
@@ -43,20 +42,6 @@ func (p Preview) summary() string {
 		text += fmt.Sprintf("; %d %s would move", *p.Moved, unit(p.Key, *p.Moved))
 	}
 	return text
-}
-
-func (s Shard) keys() string {
-	if s.Keys == nil {
-		return ""
-	}
-	return strconv.Itoa(*s.Keys)
-}
-
-func (s Shard) objects() string {
-	if s.Objects == nil {
-		return ""
-	}
-	return strconv.FormatInt(*s.Objects, 10)
 }
 
 func (s Shard) pods() string {

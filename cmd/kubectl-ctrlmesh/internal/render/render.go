@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"sigs.k8s.io/yaml"
 )
@@ -113,4 +115,23 @@ func Size(n float64) string {
 		n /= 1024
 	}
 	return fmt.Sprintf("%.1f GiB", n)
+}
+
+// Number returns a number as text.
+func Number[N int | int32 | int64](n N) string { return strconv.FormatInt(int64(n), 10) }
+
+// Optional returns a number as text; empty if it is unknown.
+func Optional[N int | int32 | int64](n *N) string {
+	if n == nil {
+		return ""
+	}
+	return Number(*n)
+}
+
+// Time returns a time as text; empty if it is unknown.
+func Time(t *time.Time) string {
+	if t == nil {
+		return ""
+	}
+	return t.Format(time.RFC3339)
 }

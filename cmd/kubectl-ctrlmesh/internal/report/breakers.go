@@ -13,6 +13,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/render"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 )
 
 // Breakers is the state of CircuitBreakers, some seconds ago.
@@ -107,12 +108,11 @@ func OpenOf(b *v1alpha1.CircuitBreaker, now time.Time) (out []OpenBreaker, pods 
 
 // closing fills in when a breaker closes.
 func (o *OpenBreaker) closing(b *v1alpha1.CircuitBreaker, now time.Time) {
-	i := slices.IndexFunc(b.Spec.RateLimitings, func(r v1alpha1.Limiting) bool { return r.Name == o.Rule })
-	if i < 0 {
+	rule := collect.Find(b.Spec.RateLimitings, func(r v1alpha1.Limiting) bool { return r.Name == o.Rule })
+	if rule == nil {
 		o.Closes = "soon: its rule was removed"
 		return
 	}
-	rule := &b.Spec.RateLimitings[i]
 	window := sleepingWindow
 	if p := rule.RecoverPolicy; p != nil && p.SleepingWindowSize != nil {
 		if d, err := time.ParseDuration(string(*p.SleepingWindowSize)); err == nil {
@@ -142,16 +142,12 @@ func (b Breakers) WriteText(t *render.Text) {
 	}
 	var rows [][]string
 	for _, one := range b.Breakers {
-		rows = append(rows, []string{one.Namespace, one.Name, one.State, number(one.Pods), number(one.PodsInForce), number(one.Open), number(one.Refused)})
+		rows = append(rows, []string{one.Namespace, one.Name, one.State, render.Number(one.Pods), render.Number(one.PodsInForce), render.Number(one.Open), render.Number(one.Refused)})
 	}
 	t.Table([]string{"NAMESPACE", "CIRCUITBREAKER", "STATE", "PODS", "IN FORCE", "OPEN IN", "REFUSED"}, rows)
 	rows = nil
 	for _, o := range b.Open {
-		since := ""
-		if o.Since != nil {
-			since = o.Since.Format(time.RFC3339)
-		}
-		rows = append(rows, []string{o.Namespace, o.Name, o.Rule, o.Pod, string(o.State), since, o.Closes})
+		rows = append(rows, []string{o.Namespace, o.Name, o.Rule, o.Pod, string(o.State), render.Time(o.Since), o.Closes})
 	}
 	t.Table([]string{"NAMESPACE", "CIRCUITBREAKER", "RULE", "POD", "BREAKER", "SINCE", "CLOSES"}, rows)
 	for _, note := range b.Notes {

@@ -113,13 +113,9 @@ func (f Faults) WriteText(t *render.Text) {
 	}
 	var rows, rules [][]string
 	for _, one := range f.Faults {
-		until := ""
-		if one.Until != nil {
-			until = one.Until.Format(time.RFC3339)
-		}
-		rows = append(rows, []string{one.Namespace, one.Name, one.State, number(one.Pods), number(one.PodsInForce), number(one.Injected), until})
+		rows = append(rows, []string{one.Namespace, one.Name, one.State, render.Number(one.Pods), render.Number(one.PodsInForce), render.Number(one.Injected), render.Time(one.Until)})
 		for _, r := range one.Rules {
-			rules = append(rules, []string{one.Namespace, one.Name, r.Name, strings.Join(r.Faults, ", "), number(r.Matched), number(r.Injected), number(int64(r.Pods))})
+			rules = append(rules, []string{one.Namespace, one.Name, r.Name, strings.Join(r.Faults, ", "), render.Number(r.Matched), render.Number(r.Injected), render.Number(int64(r.Pods))})
 		}
 	}
 	t.Table([]string{"NAMESPACE", "FAULTINJECTION", "STATE", "PODS", "IN FORCE", "INJECTED", "UNTIL"}, rows)

@@ -6,8 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
 	"github.com/ctrlmesh/ctrlmesh/internal/clip"
@@ -29,7 +27,10 @@ func observed(s *snapshot.Snapshot) []Observed {
 	var out []Observed
 	for i := range s.Pods {
 		pod := &s.Pods[i]
-		if slices.ContainsFunc(s.Configs, func(c v1alpha1.ShardingConfig) bool { return selects(&c, pod) }) {
+		if slices.ContainsFunc(s.Configs, func(c v1alpha1.ShardingConfig) bool {
+			is, problem := compile.Selects(&c) // an invalid one selects none
+			return problem == nil && c.Namespace == pod.Namespace && is(pod)
+		}) {
 			continue
 		}
 		one := Observed{Namespace: pod.Namespace}
@@ -46,12 +47,6 @@ func observed(s *snapshot.Snapshot) []Observed {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Workload, b.Workload))
 	})
 	return out
-}
-
-// selects reports whether a configuration selects a pod. An invalid one selects none.
-func selects(c *v1alpha1.ShardingConfig, pod *corev1.Pod) bool {
-	is, problem := compile.Selects(c)
-	return problem == nil && c.Namespace == pod.Namespace && is(pod)
 }
 
 // maxPods bounds the pods that a line names.

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -134,9 +135,9 @@ func (o Owner) summarize(s *snapshot.Snapshot, c *v1alpha1.ShardingConfig) strin
 	case c.Status.Root.RolledBack:
 		text += ". All pods are in standby until the state is known again"
 	case m != nil && m.To == o.Shard:
-		text += fmt.Sprintf(". It came from shard %s%s", nobody(short(m.From)), waiting(*m))
+		text += fmt.Sprintf(". It came from shard %s%s", cmp.Or(short(m.From), "NONE"), waiting(*m))
 	case m != nil:
-		text += fmt.Sprintf(". It moves to shard %s%s", nobody(short(m.To)), waiting(*m))
+		text += fmt.Sprintf(". It moves to shard %s%s", cmp.Or(short(m.To), "NONE"), waiting(*m))
 	}
 	return text + o.remarks(s, c)
 }
@@ -156,13 +157,6 @@ func (o Owner) remarks(s *snapshot.Snapshot, c *v1alpha1.ShardingConfig) (text s
 		text += ". This namespace does not exist"
 	}
 	return text
-}
-
-func nobody(shard string) string {
-	if shard == "" {
-		return "NONE"
-	}
-	return shard
 }
 
 func (o Owner) leaderText(now time.Time) string {

@@ -158,7 +158,7 @@ func (s Shards) WriteText(t *render.Text) {
 	var rows [][]string
 	for _, one := range s.Shards {
 		rows = append(rows, []string{
-			one.title, optional(one.Namespaces), one.objects(), one.leader(),
+			one.title, render.Optional(one.Namespaces), one.objects(), one.leader(),
 			fmt.Sprintf("%d/%d", one.Ready, one.Members), strings.Join(one.Captures, ","), one.handover(),
 		})
 	}
@@ -168,18 +168,11 @@ func (s Shards) WriteText(t *render.Text) {
 	}
 }
 
-func optional[N int | int32 | int64](n *N) string {
-	if n == nil {
-		return ""
-	}
-	return number(*n)
-}
-
 func (s Shard) objects() string {
 	if s.Share == nil {
-		return optional(s.Objects)
+		return render.Optional(s.Objects)
 	}
-	return fmt.Sprintf("%s (%d%%)", optional(s.Objects), *s.Share)
+	return fmt.Sprintf("%s (%d%%)", render.Optional(s.Objects), *s.Share)
 }
 
 func (s Shard) leader() string {

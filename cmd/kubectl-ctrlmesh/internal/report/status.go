@@ -4,15 +4,16 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/operator"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/render"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/internal/readiness"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/origin"
@@ -105,10 +106,7 @@ func managerOf(s *snapshot.Snapshot) Manager {
 		out.Problem = fmt.Sprintf("there is no Deployment %s in namespace %s: install the mesh, or name its namespace by --mesh-namespace", snapshot.Manager, s.Namespace)
 		return out
 	}
-	if out.Replicas = 1; d.Spec.Replicas != nil {
-		out.Replicas = *d.Spec.Replicas
-	}
-	out.Ready = d.Status.ReadyReplicas
+	out.Replicas, out.Ready = ptr.Deref(d.Spec.Replicas, 1), d.Status.ReadyReplicas
 	holder, _ := snapshot.Holder(s.Mesh.Lease, s.Now)
 	out.Leader, _, _ = strings.Cut(holder, "_") // controller-runtime appends a random suffix
 	switch {
@@ -239,15 +237,14 @@ func (s Status) WriteText(t *render.Text) {
 			t.Line("! %s", problem)
 		}
 	}
-	var nodes [][]string
-	for _, a := range s.Agents.Nodes {
-		nodes = append(nodes, []string{a.Node, cmp.Or(a.Pod, "NONE"), yesNo(a.Ready), a.Version, number(a.Members)})
-	}
+	nodes := collect.Map(s.Agents.Nodes, func(a Agent) []string {
+		return []string{a.Node, cmp.Or(a.Pod, "NONE"), yesNo(a.Ready), a.Version, render.Number(a.Members)}
+	})
 	t.Table([]string{"NODE", "AGENT", "READY", "VERSION", "MEMBERS"}, nodes)
 	var rows [][]string
 	var notes []string
 	for _, o := range s.Operators {
-		rows = append(rows, []string{o.Namespace, o.title(), o.Role, o.State, number(o.Shards), fmt.Sprintf("%d/%d", o.ReadyMembers, o.Members), o.Rollout})
+		rows = append(rows, []string{o.Namespace, o.title(), o.Role, o.State, render.Number(o.Shards), fmt.Sprintf("%d/%d", o.ReadyMembers, o.Members), o.Rollout})
 		for _, problem := range o.Problems {
 			notes = append(notes, fmt.Sprintf("! %s/%s: %s", o.Namespace, o.Name, problem))
 		}
@@ -284,5 +281,3 @@ func yesNo(is bool) string {
 	}
 	return "no"
 }
-
-func number[N int | int32 | int64](n N) string { return strconv.FormatInt(int64(n), 10) }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/render"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 )
 
 // Version is the versions of this program and of those in the cluster.
@@ -50,11 +51,8 @@ func (v Version) WriteText(t *render.Text) {
 	t.Table([]string{"PROGRAM", "VERSION", "PODS"}, rows)
 }
 
-func programRows(name string, running []Running) (rows [][]string) {
-	for _, r := range running {
-		rows = append(rows, []string{name, r.Version, number(r.Pods)})
-	}
-	return rows
+func programRows(name string, running []Running) [][]string {
+	return collect.Map(running, func(r Running) []string { return []string{name, r.Version, render.Number(r.Pods)} })
 }
 
 // runningOf counts pods by their image, sorted by version.

@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/labels"
+
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -129,7 +131,7 @@ func (s *Snapshot) lockNamespaces() []string {
 
 // Namespaces reads the labels of all namespaces.
 var Namespaces = Part{"namespaces", func(ctx context.Context, r Reader, s *Snapshot) error {
-	s.Labels = map[string]map[string]string{}
+	s.Labels = map[string]labels.Set{}
 	return list(ctx, r, func(page corev1.NamespaceList) {
 		for _, n := range page.Items {
 			s.Labels[n.Name] = n.Labels

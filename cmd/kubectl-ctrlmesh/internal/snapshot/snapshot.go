@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/labels"
+
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -58,7 +60,7 @@ type Snapshot struct {
 	// Exists reports, for requested namespaces, whether they exist.
 	Exists map[string]bool
 	// Labels are the labels of all namespaces, by name.
-	Labels map[string]map[string]string
+	Labels map[string]labels.Set
 	// Access is what the user may do, as far as it was requested.
 	Access []Access
 	// Subjects are what commands list and change beside ShardingConfigs.

@@ -9,16 +9,17 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/report"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 )
 
 // Agent returns the agent that serves a pod, from a snapshot with programs and members. It returns an
 // error if there is none, or if it logs no access lines.
 func Agent(s *snapshot.Snapshot, namespace, name string) (*corev1.Pod, error) {
-	i := slices.IndexFunc(s.Pods, func(pod corev1.Pod) bool { return pod.Namespace == namespace && pod.Name == name })
-	if i < 0 {
+	pod := collect.Find(s.Pods, func(pod corev1.Pod) bool { return pod.Namespace == namespace && pod.Name == name })
+	if pod == nil {
 		return nil, fmt.Errorf("there is no pod %s with label %s in namespace %s: name another namespace by -n, or put the pod on the mesh", name, v1alpha1.EnableProxyLabel, namespace)
 	}
-	node := s.Pods[i].Spec.NodeName
+	node := pod.Spec.NodeName
 	if node == "" {
 		return nil, fmt.Errorf("pod %s is on no node yet: see kubectl -n %s describe pod %s", name, namespace, name)
 	}
