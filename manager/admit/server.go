@@ -50,14 +50,10 @@ func (p Port) Listen(ctx context.Context, address string) (net.Listener, error) 
 	if err != nil {
 		return nil, err
 	}
-	return p.bound(l), nil
-}
-
-func (p Port) bound(l net.Listener) net.Listener {
 	return listen.Limit(l, listen.Bounds{
 		Total: p.Conns, PerPeer: p.ConnsPerPeer,
 		Refused: func(r listen.Refusal) { metrics.ConnectionsRefused.WithLabelValues(p.Name, string(r.Bound)).Inc() },
-	})
+	}), nil
 }
 
 // Server serves the port. The handler finds the peer by PeerOf.

@@ -373,8 +373,8 @@ func (s *source) written(sharding *meshv1.Sharding, problem *Problem, requestTim
 	s.fill = func(pod *corev1.Pod, p *meshv1.PodPolicy) {
 		p.Sharding = sharding
 		p.Passthrough = CanPassThrough(pod) && PassesThrough(c)
-		if Shadows(c) {
-			refuseUnmarked(pod, p)
+		if Shadows(c) && !Exclusive(pod) { // without the configuration, its writes take effect
+			p.Refuse = fmt.Sprintf("pod %s/%s was admitted before its ShardingConfig, or trusts the apiserver's CA as well, so that its writes could take effect: delete the pod so that it is admitted anew", pod.Namespace, pod.Name)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 )
 
 // NamedLocks returns the operator locks that a configuration names, without duplicates:
@@ -40,14 +41,13 @@ func ExcludesLock(c *v1alpha1.ShardingConfig, name types.NamespacedName) bool {
 }
 
 // excludedLocks renders the objects that are not locks of the operator.
-func excludedLocks(c *v1alpha1.ShardingConfig) (out []*meshv1.ExcludedLock) {
+func excludedLocks(c *v1alpha1.ShardingConfig) []*meshv1.ExcludedLock {
 	if c.Spec.Controller == nil {
 		return nil
 	}
-	for _, e := range c.Spec.Controller.ExcludedLocks {
-		out = append(out, &meshv1.ExcludedLock{Namespace: e.Namespace, Name: e.Name})
-	}
-	return out
+	return collect.Map(c.Spec.Controller.ExcludedLocks, func(e v1alpha1.ExcludedLock) *meshv1.ExcludedLock {
+		return &meshv1.ExcludedLock{Namespace: e.Namespace, Name: e.Name}
+	})
 }
 
 // OperatorLocks returns the locks that a configuration names, then those that were

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/proto"
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -76,12 +75,4 @@ func (r *root) shadow(c *v1alpha1.ShardingConfig) (*meshv1.Sharding, *Problem) {
 		out.Locks = shardLocks(OperatorLocks(r.config, r.Locks), c.Name)
 	}
 	return out, nil
-}
-
-// refuseUnmarked refuses a pod of a shadow that was admitted before its configuration existed: if
-// that is deleted, its writes take effect.
-func refuseUnmarked(pod *corev1.Pod, p *meshv1.PodPolicy) {
-	if !Exclusive(pod) {
-		p.Refuse = fmt.Sprintf("pod %s/%s was admitted before its ShardingConfig, or trusts the apiserver's CA as well, so that its writes could take effect: delete the pod so that it is admitted anew", pod.Namespace, pod.Name)
-	}
 }

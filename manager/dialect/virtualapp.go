@@ -12,6 +12,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	kruise "github.com/ctrlmesh/ctrlmesh/api/kruise/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/internal/expression"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 )
@@ -53,7 +54,10 @@ func VirtualApp(app *kruise.VirtualApp) (Translation, field.ErrorList) {
 	for i := range app.Spec.Subsets {
 		v.subset(i)
 	}
-	v.divide()
+	if v.divided == nil {
+		v.divided = everything()
+	}
+	v.root.ResourceSelector = []v1alpha1.ObjectLimiter{{RelateResources: v.divided}}
 	for i, l := range v.route.GlobalLimits {
 		v.globalLimit(l, route.Child("globalLimits").Index(i))
 	}
@@ -202,14 +206,6 @@ func (v *virtualApp) match(m kruise.MatchLimitSelector, path *field.Path) *v1alp
 	return out
 }
 
-// divide sets which resources the subsets divide.
-func (v *virtualApp) divide() {
-	if v.divided == nil {
-		v.divided = everything()
-	}
-	v.root.ResourceSelector = []v1alpha1.ObjectLimiter{{RelateResources: v.divided}}
-}
-
 func (v *virtualApp) globalLimit(m kruise.MatchLimitSelector, path *field.Path) {
 	groups, errs := resourcesOf(m.Resources, path.Child("resources"))
 	match, more := matchOf(m, path)
@@ -291,14 +287,9 @@ func (v *virtualApp) defaultOnly(path *field.Path) {
 // matchOf translates an entry that matches namespaces. It returns nil for one that matches
 // objects.
 func matchOf(m kruise.MatchLimitSelector, path *field.Path) (*v1alpha1.NamespaceMatch, field.ErrorList) {
-	set := 0
-	for _, is := range []bool{m.NamespaceSelector != nil, m.NamespaceRegex != nil, m.ObjectSelector != nil} {
-		if is {
-			set++
-		}
-	}
+	set := []bool{m.NamespaceSelector != nil, m.NamespaceRegex != nil, m.ObjectSelector != nil}
 	switch {
-	case set != 1:
+	case collect.Count(set, func(is bool) bool { return is }) != 1:
 		return nil, field.ErrorList{field.Required(path, "set one of namespaceSelector, namespaceRegex and objectSelector")}
 	case m.NamespaceSelector != nil:
 		return &v1alpha1.NamespaceMatch{Selector: m.NamespaceSelector.DeepCopy()}, selects(m.NamespaceSelector, path.Child("namespaceSelector"))

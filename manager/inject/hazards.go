@@ -169,11 +169,10 @@ func passesProxy(proxy func(*url.URL) (*url.URL, error), to string) bool {
 
 // valueOf returns the value of a variable; empty if it has none, or is set from elsewhere.
 func valueOf(c corev1.Container, name string) string {
-	i := slices.IndexFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == name })
-	if i < 0 {
-		return ""
+	if e := collect.Find(c.Env, func(e corev1.EnvVar) bool { return e.Name == name }); e != nil {
+		return e.Value
 	}
-	return c.Env[i].Value
+	return ""
 }
 
 func hostsOf(service []netip.AddrPort) []string {

@@ -149,12 +149,7 @@ func ahead(pod *corev1.Pod) (n int) {
 func (p *placing) lacksMost(staying [][]*corev1.Pod, stale []int, hash string) int {
 	best, bestSame, bestAll := 0, math.Inf(1), math.Inf(1)
 	for i, s := range p.shards {
-		same := 0
-		for _, pod := range staying[i] {
-			if pod.Labels[templateHash] == hash {
-				same++
-			}
-		}
+		same := collect.Count(staying[i], func(pod *corev1.Pod) bool { return pod.Labels[templateHash] == hash })
 		ofSame, ofAll := filled(s, same), filled(s, len(staying[i]))
 		if cmp.Or(cmp.Compare(ofSame, bestSame), cmp.Compare(ofAll, bestAll), cmp.Compare(stale[i], stale[best])) < 0 {
 			best, bestSame, bestAll = i, ofSame, ofAll

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/internal/expression"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
@@ -178,13 +179,8 @@ func manyRanges(path *field.Path, by string) *field.Error {
 
 // validateTarget returns the errors in how a root names its pods.
 func validateTarget(root *v1alpha1.RootConfig, path *field.Path) (errs field.ErrorList) {
-	named := 0
-	for _, set := range []bool{root.TargetRef != nil && root.TargetRef.Name != "", root.TargetStatefulSet != "", root.TargetSelector != nil} {
-		if set {
-			named++
-		}
-	}
-	if named != 1 {
+	set := []bool{root.TargetRef != nil && root.TargetRef.Name != "", root.TargetStatefulSet != "", root.TargetSelector != nil}
+	if collect.Count(set, func(is bool) bool { return is }) != 1 {
 		errs = append(errs, field.Required(path.Child("targetRef"), "name the operator's pods by one of targetRef, targetSelector and targetStatefulSet"))
 	}
 	if s := root.TargetSelector; s != nil {

@@ -8,6 +8,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 // Free changes an object of a lock as its holder would on a graceful exit. It does nothing if
@@ -34,8 +36,5 @@ func Free(ctx context.Context, c client.Client, resource string, name types.Name
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return false, nil
 	}
-	if err != nil {
-		return false, fmt.Errorf("writing %s %s: %w", resource, name, err)
-	}
-	return true, nil
+	return err == nil, failure.Wrap(err, "writing %s %s", resource, name)
 }

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 )
 
 // authorizedFor is how long an answer about the permission of pods to update a lock is cached.
@@ -73,10 +75,7 @@ func (l Lock) used() []string {
 
 // objectsOf names the objects of a lock.
 func (l *lock) objectsOf(of Lock) string {
-	var names []string
-	for _, resource := range of.used() {
-		names = append(names, fmt.Sprintf("%s %s", kinds[resource].Kind, l))
-	}
+	names := collect.Map(of.used(), func(resource string) string { return fmt.Sprintf("%s %s", kinds[resource].Kind, l) })
 	return strings.Join(names, " and ")
 }
 

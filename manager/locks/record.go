@@ -18,6 +18,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/election"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 // Resources that a lock may consist of.
@@ -196,10 +197,7 @@ func annotated(content string, fields map[string]any) (string, error) {
 	}
 	maps.Copy(record, fields)
 	text, err := json.Marshal(record)
-	if err != nil {
-		return "", fmt.Errorf("writing the record: %w", err)
-	}
-	return string(text), nil
+	return string(text), failure.Wrap(err, "writing the record")
 }
 
 // recent reports whether the mesh renewed the record within the lease's duration, by

@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 )
 
 var (
@@ -196,12 +197,7 @@ func CountWrites(namespace, config string, root *v1alpha1.RootStatus) {
 		foreign += f.Writes
 	}
 	ForeignWrites.WithLabelValues(namespace, config).Set(float64(foreign))
-	idle := 0
-	for _, s := range root.Shards {
-		if s.Idle {
-			idle++
-		}
-	}
+	idle := collect.Count(root.Shards, func(s v1alpha1.ShardStatus) bool { return s.Idle })
 	IdleShards.WithLabelValues(namespace, config).Set(float64(idle))
 }
 

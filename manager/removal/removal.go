@@ -19,6 +19,7 @@ import (
 	kridge "github.com/ctrlmesh/ctrlmesh/api/kridge/v1alpha1"
 	kruise "github.com/ctrlmesh/ctrlmesh/api/kruise/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/clip"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 )
 
 // kinds that users write. Without the mesh they have no effect, and nothing removes their finalizers.
@@ -90,10 +91,7 @@ func configurations(ctx context.Context, c client.Reader, kind schema.GroupVersi
 	if err != nil {
 		return nil, fmt.Errorf("listing %s: %w", pluralOf(kind), err)
 	}
-	var found []string
-	for _, o := range list.Items {
-		found = append(found, o.Namespace+"/"+o.Name)
-	}
+	found := collect.Map(list.Items, func(o metav1.PartialObjectMetadata) string { return o.Namespace + "/" + o.Name })
 	return found, nil
 }
 

@@ -119,11 +119,7 @@ func (m *LeaderMetrics) Set(leaders map[metrics.Shard]Leader) {
 // leader returns the holders of the shard's locks. unled is a lock without a holder.
 func (s Led) leader() (out Leader, unled *meshv1.Lock) {
 	var pods []string
-	for _, m := range s.Members {
-		if m.Ready {
-			out.Ready++
-		}
-	}
+	out.Ready = collect.Count(s.Members, func(m LedMember) bool { return m.Ready })
 	for _, l := range s.Locks {
 		i := slices.IndexFunc(s.Members, func(m LedMember) bool {
 			return m.Ready && (slices.Contains(m.HeldLocks, l.GetNamespace()+"/"+l.GetName()) || len(s.Locks) == 1 && m.LockHolder)
@@ -194,8 +190,7 @@ func MissingLeaders(leaders map[string]Leader) *locks.Obstacle {
 		switch missing := leaders[name].Missing; {
 		case missing == nil:
 		case out == nil:
-			copied := *missing
-			out = &copied
+			out = new(*missing)
 		case i < maxNamed:
 			out.Message += "; " + missing.Message
 		default:

@@ -239,12 +239,7 @@ func (in Input) before(pod *corev1.Pod, o push.Observation) *v1alpha1.MemberStat
 	if o.Connected || !o.Left.IsZero() || !in.Now.Before(in.Since.Add(Grace)) {
 		return nil
 	}
-	pods := in.Shard.Config.Status.Pods
-	i := slices.IndexFunc(pods, func(m v1alpha1.MemberStatus) bool { return m.Name == pod.Name && m.Node == pod.Spec.NodeName })
-	if i < 0 {
-		return nil
-	}
-	return &pods[i]
+	return collect.Find(in.Shard.Config.Status.Pods, func(m v1alpha1.MemberStatus) bool { return m.Name == pod.Name && m.Node == pod.Spec.NodeName })
 }
 
 func conditions(out *v1alpha1.ShardingConfigStatus, in Input, verdicts []verdict) {
@@ -311,7 +306,9 @@ func (in Input) degraded(verdicts []verdict) condition {
 
 // memberTroubles returns the Degraded condition of a configuration without broken members.
 func (c Common) memberTroubles(config *v1alpha1.ShardingConfig, verdicts []verdict) condition {
-	stuck := func(v verdict) bool { return stuck(config, v) }
+	stuck := func(v verdict) bool { // refused while its agent is disconnected, although failurePolicy is Open
+		return config.Spec.FailurePolicy == v1alpha1.FailOpen && (v.Capture == v1alpha1.CaptureIPTables || v.Capture == v1alpha1.CaptureAddress)
+	}
 	distrusted := func(v verdict) bool { return v.distrusted }
 	switch {
 	case slices.ContainsFunc(verdicts, stuck):
@@ -342,12 +339,6 @@ const (
 	distrustMessage    = "clients do not trust the mesh's CA and reach no apiserver: let them verify it by /var/run/secrets/kubernetes.io/serviceaccount/ca.crt, and by no CA from their image, their environment, a Secret or the API: "
 	stuckMessage       = "failurePolicy is Open, but members that are not captured by ebpf are refused when their agent dies: "
 )
-
-// stuck reports whether a member is refused while its agent is disconnected, although
-// failurePolicy is Open.
-func stuck(c *v1alpha1.ShardingConfig, v verdict) bool {
-	return c.Spec.FailurePolicy == v1alpha1.FailOpen && (v.Capture == v1alpha1.CaptureIPTables || v.Capture == v1alpha1.CaptureAddress)
-}
 
 func conflict(namespace string, c compile.Conflict) string {
 	return fmt.Sprintf("pod %s: %s", c.Pod, compile.ConflictMessage(namespace, c.Configs))

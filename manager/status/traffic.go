@@ -396,7 +396,7 @@ func ready(r compile.Ruling, namespace string, targets []target, inForce string)
 }
 
 func number(targets []target, which func(target) bool) int32 {
-	return int32(len(collect.Filter(targets, which)))
+	return int32(collect.Count(targets, which))
 }
 
 func (t target) applies() bool    { return t.inForce }

@@ -15,6 +15,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
 // ServingSecret is the Secret of the manager's own CA and certificate.
@@ -124,10 +126,7 @@ func (s *Serving) load(ctx context.Context) (*corev1.Secret, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.adopt(secret); err != nil {
-		return secret, fmt.Errorf("the Secret %s/%s is damaged: %w", s.Namespace, ServingSecret, err)
-	}
-	return secret, nil
+	return secret, failure.Wrap(s.adopt(secret), "the Secret %s/%s is damaged", s.Namespace, ServingSecret)
 }
 
 func (s *Serving) adopt(secret *corev1.Secret) error {

@@ -25,6 +25,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/collect"
+	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
@@ -218,10 +219,7 @@ func (r *Controller) write(ctx context.Context, n *need, missing access) error {
 		}
 		return n.mark(binding)
 	})
-	if err != nil {
-		return fmt.Errorf("writing RoleBinding %s/%s: %w", meta.Namespace, meta.Name, err)
-	}
-	return nil
+	return failure.Wrap(err, "writing RoleBinding %s/%s", meta.Namespace, meta.Name)
 }
 
 // mark labels an object as the mesh's. It fails if the object exists and is not.

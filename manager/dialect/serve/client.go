@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	kridge "github.com/ctrlmesh/ctrlmesh/api/kridge/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/manager/origin"
 )
 
 // Reader reads objects of the dialects as ShardingConfigs, beside native ones. A Get reads an
@@ -40,7 +42,7 @@ func (r Reader) List(ctx context.Context, list client.ObjectList, opts ...client
 	if !ok {
 		return nil
 	}
-	for _, gvk := range Kinds() {
+	for _, gvk := range []schema.GroupVersionKind{origin.Kridge, origin.VirtualApp} {
 		k := kinds[gvk]
 		some := k.list()
 		if err := r.Reader.List(ctx, some, opts...); err != nil {

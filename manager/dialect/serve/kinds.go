@@ -26,11 +26,6 @@ func AddToScheme(s *runtime.Scheme) error {
 	return errors.Join(kridge.AddToScheme(s), kruise.AddToScheme(s))
 }
 
-// Kinds are the kinds of objects that are translated to ShardingConfigs.
-func Kinds() []schema.GroupVersionKind {
-	return []schema.GroupVersionKind{origin.Kridge, origin.VirtualApp}
-}
-
 // Objects returns an empty object of each kind that is served.
 func Objects() []client.Object {
 	return []client.Object{&kridge.ShardingConfig{}, &kruise.VirtualApp{}, &kruise.TrafficPolicy{}}
