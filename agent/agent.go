@@ -30,6 +30,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
 	"github.com/ctrlmesh/ctrlmesh/agent/telemetry"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
@@ -148,9 +149,7 @@ func (a *agent) connection() *control.Manager {
 		Roots: managerRoots(a.Client, a.Namespace), TokenFile: a.TokenFile,
 		Node: a.Node, Version: a.Version, Logger: a.Logger,
 		HostNetwork: a.capture.HostNetwork(),
-	}
-	for _, mode := range a.capture.Modes() {
-		c.Captures = append(c.Captures, string(mode))
+		Captures:    collect.Map(a.capture.Modes(), func(m capture.Mode) string { return string(m) }),
 	}
 	return control.New(c)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/rlimit"
 
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
@@ -69,19 +70,14 @@ func OpenInbound(pinDir string) (*Inbound, error) {
 	if i.beat, err = newHeartbeat(i.heartbeat); err != nil {
 		return nil, errors.Join(err, i.Close())
 	}
-	if err := i.probe(); err != nil {
+	objects, err := i.load("") // with a map that is not pinned
+	if err == nil {
+		err = objects.Close()
+	}
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("trying to steer connections: %w", err), i.Close())
 	}
 	return i, nil
-}
-
-// probe loads the program with a map that is not pinned.
-func (i *Inbound) probe() error {
-	objects, err := i.load("")
-	if err != nil {
-		return err
-	}
-	return objects.Close()
 }
 
 // lookup is the program of one pod, and its map.
@@ -129,16 +125,18 @@ func (i *Inbound) Sweep(keep func(uid [16]byte) bool) error {
 		return err
 	}
 	defer pins.unlock()
+	return failure.Wrap(unpinPods(i.pinDir, keep), "ending the steering to deleted pods")
+}
+
+// unpinPods removes the pins of the pods for which keep is false.
+func unpinPods(pinDir string, keep func(uid [16]byte) bool) error {
 	var errs []error
-	for uid, dirs := range pinnedPods(i.pinDir) {
-		if keep(uid) {
-			continue
-		}
-		for _, dir := range dirs {
-			errs = append(errs, removeLayout(dir))
+	for uid, dirs := range pinnedPods(pinDir) {
+		if !keep(uid) {
+			errs = append(errs, collect.Map(dirs, removeLayout)...)
 		}
 	}
-	return failure.Wrap(errors.Join(errs...), "ending the steering to deleted pods")
+	return errors.Join(errs...)
 }
 
 // pinnedPods returns the directories of the pods' pins, in all layouts.
@@ -156,12 +154,7 @@ func pinnedPods(pinDir string) map[[16]byte][]string {
 
 // removeInbound removes the pins of all Steerings.
 func removeInbound(pinDir string) error {
-	var errs []error
-	for _, dirs := range pinnedPods(pinDir) {
-		for _, dir := range dirs {
-			errs = append(errs, removeLayout(dir))
-		}
-	}
+	errs := []error{unpinPods(pinDir, func([16]byte) bool { return false })}
 	layouts, _ := filepath.Glob(filepath.Join(pinDir, inboundLayouts))
 	for _, dir := range layouts {
 		if err := os.Remove(dir); err != nil {

@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
@@ -108,10 +109,7 @@ func (t *table) sweep(keep func(uid [16]byte) bool) (left int, err error) {
 }
 
 func (t *table) close() error {
-	var errs []error
-	for _, m := range t.maps {
-		errs = append(errs, m.Close())
-	}
+	errs := collect.Map(t.maps, func(m *ebpf.Map) error { return m.Close() })
 	return errors.Join(errs...)
 }
 
@@ -184,10 +182,7 @@ func Remove(pinDir string) error {
 	}
 	defer pins.unlock()
 	dirs, _ := filepath.Glob(filepath.Join(pinDir, layouts))
-	var errs []error
-	for _, dir := range dirs {
-		errs = append(errs, removeLayout(dir))
-	}
+	errs := collect.Map(dirs, removeLayout)
 	errs = append(errs, removeInbound(pinDir))
 	if err := errors.Join(errs...); err != nil {
 		return err

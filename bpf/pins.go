@@ -76,15 +76,19 @@ func (p *pins) takeOver(h *hook, cgroup string) error {
 // link opens the pinned link of this name. It returns nil if there is none, or if it is not
 // attached to the cgroup: it may have been detached, or be attached to a former root.
 func (p *pins) link(name, cgroup string) (link.Link, error) {
-	pinned, err := link.LoadPinnedLink(filepath.Join(p.dir, name), nil)
+	return pinnedLink(filepath.Join(p.dir, name), func(l link.Link) (bool, error) { return attachedTo(l, cgroup) })
+}
+
+// pinnedLink opens a pinned link. It returns nil if there is none, or if it is not attached where it should be.
+func pinnedLink(path string, attached func(link.Link) (bool, error)) (link.Link, error) {
+	pinned, err := link.LoadPinnedLink(path, nil)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return nil, nil
 	case err != nil:
 		return nil, fmt.Errorf("opening pinned link: %w", unsupported(err))
 	}
-	attached, err := attachedTo(pinned, cgroup)
-	if !attached || err != nil {
+	if ok, err := attached(pinned); !ok || err != nil {
 		pinned.Close()
 		return nil, err
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/rlimit"
 
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
@@ -225,10 +226,7 @@ func (r *Redirect) Beat() (lapsed bool) { return r.beat.beat() }
 func (r *Redirect) Check() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var errs []error
-	for _, h := range r.hooks {
-		errs = append(errs, h.check(r.cgroupRoot))
-	}
+	errs := collect.Map(r.hooks, func(h *hook) error { return h.check(r.cgroupRoot) })
 	errs = append(errs, checkBPFFS(r.pinDir))
 	if missing := slices.Sorted(maps.Keys(r.unpinned())); len(missing) > 0 {
 		errs = append(errs, fmt.Errorf("no longer pinned in %s: %s", filepath.Join(r.pinDir, layout), strings.Join(missing, ", ")))
@@ -293,10 +291,7 @@ func (r *Redirect) unpinned() map[string]object {
 func (r *Redirect) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var errs []error
-	for _, h := range r.hooks {
-		errs = append(errs, h.close())
-	}
+	errs := collect.Map(r.hooks, func(h *hook) error { return h.close() })
 	for _, t := range r.others {
 		errs = append(errs, t.close())
 	}

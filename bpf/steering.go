@@ -71,7 +71,8 @@ func (i *Inbound) Steer(uid [16]byte, netns *os.File) (*Steering, error) {
 // open attaches by the pinned link if there is one, which replaces the program atomically,
 // else by a new link.
 func (s *Steering) open(netns *os.File) error {
-	pinned, err := s.pinnedLink()
+	// The link of an earlier process, unless it is of another network namespace.
+	pinned, err := pinnedLink(filepath.Join(s.dir, linkPin), func(l link.Link) (bool, error) { return netnsOf(l, s.inode) })
 	if err != nil {
 		return err
 	}
@@ -107,24 +108,6 @@ func (s *Steering) open(netns *os.File) error {
 		return errors.Join(fmt.Errorf("attaching to the pod's network namespace: %w", unsupported(err)), removeLayout(s.dir))
 	}
 	return nil
-}
-
-// pinnedLink opens the link of an earlier process. It returns nil if there is none in this
-// network namespace.
-func (s *Steering) pinnedLink() (link.Link, error) {
-	pinned, err := link.LoadPinnedLink(filepath.Join(s.dir, linkPin), nil)
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		return nil, nil
-	case err != nil:
-		return nil, fmt.Errorf("opening pinned link: %w", unsupported(err))
-	}
-	attached, err := netnsOf(pinned, s.inode)
-	if !attached || err != nil {
-		pinned.Close()
-		return nil, err
-	}
-	return pinned, nil
 }
 
 // key is how the program finds the listener for a port.

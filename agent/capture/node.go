@@ -20,6 +20,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/redirect"
 	"github.com/ctrlmesh/ctrlmesh/bpf"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
@@ -351,10 +352,7 @@ func (n *node) Sweep(keep func(uid string) bool) error {
 	}
 	n.mu.Unlock()
 
-	var errs []error
-	for _, p := range deleted {
-		errs = append(errs, p.Release())
-	}
+	errs := collect.Map(deleted, func(p *Pod) error { return p.Release() })
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closed {
@@ -383,10 +381,7 @@ func (n *node) Close() error {
 		p.stopRepair()
 	}
 	for _, m := range n.modes {
-		var pods []redirect.Pod
-		for _, p := range n.captured(m.mode) {
-			pods = append(pods, p.target())
-		}
+		pods := collect.Map(n.captured(m.mode), func(p *Pod) redirect.Pod { return p.target() })
 		errs = append(errs, m.Close(pods))
 	}
 	for uid, p := range n.pods {

@@ -125,22 +125,18 @@ func (s *Store) LoadPods() (map[string]pods.Pod, error) {
 }
 
 // SaveCluster replaces the saved cluster.
-func (s *Store) SaveCluster(c *meshv1.Cluster) error {
-	b, err := deterministic.Marshal(c)
+func (s *Store) SaveCluster(c *meshv1.Cluster) error { return s.save(clusterFile, c) }
+
+func (s *Store) save(name string, m proto.Message) error {
+	b, err := deterministic.Marshal(m)
 	if err != nil {
-		return fmt.Errorf("encoding %s: %w", clusterFile, err)
+		return fmt.Errorf("encoding %s: %w", name, err)
 	}
-	return s.writeSummed(clusterFile, b, time.Now())
+	return s.writeSummed(name, b, time.Now())
 }
 
 // SaveWebhooks replaces the saved webhooks.
-func (s *Store) SaveWebhooks(w *meshv1.Webhooks) error {
-	b, err := deterministic.Marshal(w)
-	if err != nil {
-		return fmt.Errorf("encoding %s: %w", webhooksFile, err)
-	}
-	return s.writeSummed(webhooksFile, b, time.Now())
-}
+func (s *Store) SaveWebhooks(w *meshv1.Webhooks) error { return s.save(webhooksFile, w) }
 
 // Webhooks returns the saved webhooks, none if nothing was saved.
 func (s *Store) Webhooks() (*meshv1.Webhooks, error) {
