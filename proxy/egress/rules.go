@@ -41,7 +41,7 @@ func Compile(m *meshv1.Traffic, limits *limit.Rules, faults *fault.Rules) (*Poli
 		return nil, nil
 	}
 	out := &Policy{decrypt: m.GetEgress().GetDecrypt(), limits: limits, faults: faults}
-	out.steps = limits.Steps() + faults.Steps()
+	out.steps = limits.Hosts().Steps() + faults.Hosts().Steps()
 	for _, b := range m.GetBreakers() {
 		compiled := breaker{name: b.GetName(), refuseUnseen: b.GetRefuseUnseen()}
 		for _, r := range b.GetIntercepts() {
@@ -54,9 +54,9 @@ func Compile(m *meshv1.Traffic, limits *limit.Rules, faults *fault.Rules) (*Poli
 				return nil, fmt.Errorf("circuit breaker %s, rule %s: %w", b.GetName(), r.GetName(), err)
 			}
 		}
-		out.steps += compiled.deny.entries.Steps() + compiled.allow.entries.Steps()
 		compiled.deny.entries.Index()
 		compiled.allow.entries.Index()
+		out.steps += compiled.deny.entries.Hosts.Steps() + compiled.allow.entries.Hosts.Steps()
 		if compiled.deny.of+compiled.allow.of > 0 || compiled.refuseUnseen {
 			out.breakers = append(out.breakers, compiled)
 		}
@@ -190,15 +190,20 @@ func (of *matches) decide(r *match.HTTP) (verdict match.Verdict, by string) {
 
 // deep reports whether a rule needs more of the requests to a host than its name.
 func (p *Policy) deep(host string) bool {
+	return p.some(func(h *match.Hosts) bool { return h.Deep(host) })
+}
+
+// some reports whether is returns true for the matches of some rules.
+func (p *Policy) some(is func(*match.Hosts) bool) bool {
 	if p == nil {
 		return false
 	}
 	for i := range p.breakers {
-		if p.breakers[i].deny.entries.Hosts.Deep(host) || p.breakers[i].allow.entries.Hosts.Deep(host) {
+		if is(p.breakers[i].deny.entries.Hosts) || is(p.breakers[i].allow.entries.Hosts) {
 			return true
 		}
 	}
-	return p.limits.Deep(host) || p.faults.Deep(host)
+	return is(p.limits.Hosts()) || is(p.faults.Hosts())
 }
 
 // tooLong returns the denial of a request whose path is too long for the expressions that
@@ -217,15 +222,7 @@ func (p *Policy) tooLong(f *flow) *denial {
 
 // pathExpression reports whether a rule matches the paths of a host by a regular expression.
 func (p *Policy) pathExpression(host string) bool {
-	if p == nil {
-		return false
-	}
-	for i := range p.breakers {
-		if p.breakers[i].deny.entries.Hosts.PathExpression(host) || p.breakers[i].allow.entries.Hosts.PathExpression(host) {
-			return true
-		}
-	}
-	return p.limits.PathExpression(host) || p.faults.PathExpression(host)
+	return p.some(func(h *match.Hosts) bool { return h.PathExpression(host) })
 }
 
 // decrypts reports whether a TLS connection is to be decrypted, because a rule is about

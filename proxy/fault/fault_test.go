@@ -233,8 +233,8 @@ func TestRulesMatchResourcesAndPaths(t *testing.T) {
 			request := &match.HTTP{Scheme: "https", Host: "example.com", Method: "GET", Path: "/", Header: http.Header{}}
 			require.Equal(t, c.http, r.DecideHTTP(noon, nil, *request) != nil)
 			require.Equal(t, c.connection, r.DecideHTTP(noon, nil, match.HTTP{Scheme: "https", Host: "example.com", Opaque: true}) != nil)
-			require.Equal(t, c.dig, r.Deep("example.com"))
-			require.False(t, r.Deep("example.org"))
+			require.Equal(t, c.dig, r.Hosts().Deep("example.com"))
+			require.False(t, r.Hosts().Deep("example.org"))
 		})
 	}
 }
@@ -281,7 +281,7 @@ func TestKindsWithoutRulesHaveNoResources(t *testing.T) {
 	require.Nil(t, (*Resources)(nil).Decide(noon, pod))
 	require.Nil(t, (*Rules)(nil).DecidePath(noon, "get", "/version"))
 	require.Nil(t, (*Rules)(nil).DecideHTTP(noon, nil, match.HTTP{}))
-	require.False(t, (*Rules)(nil).Deep("h"))
+	require.False(t, (*Rules)(nil).Hosts().Deep("h"))
 	(*Rules)(nil).Enforce(noon)
 }
 

@@ -228,20 +228,12 @@ func (r *Rules) deciding(partOf Ticket, userAgent string, asked []match.HTTP) (f
 	return found
 }
 
-// Deep reports whether a rule needs more of the requests to a host than its name.
-func (r *Rules) Deep(host string) bool { return r != nil && r.entries.Hosts.Deep(host) }
-
-// PathExpression reports whether a rule matches the paths of a host by a regular expression.
-func (r *Rules) PathExpression(host string) bool {
-	return r != nil && r.entries.Hosts.PathExpression(host)
-}
-
-// Steps returns how many instructions the expressions of the rules run at most for one request.
-func (r *Rules) Steps() int {
+// Hosts returns the matches of other hosts; nil without rules.
+func (r *Rules) Hosts() *match.Hosts {
 	if r == nil {
-		return 0
+		return nil
 	}
-	return r.entries.Steps()
+	return r.entries.Hosts
 }
 
 // Decrypts reports whether a rule needs the requests within a TLS connection, either to

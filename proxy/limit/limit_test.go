@@ -454,9 +454,9 @@ func TestRequestsToOtherHosts(t *testing.T) {
 	require.Equal(t, "host", take(match.HTTP{Host: "b.example", Opaque: true}))
 	require.Empty(t, take(match.HTTP{Host: "c.example", Opaque: true}))
 	require.Equal(t, "agent", take(match.HTTP{Host: "c.example"}))
-	require.True(t, p.rules.Deep("a.example"))
-	require.False(t, p.rules.Deep("b.example"))
-	require.False(t, p.rules.Deep("c.example"))
+	require.True(t, p.rules.Hosts().Deep("a.example"))
+	require.False(t, p.rules.Hosts().Deep("b.example"))
+	require.False(t, p.rules.Hosts().Deep("c.example"))
 	for host, decrypted := range map[string]bool{"a.example": true, "b.example": false, "c.example": true, "d.example": true, "e.example": false} {
 		require.Equal(t, decrypted, p.rules.Decrypts(&match.HTTP{Host: host, Opaque: true}), host)
 	}

@@ -45,14 +45,6 @@ func (e *Entries[R]) Index() {
 	e.Table, e.Hosts = NewTable(matches(e.Resources)), NewHosts(matches(e.URLs))
 }
 
-// Steps returns how many instructions the expressions run at most for one request.
-func (e *Entries[R]) Steps() (n int) {
-	for _, of := range e.URLs {
-		n += of.Match.Steps()
-	}
-	return n
-}
-
 func matches[M, R any](of []Entry[M, R]) (out []M) {
 	for _, entry := range of {
 		out = append(out, entry.Match)

@@ -77,7 +77,21 @@ func (h *Hosts) Deep(host string) bool { return h.any(host, (*URL).Deep) }
 // PathExpression reports whether a match has a regular expression for the paths of a host.
 func (h *Hosts) PathExpression(host string) bool { return h.any(host, (*URL).PathExpression) }
 
+// Steps returns how many instructions the expressions run at most for one request.
+func (h *Hosts) Steps() (n int) {
+	if h == nil {
+		return 0
+	}
+	for _, u := range h.urls {
+		n += u.Steps()
+	}
+	return n
+}
+
 func (h *Hosts) any(host string, is func(*URL) bool) bool {
+	if h == nil {
+		return false
+	}
 	of, sure := h.Of(host)
 	return slices.ContainsFunc(of, func(n int32) bool { return is(h.urls[n]) && (sure || h.urls[n].HostIs(host)) })
 }

@@ -52,10 +52,8 @@ func NewURL(m *meshv1.HttpMatch) (*URL, error) {
 	if out.path, err = newText(m.GetPath()); err != nil {
 		return nil, fmt.Errorf("path: %w", err)
 	}
-	if out.headers, err = NewHeaders(m.GetHeaders()); err != nil {
-		return nil, err
-	}
-	return out, nil
+	out.headers, err = NewHeaders(m.GetHeaders())
+	return out, err
 }
 
 // Deep reports whether the match needs more than is seen of opaque TLS.

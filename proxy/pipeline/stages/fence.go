@@ -203,18 +203,18 @@ func (p *Policy) forbidden(info *apirequest.RequestInfo, what, why string) *pipe
 	if info.Subresource != "" {
 		resource += "/" + info.Subresource
 	}
-	refused := status.New(http.StatusForbidden, metav1.StatusReasonForbidden, 0,
-		"%s %s: %s does not belong to this pod's shard, ShardingConfig %s/%s: %s",
+	return refuseForeign(info, "%s %s: %s does not belong to this pod's shard, ShardingConfig %s/%s: %s",
 		info.Verb, resource, what, p.env.Info.Namespace, p.Shard, why)
-	refused.ErrStatus.Details = &metav1.StatusDetails{Name: info.Name, Group: info.APIGroup, Kind: info.Resource}
-	return pipeline.RefusalFor(meshv1.RefusedForeign, refused)
 }
 
 // outside refuses a request for an object that no shard reads or writes.
 func (p *Policy) outside(info *apirequest.RequestInfo, what string) *pipeline.Outcome {
-	refused := status.New(http.StatusForbidden, metav1.StatusReasonForbidden, 0,
-		"%s %s: %s is outside the limits of this pod's shard, ShardingConfig %s/%s: see namespaces in spec.root.resourceSelector and spec.limits",
+	return refuseForeign(info, "%s %s: %s is outside the limits of this pod's shard, ShardingConfig %s/%s: see namespaces in spec.root.resourceSelector and spec.limits",
 		info.Verb, info.Resource, what, p.env.Info.Namespace, p.Shard)
+}
+
+func refuseForeign(info *apirequest.RequestInfo, format string, args ...any) *pipeline.Outcome {
+	refused := status.New(http.StatusForbidden, metav1.StatusReasonForbidden, 0, format, args...)
 	refused.ErrStatus.Details = &metav1.StatusDetails{Name: info.Name, Group: info.APIGroup, Kind: info.Resource}
 	return pipeline.RefusalFor(meshv1.RefusedForeign, refused)
 }
