@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/set"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/label"
 )
 
@@ -78,12 +79,9 @@ func (s *Served) serves(name schema.GroupResource) bool {
 	if _, ok := s.Kinds[name]; ok {
 		return true
 	}
-	for gr := range s.Kinds {
-		if matches(name.Group, gr.Group) && matches(name.Resource, gr.Resource) {
-			return true
-		}
-	}
-	return false
+	return collect.Any(s.Kinds, func(gr schema.GroupResource, _ metav1.APIResource) bool {
+		return matches(name.Group, gr.Group) && matches(name.Resource, gr.Resource)
+	})
 }
 
 func matches(name, served string) bool { return name == "*" || name == served }

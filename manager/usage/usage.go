@@ -4,6 +4,7 @@ package usage
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -120,15 +121,7 @@ func (r Record) Prune(now time.Time) {
 
 // Equal reports whether two records have the same content.
 func (r Record) Equal(other Record) bool {
-	if len(r) != len(other) {
-		return false
-	}
-	for key, of := range r {
-		if other[key] == nil || !proto.Equal(of, other[key]) {
-			return false
-		}
-	}
-	return true
+	return maps.EqualFunc(r, other, func(a, b *meshv1.WorkloadUsage) bool { return proto.Equal(a, b) })
 }
 
 // last is when a pod sent its last request.

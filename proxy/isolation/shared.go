@@ -51,12 +51,7 @@ func (s shared) some(namespace string) bool {
 // has reports whether an object is shared. The namespace "" stands for every object of
 // the name, or for a cluster-scoped one.
 func has[S string | []byte](s shared, namespace, name S) bool {
-	for _, o := range s {
-		if matches(o.namespaces, namespace) && matches(o.names, name) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(s, func(o sharedObjects) bool { return matches(o.namespaces, namespace) && matches(o.names, name) })
 }
 
 // keys returns all shared objects as the keys of their namespaces; not ok where the names

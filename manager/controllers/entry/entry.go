@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/inject"
@@ -127,10 +128,7 @@ func (r *Controller) write(ctx context.Context, change func(*admissionv1.Mutatin
 }
 
 func named(list []admissionv1.MutatingWebhook, name string) *admissionv1.MutatingWebhook {
-	if i := slices.IndexFunc(list, func(w admissionv1.MutatingWebhook) bool { return w.Name == name }); i >= 0 {
-		return &list[i]
-	}
-	return nil
+	return collect.Find(list, func(w admissionv1.MutatingWebhook) bool { return w.Name == name })
 }
 
 // entry returns the entry of a VirtualApp: the known one if it stays, else a new one.

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
 )
 
@@ -57,11 +58,7 @@ func (v *view) rolledBack() []v1alpha1.RolledBackRevision {
 // onRecord returns the rollback of the current revision that was decided before; nil if there is
 // none.
 func (v *view) onRecord() *v1alpha1.RolledBackRevision {
-	all := v.rolledBack()
-	if i := slices.IndexFunc(all, func(r v1alpha1.RolledBackRevision) bool { return r.Revision == v.Revision.Update }); i >= 0 {
-		return &all[i]
-	}
-	return nil
+	return collect.Find(v.rolledBack(), func(r v1alpha1.RolledBackRevision) bool { return r.Revision == v.Revision.Update })
 }
 
 // appliedAgain returns the rollback of the current revision, if the StatefulSet has been changed

@@ -63,12 +63,7 @@ type Report struct {
 
 // Refusals reports whether admission refuses an object.
 func (r Report) Refusals() bool {
-	for _, p := range r.Problems {
-		if p.Level == Refused {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(r.Problems, func(p Problem) bool { return p.Level == Refused })
 }
 
 // WriteText implements render.Report.
