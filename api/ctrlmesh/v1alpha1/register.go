@@ -12,15 +12,8 @@ const GroupName = "ctrlmesh.kusionstack.io"
 // GroupVersion is the group and version of this package's kinds.
 var GroupVersion = schema.GroupVersion{Group: GroupName, Version: "v1alpha1"}
 
-var (
-	// SchemeBuilder collects the functions that add this group to a scheme.
-	SchemeBuilder = runtime.NewSchemeBuilder(addKnownTypes)
-
-	// AddToScheme adds this group's kinds to a scheme.
-	AddToScheme = SchemeBuilder.AddToScheme
-)
-
-func addKnownTypes(scheme *runtime.Scheme) error {
+// AddToScheme adds this group's kinds to a scheme.
+func AddToScheme(scheme *runtime.Scheme) error {
 	scheme.AddKnownTypes(GroupVersion,
 		&ShardingConfig{}, &ShardingConfigList{},
 		&CircuitBreaker{}, &CircuitBreakerList{},

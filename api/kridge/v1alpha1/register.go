@@ -19,15 +19,8 @@ const EnableProxyLabel = GroupName + "/enable-proxy"
 // root's name.
 const RootLabel = GroupName + "/auto-sharding-root"
 
-var (
-	// SchemeBuilder collects the functions that add this group to a scheme.
-	SchemeBuilder = runtime.NewSchemeBuilder(addKnownTypes)
-
-	// AddToScheme adds this group's kinds to a scheme.
-	AddToScheme = SchemeBuilder.AddToScheme
-)
-
-func addKnownTypes(scheme *runtime.Scheme) error {
+// AddToScheme adds this group's kinds to a scheme.
+func AddToScheme(scheme *runtime.Scheme) error {
 	scheme.AddKnownTypes(GroupVersion,
 		&ShardingConfig{}, &ShardingConfigList{},
 	)
