@@ -91,7 +91,6 @@ func (s State) free() bool { return s.Problem == "" && s.Holder == "" }
 type wish struct {
 	mode      Mode
 	config    types.NamespacedName // the configuration that demands most
-	accounts  []string
 	resources []string
 }
 
@@ -110,7 +109,7 @@ func wishes(demands []Demand, seen func(types.NamespacedName) State) map[types.N
 		for _, l := range d.Locks {
 			w, known := out[l.NamespacedName]
 			if !known || mode > w.mode {
-				w.mode, w.config, w.accounts = mode, d.Config, d.Accounts
+				w.mode, w.config = mode, d.Config
 			}
 			for _, r := range l.Resources {
 				if !slices.Contains(w.resources, r) {

@@ -19,8 +19,7 @@ const (
 
 // Body is the body of a request after the swap of names.
 type Body struct {
-	Bytes       []byte
-	ContentType string
+	Bytes []byte
 	// Lock reports whether the body names the lock.
 	Lock bool
 }
@@ -30,7 +29,7 @@ type Body struct {
 // media types, with ErrYAML for YAML that is not read, and with another error if the body is
 // not valid in its type.
 func (l *Lock) Request(contentType string, body []byte) (Body, error) {
-	out := Body{Bytes: body, ContentType: contentType}
+	out := Body{Bytes: body}
 	media, err := mediaType(contentType)
 	if err != nil {
 		return out, err

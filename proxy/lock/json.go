@@ -122,7 +122,7 @@ type operation struct {
 	Op, Path, From string
 	Value          []byte // in JSON
 	raw            []byte
-	start, end     int // of raw in the patch
+	start          int // of raw in the patch
 }
 
 // read reads the members. It fails if one is of another type, which the apiserver refuses.
@@ -154,11 +154,11 @@ func operations(b []byte, f func(operation) error) error {
 		return errJSON
 	}
 	n := 0
-	array, err := fields.Elements(b, func(raw []byte, start, end int) error {
+	array, err := fields.Elements(b, func(raw []byte, start, _ int) error {
 		if n++; n > maxOperations {
 			return fmt.Errorf("the JSON patch has more than %d operations", maxOperations)
 		}
-		op := operation{raw: raw, start: start, end: end}
+		op := operation{raw: raw, start: start}
 		if op.read() != nil || op.Op == "" {
 			return nil
 		}
