@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/adoption"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/lint"
+	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/plan"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/report"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
 	"github.com/ctrlmesh/ctrlmesh/manager/layout"
@@ -92,7 +94,11 @@ func (w *walk) adopt(ctx context.Context, flags rootFlags, dryRun bool) error {
 			return err
 		}
 	}
-	if problems = append(problems, adoption.Problems(s, w.request)...); len(problems) == 0 {
+	unknown, err := w.unknown(s)
+	if err != nil {
+		return err
+	}
+	if problems = slices.Concat(problems, adoption.Problems(s, w.request), unknown); len(problems) == 0 {
 		problems, err = w.tries(ctx, s, adoption.Adoptions(s, w.request))
 	}
 	if err != nil {
@@ -119,6 +125,21 @@ func (w *walk) adopt(ctx context.Context, flags rootFlags, dryRun bool) error {
 		result.Summary = fmt.Sprintf("%s is adopted by ShardingConfig %s: %d shards; leaders: %s", w.request.Target, root.Name, root.Status.Shards, cmp.Or(strings.Join(result.Leaders, ", "), "none, because the mesh knows no lock of the operator"))
 	}
 	return w.print(result, !result.Done)
+}
+
+// unknown returns a problem for each resource of the root that the apiserver does not serve. Admission
+// accepts such a root, but its shards do nothing until the resource is served.
+func (w *walk) unknown(s *snapshot.Snapshot) ([]string, error) {
+	root := cmp.Or(w.request.Wanted, w.request.Root(s))
+	if root == nil {
+		return nil, nil
+	}
+	lists, _, err := w.reader.Served()
+	if err != nil {
+		return nil, err
+	}
+	_, problems := plan.Resources(lists, root)
+	return problems, nil
 }
 
 // want sets the root that the flags describe, with its defaults. It returns the root in YAML, and what

@@ -244,6 +244,8 @@ func TestAdoptRefuses(t *testing.T) {
 		"unknown field":          {in: strings.Replace(tallyRoot, "    prefix", "    colour: red\n    prefix", 1), args: "adopt sts/tally -f -", code: Found, want: "spec.root.colour: unknown field"},
 		"few replicas":           {in: strings.Replace(tallyRoot, "shardingSize: 2", "shardingSize: 3", 1), args: "adopt sts/tally -f -", code: Found, want: "kubectl -n team scale statefulset/tally --replicas=3"},
 		"no agent":               {plant: losesAgent, args: "adopt sts/tally -f -", code: Found, want: "agents are ready on 1 of 2 nodes"},
+		"an unknown resource":    {in: strings.Replace(tallyRoot, "[tallies]", "[tally]", 1), args: "adopt sts/tally -f -", code: Found, want: "! tally.example.com: the apiserver serves no such resource; did you mean tallies?: correct spec.root.resourceSelector"},
+		"a forgotten group":      {args: "adopt sts/tally --shards 2 --resources tallies", code: Found, want: `did you mean tallies of group "example.com"?`},
 		"admission":              {plant: refuses("create", denied), args: "adopt sts/tally -f -", code: Found, want: "divide something else"},
 		"admission of the label": {plant: refuses("patch", denied), args: "adopt sts/tally -f -", code: Found, want: "label the pod template of StatefulSet tally"},
 		"broken connection":      {plant: refuses("create", errors.New("connection reset")), args: "adopt sts/tally -f -", code: Unknown, want: "check the connection"},

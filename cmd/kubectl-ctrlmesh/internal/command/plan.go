@@ -68,7 +68,7 @@ func planOf(ctx context.Context, r snapshot.Reader, root *v1alpha1.ShardingConfi
 	if err != nil {
 		return plan.Preview{}, err
 	}
-	resources, unknown := plan.Resources(lists, root)
+	resources, problems := plan.Resources(lists, root)
 	parts := []snapshot.Part{snapshot.Configs(root.Namespace), snapshot.Namespaces, snapshot.Counts(resources)}
 	if target := layout.Target(root.Spec.Root); target.Name != "" {
 		parts = append(parts, snapshot.Target(root.Namespace, target))
@@ -83,5 +83,5 @@ func planOf(ctx context.Context, r snapshot.Reader, root *v1alpha1.ShardingConfi
 	if err := r.Extend(ctx, s, snapshot.Locks, snapshot.ManagerLists(resources)); err != nil {
 		return plan.Preview{}, err
 	}
-	return plan.Of(s, root, unknown)
+	return plan.Of(s, root, problems)
 }

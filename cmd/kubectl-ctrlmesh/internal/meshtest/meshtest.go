@@ -197,6 +197,7 @@ var served = []*metav1.APIResourceList{
 	{GroupVersion: "example.com/v1", APIResources: []metav1.APIResource{
 		{Name: "foos", SingularName: "foo", ShortNames: []string{"fo"}, Kind: "Foo", Namespaced: true},
 		{Name: "foos/status", Kind: "Foo", Namespaced: true},
+		{Name: "tallies", SingularName: "tally", Kind: "Tally", Namespaced: true},
 	}},
 }
 

@@ -58,8 +58,8 @@ type Shard struct {
 }
 
 // Resources returns the resources that a root divides, of those that the apiserver serves, and a
-// message for each that it does not.
-func Resources(lists []*metav1.APIResourceList, root *v1alpha1.ShardingConfig) (found []snapshot.Resource, unknown []string) {
+// problem for each that it does not.
+func Resources(lists []*metav1.APIResourceList, root *v1alpha1.ShardingConfig) (found []snapshot.Resource, problems []string) {
 	divided := label.Divided(root)
 	for _, name := range label.Resources(divided) {
 		for _, list := range lists {
@@ -72,16 +72,16 @@ func Resources(lists []*metav1.APIResourceList, root *v1alpha1.ShardingConfig) (
 			}
 		}
 	}
-	return found, resources.ServedBy(lists, nil).Unknown(divided)
+	for _, unknown := range resources.ServedBy(lists, nil).Unknown(divided) {
+		problems = append(problems, unknown+": correct spec.root.resourceSelector, because nothing is divided until all resources are known")
+	}
+	return found, problems
 }
 
 // Of returns what a root would do, by what a snapshot has of its workload, namespaces, objects and
-// locks. The root has its defaults. unknown are what [Resources] did not find.
-func Of(s *snapshot.Snapshot, root *v1alpha1.ShardingConfig, unknown []string) (Preview, error) {
-	p := Preview{Namespace: root.Namespace, Root: root.Name, Key: operator.KeyOf(root), Shards: []Shard{}}
-	for _, u := range unknown {
-		p.Problems = append(p.Problems, u+": correct spec.root.resourceSelector, because nothing is divided until all resources are known")
-	}
+// locks. The root has its defaults. problems are those of [Resources].
+func Of(s *snapshot.Snapshot, root *v1alpha1.ShardingConfig, problems []string) (Preview, error) {
+	p := Preview{Namespace: root.Namespace, Root: root.Name, Key: operator.KeyOf(root), Shards: []Shard{}, Problems: problems}
 	resolved := root.DeepCopy()
 	if err := layout.Resolve(&resolved.Spec, s.Labels); err != nil {
 		return p, err
