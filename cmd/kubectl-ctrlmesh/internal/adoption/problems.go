@@ -11,6 +11,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/render"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/report"
 	"github.com/ctrlmesh/ctrlmesh/cmd/kubectl-ctrlmesh/internal/snapshot"
 	"github.com/ctrlmesh/ctrlmesh/internal/clip"
@@ -47,13 +48,13 @@ func (v view) aboutRoot() (out []string) {
 	case root == nil:
 		root = v.Wanted
 	case v.Wanted != nil && !equality.Semantic.DeepEqual(root.Spec, v.Wanted.Spec):
-		out = append(out, fmt.Sprintf("ShardingConfig %s exists with another spec: apply the new one by kubectl apply, or repeat the command without -f, --shards and --resources to keep it", root.Name))
+		out = append(out, fmt.Sprintf("ShardingConfig %s exists with another spec: put the new one in its place by kubectl replace, or repeat the command without -f, --shards and --resources to keep it", root.Name))
 	}
 	if ptr.Deref(root.Spec.Root.Disable, false) {
 		out = append(out, fmt.Sprintf("ShardingConfig %s is disabled: remove spec.root.disable", root.Name))
 	}
 	if need := needed(root.Spec.Root); v.workload.Replicas < need {
-		out = append(out, fmt.Sprintf("%s has %d replicas, and its shards need %d: kubectl -n %s scale %s --replicas=%d", v.Target, v.workload.Replicas, need, v.Namespace, v.Target.Argument(), need))
+		out = append(out, fmt.Sprintf("%s has %s, and its shards need %d: kubectl -n %s scale %s --replicas=%d", v.Target, render.Count(int(v.workload.Replicas), "replica"), need, v.Namespace, v.Target.Argument(), need))
 	}
 	return out
 }
@@ -107,7 +108,7 @@ func Named(s *snapshot.Snapshot, namespace, name string) (Request, error) {
 	c := s.Config(namespace, name)
 	switch {
 	case c == nil:
-		return Request{}, fmt.Errorf("there is no ShardingConfig %s in namespace %s: if it is deleted already, name the workload as statefulset/NAME or deployment/NAME", name, namespace)
+		return Request{}, fmt.Errorf("there is no ShardingConfig %s in namespace %s: name another namespace by -n, or if it is deleted already, the workload as statefulset/NAME or deployment/NAME", name, namespace)
 	case compile.Derived(c):
 		return Request{}, fmt.Errorf("ShardingConfig %s is a shard of root %s: name the root", name, c.Labels[v1alpha1.RootLabel])
 	case !origin.IsNative(c):

@@ -57,7 +57,11 @@ func AdoptScript(s *snapshot.Snapshot, r Request, manifest string) Script {
 	root := v.root
 	if root == nil {
 		root = r.Wanted
-		p.add("Create the root. Its pods are outside the mesh, so nothing changes yet.", "kubectl create -f - <<'EOF'\n%sEOF", manifest)
+		effect := "Its pods are outside the mesh, so nothing changes yet."
+		if v.labelled() == nil {
+			effect = "Its pods are on the mesh already, and the manager replaces them one by one."
+		}
+		p.add("Create the root. "+effect, "kubectl create -f - <<'EOF'\n%sEOF", manifest)
 	}
 	if v.labelled() != nil {
 		p.add("Label the pod template. New pods are on the mesh, in standby.", "kubectl -n %s patch %s --type=merge -p '%s'", r.Namespace, r.Target.Argument(), LabelPatch(true))

@@ -167,7 +167,7 @@ func (w *walk) want(ctx context.Context, s *snapshot.Snapshot, flags rootFlags) 
 		return "", nil, err
 	}
 	if root.Spec.Root == nil || layout.Target(root.Spec.Root) != w.request.Target {
-		return "", nil, fmt.Errorf("ShardingConfig %s does not name %s: correct spec.root.targetRef, or the command line", root.Name, w.request.Target)
+		return "", nil, fmt.Errorf("ShardingConfig %s does not name %s: correct the target in spec.root, or the command line", root.Name, w.request.Target)
 	}
 	w.request.Wanted = root
 	return string(text), problems, nil

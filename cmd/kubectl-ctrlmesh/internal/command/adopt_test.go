@@ -218,6 +218,15 @@ func TestAdoptMakesTheRoot(t *testing.T) {
 	requireGolden(t, "adopt-made.table", r)
 }
 
+func TestAdoptDryRunOfObservedOperator(t *testing.T) {
+	c := outsideTheMesh(t)
+	meshtest.Find[*appsv1.StatefulSet](t, c, team, "tally").Spec.Template.Labels = map[string]string{"app": "tally", v1alpha1.EnableProxyLabel: "true"}
+	r := run(t, c, tallyRoot, "adopt", "sts/tally", "-f", "-", "-n", team, "--dry-run")
+	require.Equal(t, Healthy, r.code, "%s", r)
+	require.Contains(t, r.out, "# 1. Create the root. Its pods are on the mesh already, and the manager replaces them one by one.\n")
+	require.NotContains(t, r.out, "patch statefulset/tally")
+}
+
 func TestAdoptRefuses(t *testing.T) {
 	denied := apierrors.NewForbidden(schema.GroupResource{Resource: "shardingconfigs"}, "tally", errors.New("admission webhook \"shardingconfigs.ctrlmesh.kusionstack.io\" denied the request: divide something else"))
 	for name, c := range map[string]struct {

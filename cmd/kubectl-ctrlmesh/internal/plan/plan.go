@@ -230,7 +230,7 @@ func (p *Preview) place(s *snapshot.Snapshot, root *v1alpha1.RootConfig) {
 		return
 	}
 	if w == nil {
-		p.Problems = append(p.Problems, fmt.Sprintf("there is no %s in namespace %s: correct spec.root.targetRef", layout.Target(root), p.Namespace))
+		p.Problems = append(p.Problems, fmt.Sprintf("there is no %s in namespace %s: correct the target in spec.root", layout.Target(root), p.Namespace))
 		return
 	}
 	needs := map[string]int{}
