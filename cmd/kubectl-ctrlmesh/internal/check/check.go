@@ -95,8 +95,8 @@ func (f *findings) unread(s *snapshot.Snapshot) {
 
 func summary(s *snapshot.Snapshot) string {
 	operators := collect.Count(s.Configs, func(c v1alpha1.ShardingConfig) bool { return !compile.Derived(&c) })
-	return fmt.Sprintf("manager %s, %d agents, %d ShardingConfigs, %d labelled pods",
-		strings.Join(report.Versions(s, snapshot.Manager), ", "), len(s.Program(snapshot.Agent)), operators, len(s.Pods))
+	return fmt.Sprintf("manager %s, %s, %s, %s", strings.Join(report.Versions(s, snapshot.Manager), ", "),
+		render.Count(len(s.Program(snapshot.Agent)), "agent"), render.Count(operators, "ShardingConfig"), render.Count(len(s.Pods), "labelled pod"))
 }
 
 // report sorts the findings: errors first.

@@ -205,6 +205,12 @@ var faults = map[string]struct {
 	"a degraded operator": {func(t *testing.T, c cluster) {
 		meshtest.SetCondition(config(t, c), v1alpha1.ConditionDegraded, true, v1alpha1.ReasonBlocked, "a handover has waited for more than 30s")
 	}, []string{"error operator-degraded Blocked: a handover has waited"}},
+	"an unknown resource": {func(t *testing.T, c cluster) {
+		meshtest.SetCondition(config(t, c), v1alpha1.ConditionReady, false, v1alpha1.ReasonUnknownResource, "foo: did you mean foos?")
+	}, []string{"error operator-degraded UnknownResource: foo: did you mean foos?"}},
+	"an operator that starts": {func(t *testing.T, c cluster) {
+		meshtest.SetCondition(config(t, c), v1alpha1.ConditionReady, false, v1alpha1.ReasonStarting, "1 of 2 members ready")
+	}, nil},
 	"undivided writes": {func(t *testing.T, c cluster) {
 		meshtest.SetCondition(config(t, c), v1alpha1.ConditionUndivided, true, v1alpha1.ReasonUndividedWrites, "several shards write secrets")
 	}, []string{"warning operator-undivided several shards write secrets"}},

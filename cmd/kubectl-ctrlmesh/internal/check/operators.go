@@ -52,17 +52,39 @@ func (f *findings) operators(s *snapshot.Snapshot) {
 // title names a configuration.
 func title(c *v1alpha1.ShardingConfig) string { return origin.Of(c).String() }
 
+// unreadyForGood are the reasons of configurations that do not become ready by themselves, and that are not
+// degraded.
+var unreadyForGood = []v1alpha1.Reason{
+	v1alpha1.ReasonUnknownResource, v1alpha1.ReasonUnknownShard, v1alpha1.ReasonUnknownLock, v1alpha1.ReasonLockForbidden,
+}
+
 // conditions adds what the manager found.
 func (f *findings) conditions(c *v1alpha1.ShardingConfig) {
-	add := func(severity Severity, id, docs string, is metav1.Condition) {
-		if is.Status == metav1.ConditionTrue {
-			f.add(severity, id, docs, "do what the message says", "%s: %s: %s", title(c), is.Reason, is.Message)
+	add := func(severity Severity, id, docs, do string, is metav1.Condition) {
+		f.add(severity, id, docs, do, "%s: %s: %s", title(c), is.Reason, is.Message)
+	}
+	const message = "do what the message says"
+	pods := fmt.Sprintf("see the pods of the shard by kubectl ctrlmesh shards %s -n %s", c.Name, c.Namespace)
+	ready, degraded := operator.Condition(c, v1alpha1.ConditionReady), operator.Condition(c, v1alpha1.ConditionDegraded)
+	switch {
+	case degraded.Status == metav1.ConditionTrue:
+		add(Error, "operator-degraded", docsReasons, message, degraded)
+	case ready.Status == metav1.ConditionFalse && slices.Contains(unreadyForGood, v1alpha1.Reason(ready.Reason)):
+		add(Error, "operator-degraded", docsReasons, message, ready)
+	}
+	for _, one := range []struct {
+		condition         string
+		severity          Severity
+		finding, docs, do string
+	}{
+		{v1alpha1.ConditionLeaderMissing, Error, "shard-leaderless", docsLeaderless, pods},
+		{v1alpha1.ConditionUndivided, Warning, "operator-undivided", docsUndivided, message},
+		{v1alpha1.ConditionShardIdle, Warning, "shard-idle", docsLeaderless, pods},
+	} {
+		if is := operator.Condition(c, one.condition); is.Status == metav1.ConditionTrue {
+			add(one.severity, one.finding, one.docs, one.do, is)
 		}
 	}
-	add(Error, "operator-degraded", docsReasons, operator.Condition(c, v1alpha1.ConditionDegraded))
-	add(Error, "shard-leaderless", docsLeaderless, operator.Condition(c, v1alpha1.ConditionLeaderMissing))
-	add(Warning, "operator-undivided", docsUndivided, operator.Condition(c, v1alpha1.ConditionUndivided))
-	add(Warning, "shard-idle", docsLeaderless, operator.Condition(c, v1alpha1.ConditionShardIdle))
 }
 
 // leaders finds shards whose lock has no holder. No condition may report them yet, or no manager may
