@@ -91,6 +91,7 @@ func (e *environment) root() *cobra.Command {
 	c.PersistentFlags().StringVar(&e.meshNamespace, "mesh-namespace", snapshot.DefaultNamespace, "namespace of the mesh")
 	c.AddCommand(e.statusCommand(), e.shardsCommand(), e.ownerCommand(), e.explainCommand(), e.checkCommand(), e.lintCommand(), e.planCommand(), e.adviseCommand(), e.migrateCommand(), e.sysdumpCommand(), e.upgradeCommand(), e.uiCommand(), e.versionCommand())
 	c.AddCommand(e.adoptCommand(), e.removeCommand(), e.tapCommand(), e.costCommand(), e.breakerCommand(), e.faultsCommand())
+	showUsage(c.Commands())
 	return c
 }
 
@@ -102,6 +103,21 @@ func (e *environment) connected(do func(ctx context.Context, r snapshot.Reader, 
 			return err
 		}
 		return do(c.Context(), r, namespace, args)
+	}
+}
+
+// showUsage has errors about the arguments of commands show how the commands are used.
+func showUsage(commands []*cobra.Command) {
+	for _, c := range commands {
+		showUsage(c.Commands())
+		if check := c.Args; check != nil {
+			c.Args = func(c *cobra.Command, args []string) error {
+				if err := check(c, args); err != nil {
+					return fmt.Errorf("%w: usage: %s", err, c.UseLine())
+				}
+				return nil
+			}
+		}
 	}
 }
 

@@ -168,7 +168,7 @@ func TestTrafficChangesThatFail(t *testing.T) {
 		want  string
 	}{
 		"no breaker":        {nothing, "breaker close deletes", Unknown, "there is no CircuitBreaker deletes"},
-		"no name":           {withBreakers, "breaker close", Unknown, "accepts 1 arg(s)"},
+		"no name":           {withBreakers, "breaker close", Unknown, "accepts 1 arg(s), received 0: usage: kubectl ctrlmesh breaker close NAME"},
 		"open breakers":     {withBreakers, "breaker close deletes --timeout=20ms", Found, "! the breaker of rule default is open in pod od-1"},
 		"unlisted breakers": {unlisted, "breaker close deletes --timeout=20ms", Found, "! breakers are open in 3 pods that the status does not list"},
 		"forced breaker":    {forced, "breaker close deletes", Found, "triggerPolicy ForceOpened"},
