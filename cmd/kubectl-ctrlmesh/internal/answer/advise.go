@@ -85,7 +85,7 @@ func (a Adviser) profile(ctx context.Context, s *snapshot.Snapshot) (*advise.Pro
 	}
 	agents, err := a.agents(s)
 	if err != nil && !logs {
-		return nil, fmt.Errorf("nothing is recorded of %s yet: wait for two minutes while it works without a ShardingConfig, or log its requests: %w", a.Workload.Argument(), err)
+		return nil, fmt.Errorf("nothing is recorded of %s yet: wait for two minutes while it works without a ShardingConfig, delete its pods if they are older than the mesh, or log its requests: %w", a.Workload.Argument(), err)
 	}
 	if err != nil {
 		return nil, err

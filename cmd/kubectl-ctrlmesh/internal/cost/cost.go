@@ -97,7 +97,7 @@ func list(of map[subject]count, seconds float64) []Cost {
 // WriteText implements render.Report.
 func (c Costs) WriteText(t *render.Text) {
 	if len(c.Shards) == 0 {
-		t.Line("no pod on the mesh has sent requests: label a pod template, or name another namespace by -n")
+		t.Line("no pod on the mesh has sent requests: label a pod template, delete labelled pods that are older than the mesh, or name another namespace by -n")
 		return
 	}
 	t.Line("over %.0f s, per second:", c.Seconds)
