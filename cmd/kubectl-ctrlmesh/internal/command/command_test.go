@@ -165,6 +165,14 @@ func handsOver(t *testing.T, c *meshtest.Cluster) {
 }
 
 // plans lets the second shard wait for a ready pod before it receives the key team-42.
+// lacksPods removes the pod of the second shard.
+func lacksPods(t *testing.T, c *meshtest.Cluster) {
+	r := root(t, c)
+	r.Status.Root.Shards[1].Members = 0
+	meshtest.Remove[*corev1.Pod](t, c, meshtest.Operator, "od-1")
+	meshtest.SetCondition(r, v1alpha1.ConditionReady, false, v1alpha1.ReasonNotEnoughPods, "1 of 1 members ready in 2 shards; StatefulSet operator-demo lacks 1 pods: shard operator-demo-2-normal has fewer than it needs")
+}
+
 func plans(t *testing.T, c *meshtest.Cluster) {
 	handsOver(t, c)
 	r := root(t, c)
@@ -311,6 +319,7 @@ func TestCommandsAboutOperators(t *testing.T) {
 		{name: "owner-healthy", plant: nothing, args: "owner operator-demo team-42"},
 		{name: "owner-releasing", plant: handsOver, args: "owner operator-demo team-42", code: Found},
 		{name: "owner-planned", plant: plans, args: "owner operator-demo team-42", tables: true},
+		{name: "shards-few-pods", plant: lacksPods, args: "shards operator-demo", code: Found, tables: true},
 		{name: "shards-planned", plant: plans, args: "shards operator-demo", tables: true},
 		{name: "owner-granting", plant: grants, args: "owner operator-demo team-42", tables: true},
 		{name: "owner-no-namespace", plant: nothing, args: "owner operator-demo team-43", tables: true},

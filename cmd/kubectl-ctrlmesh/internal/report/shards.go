@@ -20,7 +20,7 @@ type Shards struct {
 	// State is the reason of the condition Ready.
 	State  string  `json:"state"`
 	Shards []Shard `json:"shards"`
-	// Notes say what the report lacks.
+	// Notes say what the report lacks, and what the shards do.
 	Notes []string `json:"notes,omitempty"`
 }
 
@@ -77,8 +77,11 @@ func ShardsOf(s *snapshot.Snapshot, c *v1alpha1.ShardingConfig) (Shards, error) 
 	for i := range shards {
 		out.Shards = append(out.Shards, shardOf(c, &shards[i], mean))
 	}
-	if len(shards) == 0 {
-		out.Notes = append(out.Notes, "no shard exists: "+operator.Condition(c, v1alpha1.ConditionReady).Message)
+	switch ready := operator.Condition(c, v1alpha1.ConditionReady); {
+	case len(shards) == 0:
+		out.Notes = append(out.Notes, "no shard exists: "+ready.Message)
+	case ready.Reason == string(v1alpha1.ReasonNotEnoughPods):
+		out.Notes = append(out.Notes, ready.Message)
 	}
 	if c.Status.Root != nil && c.Status.Root.Weighing != "" {
 		out.Notes = append(out.Notes, "objects are not counted: "+c.Status.Root.Weighing)
