@@ -77,7 +77,7 @@ The cluster stays up; make cluster-down stops it. Commands to try next:
   # the shards, and who owns a namespace
   kubectl ctrlmesh -n %[3]s shards %[4]s; kubectl ctrlmesh -n %[3]s owner %[4]s demo-00
   # delete a leader: that shard gets a new one, the other keeps its own
-  kubectl -n %[3]s delete pod %[4]s-0; kubectl -n %[3]s get leases
+  kubectl -n %[3]s delete pod %[4]s-0; kubectl -n %[3]s get leases -w
   # change an object: one pod reconciles it
   kubectl patch %[5]s --type merge -p '{"spec":{"say":"again"}}'; kubectl get %[5]s -o yaml
   # an agent's metrics, and the requests that it forwarded
