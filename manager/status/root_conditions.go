@@ -35,7 +35,7 @@ func (w *workload) conditions(out *v1alpha1.ShardingConfigStatus) {
 		workload: w, out: out, word: out.Root.Handover, withdrawn: compile.Withdrawn(w.Config), leaderless: MissingLeaders(w.Leaders),
 		members: fmt.Sprintf("%d of %d members ready in %d shards", out.ReadyMembers, out.Members, out.Shards),
 		waits:   w.waits(out.Root),
-		few: fmt.Sprintf("%s lacks %d pods: shard %s has fewer than it needs; scale the workload up, or the shards down",
+		few: fmt.Sprintf("%s lacks pods (%d): shard %s has fewer than it needs; scale the workload up, or the shards down",
 			pods, w.missing, strings.Join(clipped(w.lacking), ", ")),
 	}
 	if w.Config.Spec.FailurePolicy == v1alpha1.FailOpen {
@@ -173,6 +173,8 @@ func (r rootConditions) degraded(long bool) condition {
 		return condition{true, v1alpha1.ReasonBlocked, blockedMessage + r.waits}
 	case !r.withdrawn && r.workload.missing > 0 && len(r.workload.Pods) > 0 && long:
 		return condition{true, v1alpha1.ReasonNotEnoughPods, r.few}
+	case r.workload.Obstacle != nil && r.workload.Obstacle.Reason.Permanent() && long:
+		return condition{true, r.workload.Obstacle.Reason, r.workload.Obstacle.Message}
 	}
 	if c := rolloutTrouble(r.out.Root.Rollout); c != nil {
 		return *c

@@ -174,12 +174,19 @@ func TestRootsThatAreNotSettled(t *testing.T) {
 		{"no pods", func(in *RootInput) { in.Pods = nil; clear(in.State.Members) },
 			v1alpha1.ReasonTargetNotFound, "", Settled, ready, "no pod of StatefulSet op"},
 		{"a pod too few for a moment", func(in *RootInput) { in.Pods = in.Pods[:1]; delete(in.State.Members, "op-1") },
-			v1alpha1.ReasonNotEnoughPods, "", Settled, ready, "StatefulSet op lacks 1 pods: shard op-2-normal"},
+			v1alpha1.ReasonNotEnoughPods, "", Settled, ready, "StatefulSet op lacks pods (1): shard op-2-normal"},
 		{"a pod too few", func(in *RootInput) {
 			in.Pods = in.Pods[:1]
 			delete(in.State.Members, "op-1")
 			in.Config.Status.Conditions = []metav1.Condition{{Type: ready, Status: metav1.ConditionFalse, LastTransitionTime: metav1.NewTime(now.Add(-2 * Grace))}}
 		}, v1alpha1.ReasonNotEnoughPods, v1alpha1.ReasonNotEnoughPods, Settled, degraded, "op-2-normal"},
+		{"a resource that may come", func(in *RootInput) {
+			in.Obstacle = &locks.Obstacle{Reason: v1alpha1.ReasonUnknownResource, Message: "no foos"}
+		}, v1alpha1.ReasonUnknownResource, "", Waiting, ready, "no foos"},
+		{"an unknown resource", func(in *RootInput) {
+			in.Obstacle = &locks.Obstacle{Reason: v1alpha1.ReasonUnknownResource, Message: "no foos"}
+			in.Config.Status.Conditions = []metav1.Condition{{Type: ready, Status: metav1.ConditionFalse, LastTransitionTime: metav1.NewTime(now.Add(-2 * Grace))}}
+		}, v1alpha1.ReasonUnknownResource, v1alpha1.ReasonUnknownResource, Waiting, degraded, "no foos"},
 		{"a pod without a place yet", func(in *RootInput) { delete(in.State.Members, "op-1") },
 			v1alpha1.ReasonStarting, "", Settled, progressing, "pod op-1: it is in standby until a shard takes it"},
 		{"surplus", func(in *RootInput) { in.Pods = append(in.Pods, pod("op-2")) },

@@ -149,3 +149,12 @@ const (
 // EarlierInForce is in the message of Ready while an agent has not confirmed that no rule of a
 // CircuitBreaker or FaultInjection applies any more.
 const EarlierInForce = "earlier rules may still be in force"
+
+// Permanent reports whether a configuration that is not ready for this reason does not become ready by itself.
+func (r Reason) Permanent() bool {
+	switch r {
+	case ReasonUnknownResource, ReasonUnknownShard, ReasonUnknownLock, ReasonLockForbidden:
+		return true
+	}
+	return false
+}

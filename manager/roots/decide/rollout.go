@@ -331,7 +331,7 @@ func (s step) trouble() string {
 	case len(s.down) > 0:
 		return "not ready: pod " + firstOf(s.down)
 	case s.lacking > 0:
-		return fmt.Sprintf("it lacks %d pods", s.lacking)
+		return fmt.Sprintf("it lacks pods (%d)", s.lacking)
 	case len(s.unknown) > 0:
 		return "not confirmed by its agent: pod " + firstOf(s.unknown)
 	}

@@ -52,12 +52,6 @@ func (f *findings) operators(s *snapshot.Snapshot) {
 // title names a configuration.
 func title(c *v1alpha1.ShardingConfig) string { return origin.Of(c).String() }
 
-// unreadyForGood are the reasons of configurations that do not become ready by themselves, and that are not
-// degraded.
-var unreadyForGood = []v1alpha1.Reason{
-	v1alpha1.ReasonUnknownResource, v1alpha1.ReasonUnknownShard, v1alpha1.ReasonUnknownLock, v1alpha1.ReasonLockForbidden,
-}
-
 // conditions adds what the manager found.
 func (f *findings) conditions(c *v1alpha1.ShardingConfig) {
 	add := func(severity Severity, id, docs, do string, is metav1.Condition) {
@@ -69,7 +63,7 @@ func (f *findings) conditions(c *v1alpha1.ShardingConfig) {
 	switch {
 	case degraded.Status == metav1.ConditionTrue:
 		add(Error, "operator-degraded", docsReasons, message, degraded)
-	case ready.Status == metav1.ConditionFalse && slices.Contains(unreadyForGood, v1alpha1.Reason(ready.Reason)):
+	case ready.Status == metav1.ConditionFalse && v1alpha1.Reason(ready.Reason).Permanent():
 		add(Error, "operator-degraded", docsReasons, message, ready)
 	}
 	for _, one := range []struct {
