@@ -203,8 +203,18 @@ type Filter struct {
 	Codes []string
 }
 
-// Check returns an error for codes that no line can have.
+// verbs are those of access lines: of resources, and of HTTP for other paths.
+var verbs = []string{
+	"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "connect", "proxy", "post", "put", "head", "options",
+}
+
+// Check returns an error for verbs and codes that no line can have.
 func (f Filter) Check() error {
+	for _, v := range f.Verbs {
+		if !slices.Contains(verbs, v) {
+			return fmt.Errorf("unknown verb %q: the verbs are %s", v, strings.Join(verbs, ", "))
+		}
+	}
 	for _, c := range f.Codes {
 		n, err := strconv.Atoi(strings.ReplaceAll(c, "xx", "00"))
 		if err != nil || len(c) != 3 || n < 100 || n > 599 {

@@ -68,6 +68,7 @@ func TestFilters(t *testing.T) {
 	for _, code := range []string{"", "4", "4x", "xxx", "099", "600", "40x", "-40", "4xx0"} {
 		require.Error(t, Filter{Codes: []string{code}}.Check(), code)
 	}
+	require.ErrorContains(t, Filter{Verbs: []string{"get", "watchh"}}.Check(), `unknown verb "watchh"`)
 }
 
 func TestLongLinesAreSkipped(t *testing.T) {
