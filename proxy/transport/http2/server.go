@@ -1,6 +1,7 @@
 // Package http2 serves HTTP/2 (RFC 9113) to clients, in place of the server of net/http and for the same handlers. A
-// connection has one goroutine that reads, and handlers append frames to one buffer: whoever finds nobody writing
-// writes what is in it, so that frames of several streams, and the HEADERS and DATA of one, share a record of TLS.
+// connection has one goroutine that reads, and handlers append frames to one buffer. A handler that finds nobody
+// writing writes what is in it, so that frames of several streams, and the HEADERS and DATA of one, share a record of
+// TLS.
 //
 //	server.go    Server, and what it bounds
 //	conn.go      a connection: its handlers, its end
