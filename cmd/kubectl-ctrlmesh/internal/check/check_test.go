@@ -104,6 +104,9 @@ var faults = map[string]struct {
 	"no DaemonSet": {func(t *testing.T, c cluster) {
 		meshtest.Remove[*appsv1.DaemonSet](t, c, mesh, snapshot.Agent)
 	}, []string{"error agents-missing"}},
+	"agents that clean up": {func(t *testing.T, c cluster) {
+		meshtest.Find[*appsv1.DaemonSet](t, c, mesh, snapshot.Agent).Spec.Template.Spec.Containers[0].Args = []string{"cleanup", "--wait"}
+	}, []string{"error agents-clean-up DaemonSet ctrlmesh-agent removes the redirections"}},
 	"no agent on a node with members": {func(t *testing.T, c cluster) {
 		meshtest.Remove[*corev1.Pod](t, c, mesh, snapshot.Agent+"-1")
 	}, []string{"error agent-missing node node-1 has no agent, so that its labelled pods (2)"}},

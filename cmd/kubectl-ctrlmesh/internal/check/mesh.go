@@ -43,6 +43,10 @@ func (f *findings) programs(s *snapshot.Snapshot) {
 		f.add(Error, "agents-missing", "README.md#install-it", "install the mesh again: labelled pods cannot reach the apiserver", "DaemonSet %s does not exist in namespace %s", snapshot.Agent, s.Namespace)
 		return
 	}
+	if slices.ContainsFunc(s.Mesh.Agents.Spec.Template.Spec.Containers, func(c corev1.Container) bool { return len(c.Args) > 0 && c.Args[0] == "cleanup" }) {
+		f.add(Error, "agents-clean-up", "docs/operations.md#uninstall", "go on with the removal of the mesh, or install it again",
+			"DaemonSet %s removes the redirections of its nodes: no pod there is on the mesh", snapshot.Agent)
+	}
 	for _, a := range status.Agents.Nodes {
 		f.agent(s, a)
 	}
