@@ -38,7 +38,7 @@ const (
 	// PRIORITY, empty DATA, RST_STREAM and updates of windows beyond updatesPerFrame for each frame of DATA.
 	futileRate      = 100
 	futileBurst     = 10000
-	updatesPerFrame = 10
+	updatesPerFrame = 64
 	// idleWorkers is how many goroutines of handlers are kept for the next streams: their stacks have grown.
 	idleWorkers = 2
 	// awayFor is how long a client may take to close a connection after GOAWAY.
