@@ -17,7 +17,14 @@ import (
 type input struct {
 	transfer
 	got int
+	// ahead means that more is read than is asked for. rest is what is left of it, in pooled.
+	ahead  bool
+	rest   []byte
+	pooled *[]byte
 }
+
+// aheadBuffers have room for a record of TLS. Connections that wait have none.
+var aheadBuffers = sync.Pool{New: func() any { b := make([]byte, 16<<10+64); return &b }}
 
 type output struct{ transfer }
 
@@ -29,13 +36,13 @@ type transfer struct {
 	errno syscall.Errno
 }
 
-func wrap(tcp *net.TCPConn) net.Conn {
+func wrap(tcp *net.TCPConn, ahead bool) net.Conn {
 	raw, err := tcp.SyscallConn()
 	if err != nil {
 		return tcp
 	}
 	c := &Conn{TCPConn: tcp}
-	c.in.raw, c.in.step = raw, c.in.receive
+	c.in.raw, c.in.step, c.in.ahead = raw, c.in.receive, ahead
 	c.out.raw, c.out.step = raw, c.out.send
 	return c
 }
@@ -48,6 +55,9 @@ func (c *Conn) Read(b []byte) (int, error) {
 	in := &c.in
 	in.mu.Lock()
 	defer in.mu.Unlock()
+	if len(in.rest) > 0 {
+		return in.take(b), nil
+	}
 	in.b, in.got, in.errno = b, 0, 0
 	err := in.raw.Read(in.step)
 	in.b = nil
@@ -64,20 +74,56 @@ func (c *Conn) Read(b []byte) (int, error) {
 
 // receive reads what there is.
 func (t *input) receive(fd uintptr) (done bool) {
+	if t.ahead {
+		return t.receiveAhead(fd)
+	}
+	t.got, t.errno = receive(fd, t.b)
+	return t.errno != syscall.EAGAIN
+}
+
+// receiveAhead reads what there is, and keeps what b has no room for.
+func (t *input) receiveAhead(fd uintptr) (done bool) {
+	pooled := aheadBuffers.Get().(*[]byte)
+	if len(t.b) >= len(*pooled) {
+		aheadBuffers.Put(pooled)
+		t.got, t.errno = receive(fd, t.b)
+		return t.errno != syscall.EAGAIN
+	}
+	n, errno := receive(fd, *pooled)
+	t.errno, t.pooled, t.rest = errno, pooled, (*pooled)[:n]
+	t.got = t.take(t.b)
+	return errno != syscall.EAGAIN
+}
+
+// take copies what was read ahead to b, and frees its buffer when nothing is left.
+func (t *input) take(b []byte) int {
+	n := copy(b, t.rest)
+	if t.rest = t.rest[n:]; len(t.rest) == 0 {
+		aheadBuffers.Put(t.pooled)
+		t.rest, t.pooled = nil, nil
+	}
+	return n
+}
+
+func receive(fd uintptr, b []byte) (int, syscall.Errno) {
 	for {
-		n, _, errno := syscall.RawSyscall6(syscall.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(&t.b[0])), uintptr(len(t.b)), syscall.MSG_DONTWAIT, 0, 0)
+		n, _, errno := syscall.RawSyscall6(syscall.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), syscall.MSG_DONTWAIT, 0, 0)
 		switch errno {
 		case syscall.EINTR:
 			continue
-		case syscall.EAGAIN:
-			return false
 		case 0:
 			received(fd)
-			t.got = int(n)
+			return int(n), 0
 		}
-		t.errno = errno
-		return true
+		return 0, errno
 	}
+}
+
+// Buffered returns how many bytes were read ahead.
+func (c *Conn) Buffered() int {
+	c.in.mu.Lock()
+	defer c.in.mu.Unlock()
+	return len(c.in.rest)
 }
 
 // Write implements net.Conn.

@@ -8,4 +8,4 @@ type input struct{}
 
 type output struct{}
 
-func wrap(tcp *net.TCPConn) net.Conn { return tcp }
+func wrap(tcp *net.TCPConn, _ bool) net.Conn { return tcp }

@@ -15,12 +15,18 @@ type Conn struct {
 
 // New returns a connection, to be read and written by itself alone, if it is of TCP, and if the platform is
 // supported. Otherwise it returns the connection as it is.
-func New(c net.Conn) net.Conn {
+func New(c net.Conn) net.Conn { return conn(c, false) }
+
+// Ahead is New for connections of TLS: a call reads up to 16 KiB ahead, because crypto/tls asks for the head of a
+// record alone. What was read ahead is lost to those who read from NetConn.
+func Ahead(c net.Conn) net.Conn { return conn(c, true) }
+
+func conn(c net.Conn, ahead bool) net.Conn {
 	tcp, ok := c.(*net.TCPConn)
 	if !ok {
 		return c
 	}
-	return wrap(tcp)
+	return wrap(tcp, ahead)
 }
 
 // NetConn returns the connection that the kernel can copy from and to.

@@ -17,6 +17,11 @@ import (
 // pair returns a connection, and its other end as net makes it.
 func pair(t testing.TB) (c net.Conn, peer *net.TCPConn) {
 	t.Helper()
+	return pairOf(t, New)
+}
+
+func pairOf(t testing.TB, wrap func(net.Conn) net.Conn) (c net.Conn, peer *net.TCPConn) {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer l.Close()
@@ -24,7 +29,7 @@ func pair(t testing.TB) (c net.Conn, peer *net.TCPConn) {
 	require.NoError(t, err)
 	other, err := l.Accept()
 	require.NoError(t, err)
-	c = New(raw)
+	c = wrap(raw)
 	t.Cleanup(func() {
 		_ = c.Close()
 		_ = other.Close()
@@ -39,7 +44,14 @@ func TestOtherConnectionsStayAsTheyAre(t *testing.T) {
 }
 
 func TestBytesArriveAsTheyWereSent(t *testing.T) {
-	c, peer := pair(t)
+	for name, wrap := range map[string]func(net.Conn) net.Conn{"as asked": New, "ahead": Ahead} {
+		t.Run(name, func(t *testing.T) { arrive(t, wrap) })
+	}
+}
+
+func arrive(t *testing.T, wrap func(net.Conn) net.Conn) {
+	t.Helper()
+	c, peer := pairOf(t, wrap)
 	sent := bytes.Repeat([]byte("0123456789abcdef"), 1<<18) // more than the buffers of the kernel
 	go func() {
 		_, _ = io.Copy(peer, peer)
@@ -59,6 +71,27 @@ func TestBytesArriveAsTheyWereSent(t *testing.T) {
 	require.NoError(t, c.(interface{ CloseWrite() error }).CloseWrite())
 	n, err := c.Read(got)
 	require.Zero(t, n)
+	require.Equal(t, io.EOF, err)
+}
+
+// What one read leaves of what has arrived, the next gets without a system call, also after the end.
+func TestReadsAhead(t *testing.T) {
+	c, peer := pairOf(t, Ahead)
+	_, err := peer.Write([]byte("hello"))
+	require.NoError(t, err)
+	b := make([]byte, 2)
+	n, err := c.Read(b)
+	require.NoError(t, err)
+	require.Equal(t, "he", string(b[:n]))
+	require.Equal(t, 3, c.(interface{ Buffered() int }).Buffered())
+	require.NoError(t, peer.Close())
+	require.NoError(t, c.(interface{ CloseRead() error }).CloseRead())
+	rest := make([]byte, 10)
+	n, err = c.Read(rest)
+	require.NoError(t, err)
+	require.Equal(t, "llo", string(rest[:n]))
+	require.Zero(t, c.(interface{ Buffered() int }).Buffered())
+	_, err = c.Read(rest)
 	require.Equal(t, io.EOF, err)
 }
 
@@ -138,7 +171,7 @@ func TestErrorsAreThoseOfNet(t *testing.T) {
 }
 
 func TestReadsAndWritesAllocateNothing(t *testing.T) {
-	c, peer := pair(t)
+	c, peer := pairOf(t, Ahead)
 	b := make([]byte, 1)
 	require.Zero(t, testing.AllocsPerRun(100, func() {
 		_, _ = c.Write(b)

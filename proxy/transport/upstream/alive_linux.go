@@ -11,6 +11,9 @@ import (
 // alive reports whether an idle HTTP/1.1 connection seems open: there is nothing to read,
 // not even the end of the stream.
 func alive(c net.Conn) bool {
+	if b, ok := c.(interface{ Buffered() int }); ok && b.Buffered() > 0 {
+		return false
+	}
 	sc, ok := c.(syscall.Conn)
 	if !ok {
 		return true

@@ -83,7 +83,7 @@ func (c *Client) connect(ctx context.Context, protocols ...string) (*tls.Conn, e
 		_ = raw.Close()
 		return nil, ctx.Err()
 	}
-	conn := tls.Client(rawio.New(raw), &tls.Config{
+	conn := tls.Client(rawio.Ahead(raw), &tls.Config{
 		RootCAs:            c.cluster.roots,
 		ServerName:         ServerName,
 		NextProtos:         protocols,
