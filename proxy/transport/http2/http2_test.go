@@ -158,21 +158,45 @@ func TestBodiesOfAnotherLengthAreReset(t *testing.T) {
 	}
 }
 
-// What a handler leaves of a body is not sent: the client is asked to stop, and the connection goes on.
+// A client that sends much of a body that its handler has not read is asked to stop, and the connection goes on.
 func TestBodiesThatAreNotRead(t *testing.T) {
 	t.Parallel()
 	c := dial(t, testConfig(hello))
 	c.ask(1, false, request()...)
 	status, body, _ := c.answer(1)
 	require.Equal(t, "200 hello", status+" "+body)
-	require.Equal(t, xhttp2.ErrCodeNo, c.next(xhttp2.FrameRSTStream).(*xhttp2.RSTStreamFrame).ErrCode)
 	for range 40 { // more than the window of the connection, which opens again
 		require.NoError(t, c.WriteData(1, false, make([]byte, 16<<10)))
 	}
+	require.Equal(t, xhttp2.ErrCodeNo, c.next(xhttp2.FrameRSTStream).(*xhttp2.RSTStreamFrame).ErrCode)
 	c.ask(1, true, "x", "y") // a trailer that was on its way
 	c.ask(3, true, request()...)
 	status, body, _ = c.answer(3)
 	require.Equal(t, "200 hello", status+" "+body)
+}
+
+func TestBodiesThatEndAfterTheResponse(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(c *client) error{
+		"DATA":    func(c *client) error { return c.WriteData(1, true, []byte("rest")) },
+		"trailer": func(c *client) error { c.ask(1, true, "x", "y"); return nil },
+		"never":   func(*client) error { return nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := dial(t, testConfig(hello))
+			c.ask(1, false, request()...)
+			c.answer(1)
+			require.NoError(t, end(c))
+			if name == "never" {
+				require.Equal(t, xhttp2.ErrCodeNo, c.next(xhttp2.FrameRSTStream).(*xhttp2.RSTStreamFrame).ErrCode)
+			}
+			c.ask(3, true, request()...)
+			next := c.next(xhttp2.FrameHeaders, xhttp2.FrameRSTStream)
+			require.Equal(t, xhttp2.FrameHeaders, next.Header().Type, "nothing is reset")
+			require.EqualValues(t, 3, next.Header().StreamID)
+		})
+	}
 }
 
 func TestExpectContinue(t *testing.T) {

@@ -43,6 +43,8 @@ const (
 	idleWorkers = 2
 	// awayFor is how long a client may take to close a connection after GOAWAY.
 	awayFor = time.Second
+	// lingerFor is how long a client may go on to send a body that its handler has not read, up to a window of it.
+	lingerFor = time.Second
 	// prefaceTimeout is how long a client may take for the preface.
 	prefaceTimeout = 10 * time.Second
 )

@@ -32,9 +32,12 @@ type stream struct {
 	changed sync.Cond // the stream, or what it waits for
 	waits   bool      // it is in output.waiting
 	err     error     // the stream ended
-	window  int64     // of the response
-	body    body
-	resp    response
+	over    bool      // the handler has returned, and its response is in the output
+	// lingering ends the stream if the client does not end its request.
+	lingering *time.Timer
+	window    int64 // of the response
+	body      body
+	resp      response
 }
 
 // newStream returns the stream of a header block; nil if the request is malformed.
@@ -86,6 +89,9 @@ func (s *stream) reset(c code, err error) {
 func (s *stream) remove(reset bool) {
 	c := s.c
 	delete(c.streams, s.id)
+	if s.lingering != nil {
+		s.lingering.Stop()
+	}
 	c.ended.add(s.id, reset)
 	c.quiet = time.Now()
 }
@@ -103,13 +109,37 @@ func (s *stream) finish() {
 	if s.resp.finish(s); s.err != nil {
 		return
 	}
+	s.body.closed = true
 	s.c.consume(nil, s.body.unread())
-	if !s.body.whole {
-		s.c.out.b = appendReset(s.c.out.open(), s.id, codeNo)
-	}
-	s.remove(!s.body.whole)
 	s.fail(errOver)
+	if s.over = true; s.body.whole {
+		s.end()
+	} else {
+		s.lingering = time.AfterFunc(lingerFor, s.stopLingering)
+	}
+}
+
+// end removes a stream whose response and request are over.
+func (s *stream) end() {
+	s.remove(false)
 	s.c.leave()
+}
+
+// stopLingering asks the client to send no more of a body. That is not done at once: the rest is often on its way, and
+// there are clients, curl among them, that take it for a failure.
+func (s *stream) stopLingering() {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	s.refuseBody()
+	s.c.flush()
+}
+
+func (s *stream) refuseBody() {
+	if s.c.streams[s.id] == s {
+		s.c.out.b = appendReset(s.c.out.open(), s.id, codeNo)
+		s.remove(true)
+		s.c.leave()
+	}
 }
 
 // receiveTrailer ends the body of a request.
@@ -187,6 +217,9 @@ func (b *body) append(p []byte) error {
 	}
 	if b.closed {
 		b.s.c.consume(nil, len(p))
+		if b.s.over && b.window.left == 0 {
+			b.s.refuseBody()
+		}
 		return nil
 	}
 	b.buf = append(b.buf, p...)
@@ -201,6 +234,9 @@ func (b *body) finish() error {
 		return &streamError{b.s.id, codeProtocol}
 	}
 	b.s.changed.Broadcast()
+	if b.s.over {
+		b.s.end()
+	}
 	return nil
 }
 
