@@ -108,7 +108,7 @@ func Named(s *snapshot.Snapshot, namespace, name string) (Request, error) {
 	c := s.Config(namespace, name)
 	switch {
 	case c == nil:
-		return Request{}, fmt.Errorf("there is no ShardingConfig %s in namespace %s: name another namespace by -n, or if it is deleted already, the workload as statefulset/NAME or deployment/NAME", name, namespace)
+		return Request{}, fmt.Errorf("there is no ShardingConfig %s in namespace %s: name its namespace by -n; if it is deleted already, name the workload as statefulset/NAME or deployment/NAME", name, namespace)
 	case compile.Derived(c):
 		return Request{}, fmt.Errorf("ShardingConfig %s is a shard of root %s: name the root", name, c.Labels[v1alpha1.RootLabel])
 	case !origin.IsNative(c):
