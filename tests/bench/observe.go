@@ -17,7 +17,7 @@ import (
 // filters them.
 const (
 	mostObserve      = 1.02
-	mostObserveEvent = 1.15
+	mostObserveEvent = 1.25
 )
 
 // observes are two proxies that pass all requests unchanged: one counts them for advice, and one does
