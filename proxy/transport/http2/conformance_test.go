@@ -24,7 +24,7 @@ func TestConformance(t *testing.T) {
 		_, _ = io.WriteString(w, "hello")
 	}))
 	c := &config.Config{
-		Host: at.IP.String(), Port: at.Port, Path: "/", Timeout: 2 * time.Second, MaxHeaderLen: 4000, Strict: true,
+		Host: at.IP.String(), Port: at.Port, Path: "/", Timeout: soon, MaxHeaderLen: 4000, Strict: true,
 	}
 	passed := 0
 	for _, group := range []*spec.TestGroup{generic.Spec(), h2spec.Spec(), hpack.Spec()} {

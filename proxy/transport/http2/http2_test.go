@@ -312,6 +312,34 @@ func TestResetsEndRequests(t *testing.T) {
 	require.ErrorIs(t, <-ended, errReset)
 }
 
+// What a reset stream has not read is returned to the window of the connection.
+func TestResetsReturnTheirWindows(t *testing.T) {
+	t.Parallel()
+	read := make(chan error, 20)
+	c := dial(t, testConfig(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet {
+			return
+		}
+		_, _ = r.Body.Read(make([]byte, 1))
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+		_, err := r.Body.Read(make([]byte, 1))
+		read <- err
+	})))
+	id := uint32(1)
+	for range cap(read) { // more than the window of the connection
+		c.ask(id, false, ":method", "PUT", ":scheme", "https", ":authority", "x", ":path", "/")
+		require.NoError(t, c.WriteData(id, false, make([]byte, 16<<10)))
+		c.next(xhttp2.FrameHeaders)
+		require.NoError(t, c.WriteRSTStream(id, xhttp2.ErrCodeCancel))
+		require.ErrorIs(t, <-read, errReset)
+		id += 2
+	}
+	c.ask(id, true, request()...)
+	status, _, _ := c.answer(id)
+	require.Equal(t, "200", status)
+}
+
 func TestPanicsResetStreams(t *testing.T) {
 	t.Parallel()
 	for name, v := range map[string]any{"abort": http.ErrAbortHandler, "other": "reason"} {

@@ -65,14 +65,14 @@ func (c *conn) newStream(b *block) *stream {
 // fail has all calls of the handler fail.
 func (s *stream) fail(err error) {
 	s.err = err
-	s.body.buf = nil
+	s.body.buf, s.body.off = nil, 0
 	s.changed.Broadcast()
 }
 
 // drop ends a stream that one side has reset.
 func (s *stream) drop(err error) {
-	s.fail(err)
 	s.c.consume(nil, s.body.unread())
+	s.fail(err)
 	s.cancel()
 	s.remove(true)
 }
@@ -229,10 +229,10 @@ func (b *body) append(p []byte) error {
 
 // finish records that nothing follows.
 func (b *body) finish() error {
-	b.whole = true
 	if b.declared >= 0 && b.received != b.declared {
 		return &streamError{b.s.id, codeProtocol}
 	}
+	b.whole = true
 	b.s.changed.Broadcast()
 	if b.s.over {
 		b.s.end()
