@@ -32,6 +32,7 @@ func (p *pair) agentKilled(t *testing.T) {
 
 	killed := time.Now() // the agent may be back before killAgent returns
 	killAgent(t, p.a.Spec.NodeName)
+	gone := time.Now() // what it had in hand before has no access line
 	first := struck.await(t, "a refusal", killed, isRefused)
 	back := struck.await(t, "a reply after the agent's return", first.at, isGood)
 	started := agentStarted(t, p.a.Spec.NodeName, killed)
@@ -46,7 +47,7 @@ func (p *pair) agentKilled(t *testing.T) {
 	answered, unanswered := struck.neverUnsharded(t)
 	_, elsewhere := other.neverUnsharded(t)
 	require.Zero(t, elsewhere, "members of another node are not affected")
-	traffic, err := cluster.Traffic(t.Context(), audit.Callers{Pods: []string{p.namespace + "/a", p.namespace + "/b"}, Since: killed})
+	traffic, err := cluster.Traffic(t.Context(), audit.Callers{Pods: []string{p.namespace + "/a", p.namespace + "/b"}, Since: gone})
 	require.NoError(t, err)
 	require.NotEmpty(t, traffic.Requests)
 	require.Empty(t, traffic.Leaked, never)
