@@ -62,6 +62,16 @@ type cross struct {
 	cause     schema.GroupResource
 }
 
+// maxName bounds the names that are kept, in bytes. Those of objects are not longer; an aggregated apiserver answers
+// requests for any.
+const maxName = 253
+
+// succeeded reports whether the request had success, and names that can be kept.
+func (r *Request) succeeded() bool {
+	return (r.Code/100 == 2 || r.Code == http.StatusSwitchingProtocols) &&
+		max(len(r.Group), len(r.Resource), len(r.Namespace), len(r.Name)) <= maxName
+}
+
 // leases are counted by name in all namespaces, because most are locks.
 var leases = schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"}
 
@@ -77,7 +87,7 @@ func (l *Log) Add(r *Request, now time.Time) {
 	if r.Code == http.StatusForbidden {
 		l.forbidden++
 	}
-	success := r.Code/100 == 2 || r.Code == http.StatusSwitchingProtocols
+	success := r.succeeded()
 	of := l.resource(r.GroupResource, success)
 	if of != nil {
 		of.bytes += uint64(r.Bytes)
@@ -97,6 +107,9 @@ func (l *Log) Add(r *Request, now time.Time) {
 
 // Event counts an event of a watch about an object in a namespace, which is empty for objects in none. It keeps of.
 func (l *Log) Event(of schema.GroupResource, namespace []byte, now time.Time) {
+	if max(len(of.Group), len(of.Resource), len(namespace)) > maxName {
+		return
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r := l.resource(of, true)

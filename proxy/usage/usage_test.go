@@ -3,6 +3,7 @@ package usage
 import (
 	"fmt"
 	"net/http"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -70,6 +71,18 @@ func TestUsageIsBounded(t *testing.T) {
 		l.Add(&Request{GroupResource: schema.GroupResource{Resource: fmt.Sprintf("r-%04d", i)}, Verb: "get", Namespace: "a", Code: 200}, at(1))
 	}
 	require.Len(t, l.Report().GetResources(), meshv1.MaxUsageResources)
+}
+
+func TestLongNamesAreNotKept(t *testing.T) {
+	long := strings.Repeat("x", maxName+1)
+	var l Log
+	l.Add(&Request{GroupResource: schema.GroupResource{Resource: long}, Verb: "get", Code: 200}, at(1))
+	l.Add(&Request{GroupResource: schema.GroupResource{Group: long, Resource: "foos"}, Verb: "get", Code: 200}, at(1))
+	l.Add(&Request{GroupResource: foos, Verb: "update", Namespace: long, Name: "x", Code: 200}, at(1))
+	l.Add(&Request{GroupResource: foos, Verb: "update", Namespace: "own", Name: long, Code: 200, Own: true}, at(1))
+	l.Event(schema.GroupResource{Resource: long}, []byte("a"), at(1))
+	l.Event(foos, []byte(long), at(1))
+	require.True(t, proto.Equal(&meshv1.Usage{SinceMs: 1, LastMs: 1, Requests: 4}, l.Report()), "%v", l.Report())
 }
 
 func TestUsageIsSafeForConcurrentUse(t *testing.T) {
