@@ -18,6 +18,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/concurrent"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
@@ -106,7 +107,7 @@ type Server struct {
 	refusing atomic.Int32   // requests above the bounds that are being answered with 429
 	leafless rate.Sometimes // limits the warning about missing certificates
 	matching chan struct{}  // an element per request that expressions are matching
-	flows    downstream.Set[*flow]
+	flows    concurrent.Set[*flow]
 	changed  atomic.Pointer[chan struct{}] // closed when the policy changes
 	changing sync.Mutex
 	underway []*flow // when the policy changed last; guarded by changing

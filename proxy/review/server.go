@@ -28,6 +28,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/listen"
 	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/concurrent"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
@@ -84,7 +85,7 @@ type Server struct {
 	avoided     avoided
 	routes      atomic.Pointer[Routes]
 	certificate certificate
-	tunnels     downstream.Set[*tunnel]
+	tunnels     concurrent.Set[*tunnel]
 }
 
 // NewServer returns a Server that passes connections unread until it has a certificate, and

@@ -15,6 +15,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/internal/listen"
 	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/concurrent"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/rawio"
 )
 
@@ -91,7 +92,7 @@ type Conns struct {
 	stop      context.CancelFunc
 	mu        sync.Mutex
 	listeners []net.Listener
-	open      Set[*Conn]
+	open      concurrent.Set[*Conn]
 	closed    chan struct{} // gets a token when a connection is closed
 }
 

@@ -22,8 +22,9 @@ import (
 	"log"
 	"net"
 	"net/http"
-	"sync"
 	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/concurrent"
 )
 
 // Bounds of a connection.
@@ -73,25 +74,18 @@ type Config struct {
 type Server struct {
 	Config
 
-	mu    sync.Mutex
-	conns map[*conn]struct{}
+	conns concurrent.Set[*conn]
 }
 
 // NewServer returns a Server without connections.
-func NewServer(c Config) *Server { return &Server{Config: c, conns: map[*conn]struct{}{}} }
+func NewServer(c Config) *Server { return &Server{Config: c} }
 
 // Serve serves a connection until it ends, and closes it. Requests have the values of ctx, and state, which is nil
 // without TLS. prefaced means that the first line of the preface, up to SETTINGS, was read before.
 func (s *Server) Serve(ctx context.Context, nc net.Conn, state *tls.ConnectionState, prefaced bool) {
 	c := newConn(ctx, s, nc, state)
-	s.mu.Lock()
-	s.conns[c] = struct{}{}
-	s.mu.Unlock()
-	defer func() {
-		s.mu.Lock()
-		delete(s.conns, c)
-		s.mu.Unlock()
-	}()
+	s.conns.Add(c)
+	defer s.conns.Remove(c)
 	if err := c.serve(prefaced); errors.As(err, new(*connError)) {
 		s.ErrorLog.Printf("http2: serving %s: %v", c.remote, err)
 	}
@@ -99,9 +93,7 @@ func (s *Server) Serve(ctx context.Context, nc net.Conn, state *tls.ConnectionSt
 
 // Shutdown has all connections end with GOAWAY after their last request.
 func (s *Server) Shutdown() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for c := range s.conns {
+	for _, c := range s.conns.List() {
 		go c.shutdown()
 	}
 }

@@ -1,4 +1,5 @@
-package downstream
+// Package concurrent has what goroutines share without a lock of their own.
+package concurrent
 
 import "sync"
 
