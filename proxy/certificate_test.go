@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"io"
-	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -16,6 +15,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/tcptest"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/relay"
 )
 
@@ -149,23 +149,10 @@ func TestTunnelsAreCutWithThePod(t *testing.T) {
 	require.Eventually(t, func() bool { return m.pod.accepting.conns.Open.Taken() == 0 }, soon, time.Millisecond)
 }
 
-// pair is a TCP connection, both ends.
-func pair(t *testing.T) (a, b net.Conn) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	a, err = net.Dial("tcp", l.Addr().String())
-	require.NoError(t, err)
-	b, err = l.Accept()
-	require.NoError(t, err)
-	t.Cleanup(func() { _, _ = a.Close(), b.Close() })
-	return a, b
-}
-
 func TestRelay(t *testing.T) {
 	t.Parallel()
-	client, down := pair(t)
-	up, server := pair(t)
+	client, down := tcptest.Pair(t)
+	up, server := tcptest.Pair(t)
 	type sums struct{ sent, received int64 }
 	done := make(chan sums, 1)
 	go func() {
@@ -174,7 +161,7 @@ func TestRelay(t *testing.T) {
 	}()
 	_, err := io.WriteString(client, "question")
 	require.NoError(t, err)
-	require.NoError(t, client.(*net.TCPConn).CloseWrite())
+	require.NoError(t, client.CloseWrite())
 	b, err := io.ReadAll(server)
 	require.NoError(t, err)
 	require.Equal(t, "question", string(b))

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/tcptest"
 )
 
 // A client that stops reading is given up, unless its connection was upgraded.
@@ -88,14 +90,7 @@ func TestLingeringEndsWithTheSecondClose(t *testing.T) {
 // accepted returns a TCP connection, both ends.
 func accepted(t *testing.T) (client net.Conn, conns *Conns, served *Conn) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	client, err = net.Dial("tcp", l.Addr().String())
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = client.Close() })
-	raw, err := l.Accept()
-	require.NoError(t, err)
+	client, raw := tcptest.Pair(t)
 	conns = NewPools().Conns(func(string) {})
 	return client, conns, conns.Accept(raw, false)
 }

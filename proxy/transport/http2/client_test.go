@@ -13,6 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 	xhttp2 "golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/tcptest"
 )
 
 // soon is longer than anything that a test waits for.
@@ -32,7 +34,7 @@ type client struct {
 // dial returns a client that has sent its preface.
 func dial(t *testing.T, c Config, settings ...xhttp2.Setting) *client {
 	t.Helper()
-	ours, theirs := connect(t)
+	ours, theirs := tcptest.Pair(t)
 	out := &client{t: t, Framer: xhttp2.NewFramer(ours, ours), conn: ours, done: make(chan struct{})}
 	go func() {
 		defer close(out.done)
@@ -49,19 +51,6 @@ func dial(t *testing.T, c Config, settings ...xhttp2.Setting) *client {
 	require.NoError(t, out.WriteSettings(settings...))
 	require.NoError(t, ours.SetReadDeadline(time.Now().Add(soon)))
 	return out
-}
-
-// connect returns both ends of a TCP connection.
-func connect(t *testing.T) (client, server net.Conn) {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	client, err = net.Dial("tcp", l.Addr().String())
-	require.NoError(t, err)
-	server, err = l.Accept()
-	require.NoError(t, err)
-	return client, server
 }
 
 // request returns the fields of a GET.
@@ -81,9 +70,14 @@ func (c *client) block(fields ...string) []byte {
 // ask begins a stream.
 func (c *client) ask(id uint32, end bool, fields ...string) {
 	c.t.Helper()
-	require.NoError(c.t, c.WriteHeaders(xhttp2.HeadersFrameParam{
+	require.NoError(c.t, c.try(id, end, fields...))
+}
+
+// try is ask for a connection that the server may end.
+func (c *client) try(id uint32, end bool, fields ...string) error {
+	return c.WriteHeaders(xhttp2.HeadersFrameParam{
 		StreamID: id, BlockFragment: c.block(fields...), EndStream: end, EndHeaders: true,
-	}))
+	})
 }
 
 // next returns the next frame of one of the types.

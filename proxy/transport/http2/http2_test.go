@@ -15,6 +15,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	xhttp2 "golang.org/x/net/http2"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/tcptest"
 )
 
 // The client of net/http gets what a handler sends, and handlers get what it sends.
@@ -235,7 +237,7 @@ func TestStatusesWithoutBodies(t *testing.T) {
 // A response and its end share one write, and one frame of DATA.
 func TestResponsesAreOneWrite(t *testing.T) {
 	t.Parallel()
-	ours, theirs := connect(t)
+	ours, theirs := tcptest.Pair(t)
 	counted := &countingConn{Conn: theirs}
 	s := NewServer(testConfig(hello))
 	go s.Serve(context.Background(), counted, nil, false)
@@ -419,7 +421,7 @@ func TestIdleConnectionsEnd(t *testing.T) {
 
 func TestShutdownEndsIdleConnections(t *testing.T) {
 	t.Parallel()
-	ours, theirs := connect(t)
+	ours, theirs := tcptest.Pair(t)
 	s := NewServer(testConfig(hello))
 	done := make(chan struct{})
 	go func() {
@@ -502,7 +504,9 @@ func TestFloodsEndConnections(t *testing.T) {
 			return c.WriteHeaders(xhttp2.HeadersFrameParam{StreamID: uint32(2*n + 9), BlockFragment: []byte{0x82}, EndStream: true, EndHeaders: true})
 		},
 		"rapid resets": func(c *client, n int) error {
-			c.ask(uint32(2*n+9), true, request()...)
+			if err := c.try(uint32(2*n+9), true, request()...); err != nil {
+				return err
+			}
 			return c.WriteRSTStream(uint32(2*n+9), xhttp2.ErrCodeCancel)
 		},
 	} {
@@ -568,7 +572,7 @@ func TestAllocationsPerRequest(t *testing.T) {
 // A connection that can no longer be written to serves nothing more that was read from it.
 func TestRequestsAfterAFailedWrite(t *testing.T) {
 	t.Parallel()
-	_, theirs := connect(t)
+	_, theirs := tcptest.Pair(t)
 	var served atomic.Int32
 	c := newConn(context.Background(), NewServer(testConfig(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served.Add(1) }))), theirs, nil)
 	c.idle = time.NewTimer(time.Hour)

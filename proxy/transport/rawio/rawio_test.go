@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/tcptest"
 )
 
 // pair returns a connection, and its other end as net makes it.
@@ -22,19 +24,8 @@ func pair(t testing.TB) (c net.Conn, peer *net.TCPConn) {
 
 func pairOf(t testing.TB, wrap func(net.Conn) net.Conn) (c net.Conn, peer *net.TCPConn) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	raw, err := net.Dial("tcp", l.Addr().String())
-	require.NoError(t, err)
-	other, err := l.Accept()
-	require.NoError(t, err)
-	c = wrap(raw)
-	t.Cleanup(func() {
-		_ = c.Close()
-		_ = other.Close()
-	})
-	return c, other.(*net.TCPConn)
+	raw, peer := tcptest.Pair(t)
+	return wrap(raw), peer
 }
 
 func TestOtherConnectionsStayAsTheyAre(t *testing.T) {
