@@ -38,7 +38,7 @@ func newExchange(p *Pod, w http.ResponseWriter, r *http.Request) *exchange {
 	}
 }
 
-// client is the client's side of an exchange, as net/http serves it.
+// client is the client's side of an exchange, as the server has it.
 type client struct {
 	w        http.ResponseWriter
 	r        *http.Request
@@ -91,7 +91,7 @@ func (c *client) refuse(err *apierrors.StatusError) int {
 	return status.Write(c.w, c.r, err)
 }
 
-// hijack takes the connection over. The reader returns what net/http has read of it, then
+// hijack takes the connection over. The reader returns what the server has read of it, then
 // the rest.
 func (c *client) hijack() (net.Conn, io.Reader, error) {
 	conn, buffered, err := http.NewResponseController(c.w).Hijack()
@@ -131,7 +131,7 @@ func (c *client) reset() {
 
 var nowhere = &url.URL{}
 
-// forget releases the head, which net/http refers to until the request is over. It keeps
+// forget releases the head, which the server refers to until the request is over. It keeps
 // at most accept bytes of Accept.
 func (c *client) forget(accept int) {
 	kept := c.r.Header.Get("Accept")
@@ -141,7 +141,7 @@ func (c *client) forget(accept int) {
 	}
 }
 
-// newRequest returns a request that net/http received.
+// newRequest returns a request that the server received.
 func newRequest(r *http.Request) pipeline.Request {
 	out := pipeline.Request{
 		Ctx:    r.Context(),

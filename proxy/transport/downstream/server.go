@@ -142,7 +142,7 @@ func (s *Server) Hand(c net.Conn) {
 	}
 }
 
-// ServeHTTP implements http.Handler, for net/http.
+// ServeHTTP implements http.Handler, for net/http and package http2.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c := Of[interface{ accepted() *Conn }](r).accepted()
 	c.Enter()
