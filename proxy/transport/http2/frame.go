@@ -122,6 +122,43 @@ func readFrame(r *bufio.Reader) (frame, error) {
 	return f, nil
 }
 
+// forms are what frames look like: whether they are of a stream, or of the connection, and the size of their payload.
+// Of window updates both are allowed, and of some the size depends on what they say: these are 0.
+var forms = [...]struct {
+	ofStream, ofConn bool
+	size             int
+}{
+	typeData:         {ofStream: true},
+	typeHeaders:      {ofStream: true},
+	typePriority:     {ofStream: true, size: 5},
+	typeReset:        {ofStream: true, size: 4},
+	typeSettings:     {ofConn: true},
+	typePushPromise:  {ofStream: true},
+	typePing:         {ofConn: true, size: 8},
+	typeGoAway:       {ofConn: true},
+	typeWindowUpdate: {ofStream: true, ofConn: true, size: 4},
+	typeContinuation: {ofStream: true},
+}
+
+// check returns an error unless a frame has the form of its type.
+func (f *frame) check() error {
+	if int(f.kind) >= len(forms) {
+		return nil
+	}
+	form := forms[f.kind]
+	switch {
+	case f.stream == 0 && !form.ofConn:
+		return protocolError("a frame without a stream")
+	case f.stream != 0 && !form.ofStream:
+		return protocolError("a frame of a stream that is of the connection alone")
+	case form.size == 0 || len(f.payload) == form.size:
+		return nil
+	case f.kind == typePriority:
+		return &streamError{f.stream, codeFrameSize}
+	}
+	return frameSizeError("invalid size of a frame")
+}
+
 // unpad removes the padding of DATA and HEADERS, and the priority of HEADERS.
 func (f *frame) unpad() error {
 	pad := 0

@@ -152,15 +152,10 @@ func (b *block) header(r *http.Request) error {
 	h := make(http.Header, len(b.fields))
 	values := make([]string, 0, len(b.fields))
 	for _, f := range b.fields {
-		switch f.Name {
-		case "connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade":
-			return errMalformed
-		case "te":
-			if f.Value != "trailers" {
-				return errMalformed
-			}
-		}
 		name := canonicalName(f.Name)
+		if ofHTTP1(name) || name == "Te" && f.Value != "trailers" {
+			return errMalformed
+		}
 		if old, ok := h[name]; ok {
 			if name == "Cookie" { // which HTTP/2 may divide
 				old[0] += "; " + f.Value
@@ -175,22 +170,33 @@ func (b *block) header(r *http.Request) error {
 	r.Header = h
 	if names, ok := h["Trailer"]; ok {
 		delete(h, "Trailer")
-		announce(r, names)
+		r.Trailer = http.Header{}
+		for _, name := range announced(names) {
+			r.Trailer[name] = nil
+		}
 	}
 	return nil
 }
 
-// announce records the names of trailer fields.
-func announce(r *http.Request, lists []string) {
-	r.Trailer = http.Header{}
+// announced returns the names of the fields of a trailer, by the values of Trailer.
+func announced(lists []string) (names []string) {
 	for _, list := range lists {
 		for name := range strings.SplitSeq(list, ",") {
-			name = http.CanonicalHeaderKey(strings.TrimSpace(name))
-			if httpguts.ValidTrailerHeader(name) {
-				r.Trailer[name] = nil
+			if name = http.CanonicalHeaderKey(strings.TrimSpace(name)); httpguts.ValidTrailerHeader(name) {
+				names = append(names, name)
 			}
 		}
 	}
+	return names
+}
+
+// ofHTTP1 reports whether a field is of a connection of HTTP/1.1, and must not occur here. The name is canonical.
+func ofHTTP1(name string) bool {
+	switch name {
+	case "Connection", "Proxy-Connection", "Keep-Alive", "Transfer-Encoding", "Upgrade":
+		return true
+	}
+	return false
 }
 
 // host fills the host of r in. There must not be two that differ.

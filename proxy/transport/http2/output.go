@@ -136,22 +136,23 @@ func (c *conn) settings() {
 	c.flush()
 }
 
-// room waits until s may send DATA, and returns of how many bytes, at most n. It resets s if that takes longer than
-// its stall.
-func (s *stream) room(n int, stall *stall) (int, error) {
+// room waits until s may send DATA, and returns of how many bytes, at most n. It gives up s after its stall.
+func (s *stream) room(n int) (int, error) {
 	o := &s.c.out
 	for s.err == nil {
 		if n := int(min(int64(n), o.window, s.window, int64(o.frame))); n > 0 && len(o.b) <= maxOut {
 			return n, nil
 		}
-		s.await(stall)
+		s.await()
 	}
 	return 0, s.err
 }
 
-// await waits until something has changed.
-func (s *stream) await(stall *stall) {
-	stall.start(s)
+// await waits until something has changed. The caller stops the stall when it waits no more.
+func (s *stream) await() {
+	if stall := &s.resp.stall; stall.timer == nil {
+		stall.set(s, time.Now().Add(s.c.server.Stall()), s.giveUp)
+	}
 	if c := s.c; len(c.out.b) > 0 && !c.out.writing {
 		c.flush()
 		return
@@ -163,30 +164,10 @@ func (s *stream) await(stall *stall) {
 	s.changed.Wait()
 }
 
-// stall resets a stream whose handler waits for too long in one Write. Its zero value does nothing.
-type stall struct {
-	timer *time.Timer
-	over  bool // guarded by the mutex of the connection
-}
-
-func (t *stall) start(s *stream) {
-	if t.timer == nil {
-		t.timer = time.AfterFunc(s.c.server.Stall(), func() {
-			s.c.mu.Lock()
-			defer s.c.mu.Unlock()
-			if !t.over {
-				s.reset(codeInternal, errStalled)
-				s.c.flush()
-			}
-		})
-	}
-}
-
-// stop is called with the mutex of the connection.
-func (t *stall) stop() {
-	if t.over = true; t.timer != nil {
-		t.timer.Stop()
-	}
+// giveUp resets a stream whose handler waits for too long.
+func (s *stream) giveUp() {
+	s.reset(codeInternal, errStalled)
+	s.c.flush()
 }
 
 // headers appends HEADERS, and CONTINUATION if one frame is not enough.

@@ -11,6 +11,9 @@ func (c *conn) receive(f *frame) error {
 	if c.in.block.open() && (f.kind != typeContinuation || f.stream != c.in.block.stream) {
 		return protocolError("a header block was interrupted")
 	}
+	if err := f.check(); err != nil {
+		return err
+	}
 	switch f.kind {
 	case typeData:
 		return c.receiveData(f)
@@ -46,27 +49,17 @@ func (c *conn) futile() error {
 }
 
 func (c *conn) receivePriority(f *frame) error {
-	switch {
-	case f.stream == 0:
-		return protocolError("PRIORITY without a stream")
-	case len(f.payload) != 5:
-		return &streamError{f.stream, codeFrameSize}
-	case binary.BigEndian.Uint32(f.payload)&maxStreamID == f.stream:
+	if binary.BigEndian.Uint32(f.payload)&maxStreamID == f.stream {
 		return &streamError{f.stream, codeProtocol}
 	}
 	return c.futile()
 }
 
 func (c *conn) receiveSettings(f *frame) error {
-	switch {
-	case f.stream != 0:
-		return protocolError("SETTINGS of a stream")
-	case f.has(flagAck) && len(f.payload) > 0, len(f.payload)%6 != 0:
+	if f.has(flagAck) && len(f.payload) > 0 || len(f.payload)%6 != 0 {
 		return frameSizeError("invalid size of SETTINGS")
-	case f.has(flagAck):
-		return c.futile()
 	}
-	if err := c.futile(); err != nil {
+	if err := c.futile(); err != nil || f.has(flagAck) {
 		return err
 	}
 	c.mu.Lock()
@@ -78,12 +71,6 @@ func (c *conn) receiveSettings(f *frame) error {
 }
 
 func (c *conn) receivePing(f *frame) error {
-	switch {
-	case f.stream != 0:
-		return protocolError("PING of a stream")
-	case len(f.payload) != 8:
-		return frameSizeError("invalid size of PING")
-	}
 	if err := c.futile(); err != nil || f.has(flagAck) {
 		return err
 	}
@@ -94,10 +81,7 @@ func (c *conn) receivePing(f *frame) error {
 
 // receiveGoAway is from a client that sends no further request.
 func (c *conn) receiveGoAway(f *frame) error {
-	switch {
-	case f.stream != 0:
-		return protocolError("GOAWAY of a stream")
-	case len(f.payload) < 8:
+	if len(f.payload) < 8 {
 		return frameSizeError("invalid size of GOAWAY")
 	}
 	c.mu.Lock()
@@ -108,9 +92,6 @@ func (c *conn) receiveGoAway(f *frame) error {
 }
 
 func (c *conn) receiveWindowUpdate(f *frame) error {
-	if len(f.payload) != 4 {
-		return frameSizeError("invalid size of WINDOW_UPDATE")
-	}
 	more := int64(binary.BigEndian.Uint32(f.payload) & maxWindow)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -143,12 +124,6 @@ func (c *conn) receiveWindowUpdate(f *frame) error {
 }
 
 func (c *conn) receiveReset(f *frame) error {
-	switch {
-	case f.stream == 0:
-		return protocolError("RST_STREAM without a stream")
-	case len(f.payload) != 4:
-		return frameSizeError("invalid size of RST_STREAM")
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if s := c.streams[f.stream]; s != nil {
@@ -171,9 +146,6 @@ func (c *conn) idleStream(id uint32) error {
 
 // receiveData appends DATA to the body of a request.
 func (c *conn) receiveData(f *frame) error {
-	if f.stream == 0 {
-		return protocolError("DATA without a stream")
-	}
 	size := len(f.payload)
 	if err := f.unpad(); err != nil {
 		return err
@@ -224,9 +196,6 @@ func (c *conn) resetStream(e *streamError) error {
 }
 
 func (c *conn) receiveHeaders(f *frame) error {
-	if f.stream == 0 {
-		return protocolError("HEADERS without a stream")
-	}
 	if f.stream%2 == 0 {
 		return protocolError("HEADERS of a stream of the server")
 	}

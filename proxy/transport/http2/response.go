@@ -1,7 +1,6 @@
 package http2
 
 import (
-	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -28,6 +27,7 @@ type response struct {
 	ended             bool // END_STREAM was sent
 	trailer           []string
 	deadline          deadline
+	stall             deadline // of the call that waits
 }
 
 // Header implements http.ResponseWriter.
@@ -49,7 +49,7 @@ func (s *stream) WriteHeader(status int) {
 		return
 	}
 	if status < 200 {
-		s.informational(status)
+		s.inform(status, s.resp.header)
 		s.c.flush()
 		return
 	}
@@ -75,11 +75,10 @@ func (s *stream) Write(p []byte) (int, error) {
 	case r.declared >= 0 && r.sent+int64(len(p)) > r.declared:
 		return 0, http.ErrContentLength
 	}
-	var stall stall
-	defer stall.stop()
+	defer r.stall.stop()
 	written := 0
 	for written < len(p) {
-		n, err := s.room(len(p)-written, &stall)
+		n, err := s.room(len(p) - written)
 		if err != nil {
 			return written, err
 		}
@@ -114,11 +113,10 @@ func (r *response) end(s *stream) {
 // head appends the head of the response.
 func (s *stream) head(status int) {
 	r, h := &s.resp, s.Header()
-	var stall stall
 	for len(s.c.out.b) > maxOut && s.err == nil {
-		s.await(&stall)
+		s.await()
 	}
-	if stall.stop(); s.err != nil {
+	if r.stall.stop(); s.err != nil {
 		return
 	}
 	r.code, r.declared = status, -1
@@ -130,36 +128,21 @@ func (s *stream) head(status int) {
 		}
 	}
 	r.bodyless = s.req.Method == http.MethodHead || status == http.StatusNoContent || status == http.StatusNotModified
-	for _, list := range h["Trailer"] {
-		for name := range strings.SplitSeq(list, ",") {
-			if name = http.CanonicalHeaderKey(strings.TrimSpace(name)); httpguts.ValidTrailerHeader(name) {
-				r.trailer = append(r.trailer, name)
-			}
-		}
-	}
+	r.trailer = announced(h["Trailer"])
 	if _, ok := h["Date"]; !ok {
 		h["Date"] = []string{date()}
 	}
-	if closes(h) {
+	if httpguts.HeaderValuesContainsToken(h["Connection"], "close") {
 		s.c.goAway()
 	}
 	r.ended = r.bodyless || r.declared == 0 && r.trailer == nil
 	s.c.headers(s.id, r.ended, func(e *hpack.Encoder) { encode(e, status, h, r.trailer) })
 }
 
-func closes(h http.Header) bool {
-	return slices.ContainsFunc(h["Connection"], func(v string) bool { return strings.EqualFold(v, "close") })
-}
-
-// informational appends an informational response.
-func (s *stream) informational(status int) {
-	s.c.headers(s.id, false, func(e *hpack.Encoder) { encode(e, status, s.resp.header, nil) })
-}
-
-// proceed appends 100, which the client waits for.
-func (r *response) proceed(s *stream) {
-	if r.code == 0 && s.err == nil {
-		s.c.headers(s.id, false, func(e *hpack.Encoder) { encode(e, http.StatusContinue, nil, nil) })
+// inform appends an informational response, unless the final one was sent.
+func (s *stream) inform(status int, h http.Header) {
+	if s.resp.code == 0 && s.err == nil {
+		s.c.headers(s.id, false, func(e *hpack.Encoder) { encode(e, status, h, nil) })
 	}
 }
 
@@ -169,14 +152,9 @@ func encode(e *hpack.Encoder, status int, h http.Header, trailer []string) {
 		_ = e.WriteField(hpack.HeaderField{Name: ":status", Value: strconv.Itoa(status)})
 	}
 	for name, values := range h {
-		switch name {
-		case "Connection", "Proxy-Connection", "Keep-Alive", "Transfer-Encoding", "Upgrade":
-			continue // they are of HTTP/1.1
+		if !ofHTTP1(name) && !strings.HasPrefix(name, http.TrailerPrefix) && !slices.Contains(trailer, name) {
+			encodeField(e, name, values)
 		}
-		if strings.HasPrefix(name, http.TrailerPrefix) || slices.Contains(trailer, name) {
-			continue
-		}
-		encodeField(e, name, values)
 	}
 }
 
@@ -218,21 +196,15 @@ func (r *response) finish(s *stream) {
 // trailers returns the trailer: the fields that the header announced, and those with http.TrailerPrefix.
 func (r *response) trailers() http.Header {
 	var out http.Header
-	add := func(name string, values []string) {
+	for name, values := range r.header {
+		late, prefixed := strings.CutPrefix(name, http.TrailerPrefix)
+		if !prefixed && !slices.Contains(r.trailer, name) {
+			continue
+		}
 		if out == nil {
 			out = http.Header{}
 		}
-		out[name] = values
-	}
-	for _, name := range r.trailer {
-		if values, ok := r.header[name]; ok {
-			add(name, values)
-		}
-	}
-	for name := range maps.Keys(r.header) {
-		if bare, ok := strings.CutPrefix(name, http.TrailerPrefix); ok {
-			add(http.CanonicalHeaderKey(bare), r.header[name])
-		}
+		out[http.CanonicalHeaderKey(late)] = values
 	}
 	return out
 }
@@ -258,11 +230,12 @@ func (s *stream) EnableFullDuplex() error { return nil }
 func (s *stream) SetReadDeadline(t time.Time) error {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
-	s.body.late = false
-	s.body.deadline.set(s, t, func() {
-		s.body.late = true
-		s.changed.Broadcast()
-	})
+	if s.body.late = false; s.err == nil {
+		s.body.deadline.set(s, t, func() {
+			s.body.late = true
+			s.changed.Broadcast()
+		})
+	}
 	return nil
 }
 
@@ -270,10 +243,9 @@ func (s *stream) SetReadDeadline(t time.Time) error {
 func (s *stream) SetWriteDeadline(t time.Time) error {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
-	s.resp.deadline.set(s, t, func() {
-		s.reset(codeInternal, errStalled)
-		s.c.flush()
-	})
+	if s.err == nil {
+		s.resp.deadline.set(s, t, s.giveUp)
+	}
 	return nil
 }
 

@@ -34,7 +34,7 @@ type stream struct {
 	err     error     // the stream ended
 	over    bool      // the handler has returned, and its response is in the output
 	// lingering ends the stream if the client does not end its request.
-	lingering *time.Timer
+	lingering deadline
 	window    int64 // of the response
 	body      body
 	resp      response
@@ -66,6 +66,7 @@ func (c *conn) newStream(b *block) *stream {
 func (s *stream) fail(err error) {
 	s.err = err
 	s.body.buf, s.body.off = nil, 0
+	s.lingering.stop()
 	s.changed.Broadcast()
 }
 
@@ -89,9 +90,7 @@ func (s *stream) reset(c code, err error) {
 func (s *stream) remove(reset bool) {
 	c := s.c
 	delete(c.streams, s.id)
-	if s.lingering != nil {
-		s.lingering.Stop()
-	}
+	s.lingering.stop()
 	c.ended.add(s.id, reset)
 	c.quiet = time.Now()
 }
@@ -115,7 +114,10 @@ func (s *stream) finish() {
 	if s.over = true; s.body.whole {
 		s.end()
 	} else {
-		s.lingering = time.AfterFunc(lingerFor, s.stopLingering)
+		s.lingering.set(s, time.Now().Add(lingerFor), func() {
+			s.refuseBody()
+			s.c.flush()
+		})
 	}
 }
 
@@ -125,21 +127,12 @@ func (s *stream) end() {
 	s.c.leave()
 }
 
-// stopLingering asks the client to send no more of a body. That is not done at once: the rest is often on its way, and
+// refuseBody asks the client to send no more of a body. That is not done at once: the rest is often on its way, and
 // there are clients, curl among them, that take it for a failure.
-func (s *stream) stopLingering() {
-	s.c.mu.Lock()
-	defer s.c.mu.Unlock()
-	s.refuseBody()
-	s.c.flush()
-}
-
 func (s *stream) refuseBody() {
-	if s.c.streams[s.id] == s {
-		s.c.out.b = appendReset(s.c.out.open(), s.id, codeNo)
-		s.remove(true)
-		s.c.leave()
-	}
+	s.c.out.b = appendReset(s.c.out.open(), s.id, codeNo)
+	s.remove(true)
+	s.c.leave()
 }
 
 // receiveTrailer ends the body of a request.
@@ -247,7 +240,7 @@ func (b *body) Read(p []byte) (int, error) {
 	defer c.mu.Unlock()
 	if b.expected {
 		b.expected = false
-		b.s.resp.proceed(b.s)
+		b.s.inform(http.StatusContinue, nil)
 		c.flush()
 	}
 	for b.unread() == 0 {
@@ -314,7 +307,7 @@ func (d *deadline) stop() {
 // set has f be called at t, with the mutex of s; never if t is zero.
 func (d *deadline) set(s *stream, t time.Time, f func()) {
 	d.stop()
-	if t.IsZero() || s.err != nil {
+	if t.IsZero() {
 		return
 	}
 	var timer *time.Timer
