@@ -75,6 +75,8 @@ unit: ## Unit tests and, as root, tests in network namespaces
 	CGO_ENABLED=1 .run/gotest unit -race -timeout=30m -p 4 -parallel 8 $$(go list ./... | grep -v -e /tests/e2e -e /tests/explore -e /tests/monitoring) $(if $(RUN),-run '$(RUN)')
 	@# One goroutine: the race detector would find nothing, eight times slower.
 	.run/gotest explore ./tests/explore/... $(if $(RUN),-run '$(RUN)')
+	@# Nor would it find these counts.
+	go test -count=1 -run '^TestGetsAllocateLittle$$' ./proxy
 monitoring: ## Evaluate alerts, dashboard and queries of rollouts by Prometheus itself, which is built first
 	go test -count=1 ./tests/monitoring/...
 pages: ## Open the pages of the plugin in a browser, and take their pictures for the documentation

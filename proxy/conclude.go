@@ -78,7 +78,7 @@ func (x *exchange) answer(err *apierrors.StatusError) {
 	if x.Memory.Over {
 		x.shed()
 	}
-	x.response.refuse(err)
+	x.response.refuse(&x.Req, err)
 }
 
 // failed answers a request that the apiserver did not.
@@ -174,7 +174,7 @@ func (x *exchange) indivisible() bool {
 	if v := x.Req.Info.Verb; v != "list" && v != "watch" {
 		return false
 	}
-	_, ok := filter.Accept(x.Req.Header["Accept"])
+	_, ok := filter.Accept(x.Req.Header.Values("Accept"))
 	return !ok
 }
 

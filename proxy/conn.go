@@ -22,7 +22,7 @@ const (
 // newHTTP returns the server of the pod's clients. Connections under a policy of passthrough are tunnels.
 func (p *Pod) newHTTP() *downstream.Server {
 	return downstream.NewServer(downstream.Config{
-		Conns: p.accepting.conns, Refused: func() { p.bound("connections") }, Log: p.server.log, Handler: p,
+		Conns: p.accepting.conns, Refused: func() { p.bound("connections") }, Log: p.server.log, Handler: p, Streams: p.ServeStream,
 		TLS: &tls.Config{
 			// Asked for so that a client which relies on one hears that it is in vain.
 			ClientAuth:                  tls.RequestClientCert,

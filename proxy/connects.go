@@ -114,15 +114,15 @@ func (x *exchange) upgrade(client *upstream.Client, protocol string) *pipeline.O
 	if x.Injection.Faults != nil {
 		x.Injection.Faults.Missed(fault.SlowBody) // there is no body
 	}
-	pipeline.DropHopByHop(resp.Header)
+	pipeline.DropHopByHop(&x.reply.Header)
 	down, buffered, err := x.response.client.hijack()
 	if err != nil {
 		return pipeline.Failure(fmt.Errorf("hijack: %w", err))
 	}
 	defer func() { _ = down.Close() }()
-	x.response.begun, x.response.code = true, resp.Status
+	x.response.begun, x.response.code = true, x.reply.Status
 	x.account()
-	if err := writeSwitch(down, resp.Header, protocol); err != nil {
+	if err := writeSwitch(down, x.reply.Header, protocol); err != nil {
 		return nil
 	}
 	x.end = x.splice(down, buffered, up)

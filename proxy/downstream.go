@@ -2,53 +2,67 @@ package proxy
 
 import (
 	"context"
+	"crypto/tls"
 	"io"
 	"log/slog"
-	"maps"
 	"net"
 	"net/http"
 	"net/url"
 	"strings"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
-	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/header"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/http2"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
-// ServeHTTP serves one request of the pod.
+// ServeHTTP serves a request of the pod in HTTP/1.1.
 func (p *Pod) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	newExchange(p, w, r).run()
+	newExchange(p, newRequest(r), &http1{w, r}).run()
 }
 
-// newExchange is a function of its own because its frame is large, and that of ServeHTTP
+// ServeStream serves a request of the pod in HTTP/2.
+func (p *Pod) ServeStream(s *http2.Stream) {
+	newExchange(p, newStreamRequest(s), s).run()
+}
+
+// newExchange is a function of its own because its frame is large, and that of the callers
 // stays on the stack as long as the request lasts.
-func newExchange(p *Pod, w http.ResponseWriter, r *http.Request) *exchange {
+func newExchange(p *Pod, r pipeline.Request, to responder) *exchange {
 	return &exchange{
 		State: pipeline.State{
 			Memory: pipeline.Holding{Budgets: &p.budgets},
-			Req:    newRequest(r),
+			Req:    r,
 			Debug:  p.server.log.Enabled(context.Background(), slog.LevelDebug),
 		},
 		pod:      p,
-		response: response{client: newClient(p, w, r)},
+		response: response{client: client{to, downstream.Of[*downstream.Conn](r.Ctx), false, p.env.Draining}},
 		start:    time.Now(),
 	}
 }
 
-// client is the client's side of an exchange, as the server has it.
+// responder is the server of a connection, as far as one response is concerned.
+type responder interface {
+	// Respond sends the head. trailer has the names of the fields that Trailer sets.
+	Respond(code int, fields header.Fields, trailer []string)
+	Trailer(fields header.Fields)
+	Write(p []byte) (int, error)
+	// Flush sends what was written.
+	Flush()
+	// Last announces, before the head, the end of the connection.
+	Last()
+	// Forget frees the head of the request.
+	Forget()
+}
+
+// client is the client's side of an exchange.
 type client struct {
-	w        http.ResponseWriter
-	r        *http.Request
+	responder
 	conn     *downstream.Conn // nil in tests
 	last     bool             // close the connection after this response
 	draining context.Context  // when it is done, last applies to every connection
-}
-
-func newClient(p *Pod, w http.ResponseWriter, r *http.Request) client {
-	return client{w: w, r: r, conn: downstream.Of[*downstream.Conn](r), draining: p.env.Draining}
 }
 
 // errAbort is the value of a panic that ends an exchange so that the client detects that
@@ -56,45 +70,32 @@ func newClient(p *Pod, w http.ResponseWriter, r *http.Request) client {
 var errAbort = http.ErrAbortHandler
 
 // head sends the status code and header of a response, and announces its trailer.
-func (c *client) head(code int, fields, trailer pipeline.Header) {
-	h := c.w.Header()
-	maps.Copy(h, fields)
-	for name := range trailer {
-		h.Add("Trailer", name)
-	}
-	c.close()
-	c.w.WriteHeader(code)
-}
-
-// close announces the end of the connection if this response is its last.
-func (c *client) close() {
+func (c *client) head(code int, fields header.Fields, trailer *upstream.Trailer) {
 	if c.last || c.draining.Err() != nil {
-		c.w.Header()["Connection"] = []string{"close"}
+		c.Last()
 	}
+	var names []string
+	if trailer != nil {
+		names = trailer.Names
+	}
+	c.Respond(code, fields, names)
 }
 
 // trailer sends the trailer that was announced in head.
-func (c *client) trailer(fields pipeline.Header) { maps.Copy(c.w.Header(), fields) }
-
-func (c *client) write(p []byte) (int, error) { return c.w.Write(p) }
-
-// flush sends what was written.
-func (c *client) flush() {
-	if f, ok := c.w.(http.Flusher); ok {
-		f.Flush()
+func (c *client) trailer(t *upstream.Trailer) {
+	if t != nil {
+		c.Trailer(t.Fields)
 	}
-}
-
-// refuse sends a refusal. It returns the size of its body in bytes.
-func (c *client) refuse(err *apierrors.StatusError) int {
-	c.close()
-	return status.Write(c.w, c.r, err)
 }
 
 // hijack takes the connection over. The reader returns what the server has read of it, then
 // the rest.
 func (c *client) hijack() (net.Conn, io.Reader, error) {
-	conn, buffered, err := http.NewResponseController(c.w).Hijack()
+	h, ok := c.responder.(*http1)
+	if !ok {
+		return nil, nil, http.ErrNotSupported
+	}
+	conn, buffered, err := http.NewResponseController(h.w).Hijack()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -106,13 +107,57 @@ func (c *client) hijack() (net.Conn, io.Reader, error) {
 	return conn, buffered, nil
 }
 
+// reset resets the client's connection, or its HTTP/2 stream.
+func (c *client) reset() {
+	if _, ok := c.responder.(*http1); ok && c.conn != nil {
+		c.conn.Reset()
+		_ = c.conn.Close()
+	}
+	panic(errAbort)
+}
+
+// http1 is the responder of HTTP/1.1, which net/http serves.
+type http1 struct {
+	w http.ResponseWriter
+	r *http.Request
+}
+
+func (h *http1) Respond(code int, fields header.Fields, trailer []string) {
+	to := h.w.Header()
+	fields.AddTo(to)
+	if trailer != nil {
+		to["Trailer"] = trailer
+	}
+	h.w.WriteHeader(code)
+}
+
+func (h *http1) Trailer(fields header.Fields) { fields.AddTo(h.w.Header()) }
+
+func (h *http1) Write(p []byte) (int, error) { return h.w.Write(p) }
+
+func (h *http1) Flush() {
+	if f, ok := h.w.(http.Flusher); ok {
+		f.Flush()
+	}
+}
+
+func (h *http1) Last() { h.w.Header()["Connection"] = []string{"close"} }
+
+var nowhere = &url.URL{}
+
+// Forget frees what the server refers to until the request is over.
+func (h *http1) Forget() {
+	h.r.Header, h.r.URL, h.r.RequestURI, h.r.Host = nil, nowhere, "", ""
+}
+
 // writeSwitch answers 101 to a client whose connection was taken over.
-func writeSwitch(w io.Writer, fields pipeline.Header, protocol string) error {
-	fields["Connection"] = []string{"Upgrade"}
-	fields["Upgrade"] = []string{protocol}
+func writeSwitch(w io.Writer, fields header.Fields, protocol string) error {
+	h := http.Header{}
+	fields.AddTo(h)
+	h["Connection"], h["Upgrade"] = []string{"Upgrade"}, []string{protocol}
 	var head strings.Builder
 	head.WriteString("HTTP/1.1 101 Switching Protocols\r\n")
-	if err := http.Header(fields).Write(&head); err != nil {
+	if err := h.Write(&head); err != nil {
 		return err
 	}
 	head.WriteString("\r\n")
@@ -120,38 +165,39 @@ func writeSwitch(w io.Writer, fields pipeline.Header, protocol string) error {
 	return err
 }
 
-// reset resets the client's connection, or its HTTP/2 stream.
-func (c *client) reset() {
-	if c.conn != nil && c.r.ProtoMajor == 1 {
-		c.conn.Reset()
-		_ = c.conn.Close()
-	}
-	panic(errAbort)
-}
-
-var nowhere = &url.URL{}
-
-// forget releases the head, which the server refers to until the request is over. It keeps
-// at most accept bytes of Accept.
-func (c *client) forget(accept int) {
-	kept := c.r.Header.Get("Accept")
-	c.r.Header, c.r.URL, c.r.RequestURI, c.r.Host = nil, nowhere, "", ""
-	if kept != "" && accept > 0 {
-		c.r.Header = http.Header{"Accept": {kept[:min(len(kept), accept)]}}
-	}
-}
-
-// newRequest returns a request that the server received.
+// newRequest returns a request in HTTP/1.1.
 func newRequest(r *http.Request) pipeline.Request {
 	out := pipeline.Request{
 		Ctx:    r.Context(),
-		Method: r.Method, Target: r.RequestURI, Query: r.URL.RawQuery, BareQuery: r.URL.ForceQuery, Host: r.Host,
-		Header: pipeline.Header(r.Header), Length: r.ContentLength, Body: pipeline.Body{Rest: r.Body},
-		Certificate: r.TLS != nil && len(r.TLS.PeerCertificates) > 0,
+		Method: r.Method, Target: r.RequestURI, Host: r.Host,
+		Header: header.Of(r.Header), Length: r.ContentLength, Body: pipeline.Body{Rest: r.Body},
+		Certificate: presents(r.TLS),
 		Proto:       r.Proto,
 	}
-	if r.URL.Opaque == "" {
-		out.Path, out.Escaped = r.URL.Path, r.URL.EscapedPath()
-	}
+	setTarget(&out, r.URL)
 	return out
 }
+
+// newStreamRequest returns a request in HTTP/2.
+func newStreamRequest(s *http2.Stream) pipeline.Request {
+	r := s.Request()
+	out := pipeline.Request{
+		Ctx:    s.Context(),
+		Method: r.Method, Target: r.Target, Host: r.Host,
+		Header: r.Header, Length: r.Length, Body: pipeline.Body{Rest: s.Body()},
+		Certificate: presents(s.TLS()),
+		Proto:       pipeline.HTTP2,
+	}
+	setTarget(&out, &r.URL)
+	return out
+}
+
+func setTarget(r *pipeline.Request, u *url.URL) {
+	r.Query, r.BareQuery = u.RawQuery, u.ForceQuery
+	if u.Opaque == "" {
+		r.Path, r.Escaped = u.Path, u.EscapedPath()
+	}
+}
+
+// presents reports whether the client has presented a certificate.
+func presents(c *tls.ConnectionState) bool { return c != nil && len(c.PeerCertificates) > 0 }

@@ -15,6 +15,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline/stages"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/header"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
 )
@@ -152,11 +153,15 @@ func (x *exchange) shed() {
 	x.strip(4 << 10)
 }
 
-// strip frees the head, except for some bytes of Accept. The map may still be read on the
-// way upstream.
+// strip frees the head, except for some bytes of Accept. It may still be read on the way
+// upstream.
 func (x *exchange) strip(accept int) {
-	x.response.client.forget(accept)
+	kept := x.Req.Header.Get("Accept")
+	x.response.client.Forget()
 	x.Req.Forget()
+	if kept != "" && accept > 0 {
+		x.Req.Header = header.Fields{{Name: "Accept", Value: kept[:min(len(kept), accept)]}}
+	}
 	x.Out = pipeline.Outgoing{}
 }
 

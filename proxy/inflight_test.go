@@ -21,6 +21,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline/stages"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/header"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/writes"
 )
@@ -89,7 +90,7 @@ func TestCompletionOfWriteByItsEnd(t *testing.T) {
 				x.policy.Succession.Writes.Over(func() { close(over) })
 				x.policy.Succession.Writes.Raise()
 				began := time.Now()
-				x.answered(&upstream.Response{Status: c.code, Header: http.Header{"Content-Type": {c.media}}}, c.err)
+				x.answered(&upstream.Response{Status: c.code, Header: header.Fields{{Name: "Content-Type", Value: c.media}}}, c.err)
 				<-over
 				require.Equal(t, c.want, time.Since(began))
 			})

@@ -12,6 +12,8 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault/events"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
+	"github.com/ctrlmesh/ctrlmesh/proxy/status"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/header"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
@@ -47,7 +49,7 @@ func (x *exchange) deliver(resp *upstream.Response) {
 // sendHead sends the status and header of a response, and counts and records what depends
 // on them.
 func (x *exchange) sendHead(resp *upstream.Response) {
-	pipeline.DropHopByHop(resp.Header)
+	pipeline.DropHopByHop(&resp.Header)
 	if x.Resumption.Ticket != nil && x.Resumption.Fills && resp.Status == http.StatusOK {
 		x.Resumption.Ticket.Listed()
 	}
@@ -58,21 +60,24 @@ func (x *exchange) sendHead(resp *upstream.Response) {
 		if x.Resumption.Initial == nil && !x.Resumption.Behind {
 			x.Resumption.Begun(resp.Status == http.StatusOK)
 		}
-		x.response.client.flush() // the client of a watch without events must see that it began
+		x.response.client.Flush() // the client of a watch without events must see that it began
 		x.account()
 	}
 }
 
 // head sends a head to the client.
-func (r *response) head(code int, fields, trailer pipeline.Header) {
+func (r *response) head(code int, fields header.Fields, trailer *upstream.Trailer) {
 	r.begun, r.code = true, code
 	r.client.head(code, fields, trailer)
 }
 
-// refuse sends a refusal to the client.
-func (r *response) refuse(err *apierrors.StatusError) {
-	r.begun, r.code = true, int(err.ErrStatus.Code)
-	r.bytes += int64(r.client.refuse(err))
+// refuse sends a refusal of a request to the client.
+func (r *response) refuse(req *pipeline.Request, err *apierrors.StatusError) {
+	fields, body := status.Encode(req.Header.Get("Accept"), req.Query, err)
+	r.head(int(err.ErrStatus.Code), fields, nil)
+	if req.Method != http.MethodHead {
+		r.pass(body)
+	}
 }
 
 // copyShort copies a body in large pieces.
@@ -146,7 +151,7 @@ func (x *exchange) writeStream(p []byte) bool {
 	if !x.write(p) {
 		return false
 	}
-	x.response.client.flush()
+	x.response.client.Flush()
 	if d := x.Plan.Meters.Delivery; d != nil {
 		d.Add(time.Since(began).Seconds())
 	}
@@ -216,7 +221,7 @@ func (x *exchange) write(p []byte) bool {
 
 // pass sends p as it is; false when the client is gone.
 func (r *response) pass(p []byte) bool {
-	n, err := r.client.write(p)
+	n, err := r.client.Write(p)
 	r.bytes += int64(n)
 	return err == nil
 }
@@ -238,7 +243,7 @@ func (x *exchange) writeFaulty(p []byte) bool {
 			continue
 		}
 		if f.Slow > 0 {
-			x.response.client.flush()
+			x.response.client.Flush()
 			if !x.pod.env.Wait(&x.State, func() time.Duration { return pause * time.Duration(min(f.Slow, 1)) }) {
 				f.Slow = 0 // the rest is not slow any more
 			}
@@ -250,7 +255,7 @@ func (x *exchange) writeFaulty(p []byte) bool {
 // breakOff ends the response so that the client detects that it is incomplete.
 func (x *exchange) breakOff() {
 	x.Injection.Broke = true
-	x.response.client.flush()
+	x.response.client.Flush()
 	if x.Req.Proto == pipeline.HTTP10 { // whose bodies end with the connection
 		x.response.client.reset()
 	}

@@ -69,7 +69,7 @@ var (
 
 // ServeHTTP serves one request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	c := downstream.Of[*conn](r)
+	c := downstream.Of[*conn](r.Context())
 	x := &request{line: line{s: s, c: c, protocol: c.target.protocol}, w: w, r: r}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	x.cancel = cancel

@@ -2,12 +2,12 @@ package match
 
 import (
 	"fmt"
-	"net/http"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/header"
 )
 
 func TestResource(t *testing.T) {
@@ -54,10 +54,10 @@ func TestObject(t *testing.T) {
 		m, err := NewResource(&meshv1.ResourceMatch{
 			Namespaces: namespaces, Headers: []*meshv1.HeaderMatch{{Name: "x-test", Value: "yes"}}})
 		require.NoError(t, err)
-		with := http.Header{"X-Test": {"no", "yes"}}
+		with := header.Fields{{Name: "X-Test", Value: "no"}, {Name: "X-Test", Value: "yes"}}
 		require.True(t, m.Match(&Object{Namespace: "ns-1", Header: with}))
 		require.False(t, m.Match(&Object{Namespace: "other", Header: with}))
-		require.False(t, m.Match(&Object{Namespace: "ns-1", Header: http.Header{"X-Test": {"no"}}}))
+		require.False(t, m.Match(&Object{Namespace: "ns-1", Header: header.Fields{{Name: "X-Test", Value: "no"}}}))
 		require.False(t, m.Match(&Object{Namespace: "", Header: with}))
 	}
 }

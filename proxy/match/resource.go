@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/header"
 )
 
 // Kind is what the requests of a plan have in common.
@@ -56,19 +57,7 @@ type Object struct {
 	// Lock means that the request is about an operator lock, which matches only entries
 	// that name it.
 	Lock   bool
-	Header map[string][]string // as in net/http
-
-	field struct { // the header that was looked up last: rules often need the same one
-		name   string
-		values []string
-	}
-}
-
-func (o *Object) values(name string) []string {
-	if o.field.name != name {
-		o.field.name, o.field.values = name, o.Header[name]
-	}
-	return o.field.values
+	Header header.Fields
 }
 
 // Resource is a compiled ResourceMatch.
@@ -145,7 +134,7 @@ func (m *Resource) Match(o *Object) bool {
 	if o.Lock && m.names.all() || !m.clusters.has(o.Cluster) || !m.within(o.Namespace) || !m.namespaces.has(o.Namespace) || !m.names.has(o.Name) {
 		return false
 	}
-	return !slices.ContainsFunc(m.headers, func(h header) bool { return !slices.Contains(o.values(h.name), h.value) })
+	return !slices.ContainsFunc(m.headers, func(f header.Field) bool { return !slices.Contains(o.Header, f) })
 }
 
 // within reports whether the scope includes requests with a namespace in their path; "" is
@@ -179,9 +168,7 @@ func (s set) contains(v string) bool {
 }
 
 // Headers are conditions on headers, all of which must match.
-type Headers []header
-
-type header struct{ name, value string }
+type Headers header.Fields
 
 // NewHeaders compiles matches.
 func NewHeaders(matches []*meshv1.HeaderMatch) (out Headers, err error) {
@@ -189,12 +176,12 @@ func NewHeaders(matches []*meshv1.HeaderMatch) (out Headers, err error) {
 		if m.GetName() == "" {
 			return nil, fmt.Errorf("header without a name")
 		}
-		out = append(out, header{textproto.CanonicalMIMEHeaderKey(m.GetName()), m.GetValue()})
+		out = append(out, header.Field{Name: textproto.CanonicalMIMEHeaderKey(m.GetName()), Value: m.GetValue()})
 	}
 	return out, nil
 }
 
-// Match reports whether the request has all headers.
+// Match reports whether a header of net/http has all of them.
 func (h Headers) Match(of map[string][]string) bool {
-	return !slices.ContainsFunc(h, func(m header) bool { return !slices.Contains(of[m.name], m.value) })
+	return !slices.ContainsFunc(h, func(f header.Field) bool { return !slices.Contains(of[f.Name], f.Value) })
 }

@@ -3,12 +3,12 @@ package match
 import (
 	"fmt"
 	"math/rand/v2"
-	"net/http"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/header"
 )
 
 // What a table finds is what asking each match finds, in the same order.
@@ -42,7 +42,7 @@ func TestTableFindsAllMatches(t *testing.T) {
 			k := Kind{Verb: fmt.Sprint("verb", random.IntN(12)), Resource: fmt.Sprint("kind", random.IntN(12))}
 			o := Object{
 				Namespace: fmt.Sprint("ns", random.IntN(12)), Name: fmt.Sprint("name", random.IntN(12)), Lock: random.IntN(4) == 0,
-				Header: http.Header{"X-A": {"1"}, "X-B": {fmt.Sprint(random.IntN(2))}},
+				Header: header.Fields{{Name: "X-A", Value: "1"}, {Name: "X-B", Value: fmt.Sprint(random.IntN(2))}},
 			}
 			var want, kind, got []int32
 			for i, m := range matches {

@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/ctrlmesh/ctrlmesh/internal/listen"
 	"github.com/ctrlmesh/ctrlmesh/proxy/bounds"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
@@ -63,7 +62,7 @@ func (r *Request) Weight() int64 {
 	case r.Length > 0:
 		n += int(min(r.Length, ReceivePerStream))
 	}
-	return int64(n) + listen.HeadWeight(r.Header, 1)
+	return int64(n) + r.Header.Weight()
 }
 
 // Budgets are a pod's budgets for its requests.

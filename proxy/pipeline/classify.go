@@ -10,18 +10,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/util/sets"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
 )
-
-// resolver reads paths as kube-apiserver does.
-var resolver = &apirequest.RequestInfoFactory{
-	APIPrefixes:          sets.NewString("api", "apis"),
-	GrouplessAPIPrefixes: sets.NewString("api"),
-}
 
 // Classify determines once what r requests, and refuses ambiguous paths: the apiserver must
 // never see another request than the one classified here.
@@ -56,10 +49,9 @@ func (r *Request) read() (*apirequest.RequestInfo, *apierrors.StatusError) {
 	}
 	cluster, path := r.paths.cut(r.Path)
 	r.Cluster = cluster
-	// Without the query, which NewRequestInfo would log if it cannot decode it.
-	info, err := resolver.NewRequestInfo(&http.Request{Method: r.Method, URL: &url.URL{Path: path}})
+	info, err := readPath(r.Method, path)
 	if err != nil {
-		return nil, status.BadRequest("the path names no resource")
+		return nil, status.BadRequest("%v", err)
 	}
 	if refused := r.checkPath(info); refused != nil {
 		return nil, refused
@@ -76,7 +68,7 @@ func Parameters(raw string) url.Values {
 	return values
 }
 
-// fromQuery does what NewRequestInfo does with the query of a list.
+// fromQuery does what kube-apiserver does with the query of a list.
 func fromQuery(info *apirequest.RequestInfo, query url.Values) {
 	if IsTrue(query["watch"]) {
 		info.Verb = "watch"
@@ -128,8 +120,8 @@ func (r *Request) Kind() match.Kind {
 
 // AsksWebSocket reports whether a request asks to change to WebSocket, and to nothing else.
 func (r *Request) AsksWebSocket() bool {
-	values := r.Header["Upgrade"]
-	return len(values) == 1 && strings.EqualFold(values[0], "websocket")
+	name, n := r.Header.Count("Upgrade")
+	return n == 1 && strings.EqualFold(name, "websocket")
 }
 
 // upgraded are the subresources that speak SPDY or WebSocket, whatever the method.

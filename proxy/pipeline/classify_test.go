@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/util/sets"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 )
 
@@ -21,7 +22,7 @@ func FuzzClassify(f *testing.F) {
 		f.Add("GET", s)
 		f.Add("DELETE", s)
 	}
-	real := &apirequest.RequestInfoFactory{APIPrefixes: resolver.APIPrefixes, GrouplessAPIPrefixes: resolver.GrouplessAPIPrefixes}
+	real := &apirequest.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")}
 	f.Fuzz(func(t *testing.T, method, target string) {
 		u, err := url.ParseRequestURI(target)
 		if err != nil {
@@ -37,8 +38,13 @@ func FuzzClassify(f *testing.F) {
 		}
 		got := asked.Info
 		want, err := real.NewRequestInfo(r)
-		require.NoError(t, err)
+		require.NoError(t, err, "it was read nevertheless: %+v", got)
 		require.Equal(t, want.Verb, got.Verb)
+		require.Equal(t, want.IsResourceRequest, got.IsResourceRequest)
+		require.Equal(t, want.APIPrefix, got.APIPrefix)
+		require.Equal(t, want.APIVersion, got.APIVersion)
+		require.Equal(t, want.Path, got.Path)
+		require.Equal(t, want.Parts, got.Parts)
 		require.Equal(t, want.APIGroup, got.APIGroup)
 		require.Equal(t, want.Resource, got.Resource)
 		require.Equal(t, want.Subresource, got.Subresource)

@@ -4,16 +4,15 @@ import (
 	"bytes"
 	"context"
 	"io"
-	"maps"
 	"net/http"
 	"net/textproto"
 	"slices"
-	"strconv"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/header"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
@@ -27,7 +26,7 @@ type Request struct {
 	Query         string // raw
 	BareQuery     bool   // the target ends in "?"
 	Host          string
-	Header        Header
+	Header        header.Fields
 	Length        int64 // of the body in bytes; -1: unknown
 	Body          Body
 	Certificate   bool   // the client presented one
@@ -57,17 +56,6 @@ func (r *Request) Gone() error { return r.Ctx.Err() }
 
 // Reads reports whether the method changes nothing.
 func (r *Request) Reads() bool { return r.Method == http.MethodGet || r.Method == http.MethodHead }
-
-// Header has the fields of a head by their canonical names.
-type Header map[string][]string
-
-// Get returns the first value of a field, by its canonical name.
-func (h Header) Get(name string) string {
-	if values := h[name]; len(values) > 0 {
-		return values[0]
-	}
-	return ""
-}
 
 // Body is the body of a request. What was read is kept until it is sent, so that it can be
 // read again from the beginning.
@@ -116,7 +104,7 @@ func (b *Body) Free() {
 // Outgoing is the request as it is sent upstream, with the edits of stages.
 type Outgoing struct {
 	Path, Query string // escaped, raw
-	Header      Header
+	Header      header.Fields
 	edited      bool // Header is a copy
 	Body        io.Reader
 	Length      int64 // of Body in bytes; -1: unknown
@@ -128,21 +116,21 @@ func (r *Request) Outgoing() Outgoing {
 }
 
 // Set sets a field of the head.
-func (o *Outgoing) Set(name, value string) { o.own()[name] = []string{value} }
+func (o *Outgoing) Set(name, value string) { o.own().Set(name, value) }
 
 // Drop removes a field of the head.
 func (o *Outgoing) Drop(name string) {
-	if _, ok := o.Header[name]; ok {
-		delete(o.own(), name)
+	if o.Header.Has(name) {
+		o.own().Drop(name)
 	}
 }
 
 // own returns a header that can be edited.
-func (o *Outgoing) own() Header {
+func (o *Outgoing) own() *header.Fields {
 	if !o.edited {
-		o.Header, o.edited = maps.Clone(o.Header), true
+		o.Header, o.edited = slices.Clone(o.Header), true
 	}
-	return o.Header
+	return &o.Header
 }
 
 // Replace sets the body that is sent.
@@ -172,27 +160,24 @@ var hopByHop = []string{
 
 // DropHopByHop removes the fields that concern only the client's connection.
 func (o *Outgoing) DropHopByHop() {
-	if slices.ContainsFunc(hopByHop, func(name string) bool { _, has := o.Header[name]; return has }) {
+	if slices.ContainsFunc(o.Header, func(f header.Field) bool { return slices.Contains(hopByHop, f.Name) }) {
 		DropHopByHop(o.own())
 	}
 }
 
 // DropHopByHop removes the fields that concern one connection only.
-func DropHopByHop(h Header) {
-	for _, line := range h["Connection"] {
-		for name := range strings.SplitSeq(line, ",") {
-			if name = strings.TrimSpace(name); name != "" {
-				delete(h, textproto.CanonicalMIMEHeaderKey(name))
+func DropHopByHop(h *header.Fields) {
+	if lines := h.Values("Connection"); lines != nil {
+		listed := map[string]bool{}
+		for _, line := range lines {
+			for name := range strings.SplitSeq(line, ",") {
+				listed[textproto.CanonicalMIMEHeaderKey(strings.TrimSpace(name))] = true
 			}
 		}
+		*h = slices.DeleteFunc(*h, func(f header.Field) bool { return listed[f.Name] })
 	}
-	for _, name := range hopByHop {
-		delete(h, name)
-	}
+	h.Drop(hopByHop...)
 }
-
-// SetLength sets the length of a body in bytes.
-func SetLength(h Header, n int) { h["Content-Length"] = []string{strconv.Itoa(n)} }
 
 // Bounded returns the beginning of a text that a client chose, for logs.
 func Bounded(id string) string { return id[:min(len(id), 64)] }

@@ -160,7 +160,7 @@ func (s *Server) Shutdown(ctx context.Context) {
 
 // serve serves one request.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
-	c := downstream.Of[*downstream.Conn](r)
+	c := downstream.Of[*downstream.Conn](r.Context())
 	held := s.Held.Open(addressOf(c.RemoteAddr()).Addr())
 	defer held.Close()
 	if !held.Take(weight + listen.HeadWeight(r.Header, 2)) {

@@ -5,6 +5,7 @@ package status
 import (
 	"fmt"
 	"net/http"
+	"net/url"
 	"strconv"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -13,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/header"
 )
 
 var codecs = func() serializer.CodecFactory {
@@ -72,16 +75,9 @@ const maxNegotiated = 1 << 10
 // Write answers r with err, and returns the number of body bytes. It negotiates the type.
 // A client that accepts no known type, or whose header is too long, gets JSON.
 func Write(w http.ResponseWriter, r *http.Request, err *apierrors.StatusError) int {
-	s := err.ErrStatus
-	mediaType, body := encode(r, &s)
-	h := w.Header()
-	h.Set("Content-Type", mediaType)
-	h.Set("Content-Length", strconv.Itoa(len(body)))
-	h.Set("Cache-Control", "no-cache, private")
-	if s.Details != nil && s.Details.RetryAfterSeconds > 0 {
-		h.Set("Retry-After", strconv.Itoa(int(s.Details.RetryAfterSeconds)))
-	}
-	w.WriteHeader(int(s.Code))
+	fields, body := Encode(r.Header.Get("Accept"), r.URL.RawQuery, err)
+	fields.AddTo(w.Header())
+	w.WriteHeader(int(err.ErrStatus.Code))
 	if r.Method == http.MethodHead {
 		return 0
 	}
@@ -89,12 +85,29 @@ func Write(w http.ResponseWriter, r *http.Request, err *apierrors.StatusError) i
 	return n
 }
 
-func encode(r *http.Request, s *metav1.Status) (mediaType string, body []byte) {
+// Encode returns the header and the body of the answer err to a request with an Accept and a raw query. Both are read
+// to negotiate the type: the query because of pretty=.
+func Encode(accept, query string, err *apierrors.StatusError) (fields header.Fields, body []byte) {
+	s := err.ErrStatus
+	mediaType, body := encode(accept, query, &s)
+	fields = header.Fields{
+		{Name: "Content-Type", Value: mediaType},
+		{Name: "Content-Length", Value: strconv.Itoa(len(body))},
+		{Name: "Cache-Control", Value: "no-cache, private"},
+	}
+	if s.Details != nil && s.Details.RetryAfterSeconds > 0 {
+		fields = append(fields, header.Field{Name: "Retry-After", Value: strconv.Itoa(int(s.Details.RetryAfterSeconds))})
+	}
+	return fields, body
+}
+
+func encode(accept, query string, s *metav1.Status) (mediaType string, body []byte) {
 	info, ok := runtime.SerializerInfoForMediaType(codecs.SupportedMediaTypes(), runtime.ContentTypeJSON)
 	if !ok {
 		panic("status: no JSON serializer")
 	}
-	if len(r.Header.Get("Accept")) <= maxNegotiated && len(r.URL.RawQuery) <= maxNegotiated { // negotiation reads pretty=
+	if len(accept) <= maxNegotiated && len(query) <= maxNegotiated {
+		r := &http.Request{Header: http.Header{"Accept": {accept}}, URL: &url.URL{RawQuery: query}}
 		if _, negotiated, err := negotiation.NegotiateOutputMediaType(r, codecs, negotiation.DefaultEndpointRestrictions); err == nil {
 			info = negotiated
 		}

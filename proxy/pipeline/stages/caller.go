@@ -110,14 +110,14 @@ func (s *tokenStage) Apply(x *pipeline.State) *pipeline.Outcome {
 
 func (s *tokenStage) check(x *pipeline.State) *apierrors.StatusError {
 	sent := false
-	switch lines := x.Req.Header["Authorization"]; len(lines) {
+	switch line, n := x.Req.Header.Count("Authorization"); n {
 	case 0:
 	case 1:
-		hash := maphash.String(seed, lines[0])
+		hash := maphash.String(seed, line)
 		if sent = s.env.Observations.Tokens.known(hash); sent {
 			break
 		}
-		token, ok := bearer(lines[0])
+		token, ok := bearer(line)
 		if !ok {
 			break
 		}
@@ -129,7 +129,7 @@ func (s *tokenStage) check(x *pipeline.State) *apierrors.StatusError {
 	default:
 		return unauthorized("more than one Authorization header")
 	}
-	for _, line := range x.Req.Header["Sec-Websocket-Protocol"] {
+	for _, line := range x.Req.Header.Values("Sec-Websocket-Protocol") {
 		for protocol := range strings.SplitSeq(line, ",") {
 			encoded, ok := strings.CutPrefix(strings.TrimSpace(protocol), websocketBearer)
 			if !ok {

@@ -11,6 +11,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/header"
 )
 
 // tokenWith returns a JWT with a payload, without a valid signature.
@@ -41,8 +42,8 @@ func FuzzJudge(f *testing.F) {
 
 func BenchmarkCheckTokens(b *testing.B) {
 	s := &tokenStage{env: &Env{Info: PodInfo{UID: "uid-1"}}}
-	header := "Bearer " + tokenWith(`{"kubernetes.io":{"pod":{"uid":"uid-1"}}}`) + strings.Repeat("x", 1000)
-	x := &pipeline.State{Req: pipeline.Request{Header: pipeline.Header{"Authorization": {header}}, Query: "labelSelector=a%3Db&limit=500"}}
+	line := "Bearer " + tokenWith(`{"kubernetes.io":{"pod":{"uid":"uid-1"}}}`) + strings.Repeat("x", 1000)
+	x := &pipeline.State{Req: pipeline.Request{Header: header.Fields{{Name: "Authorization", Value: line}}, Query: "labelSelector=a%3Db&limit=500"}}
 	b.ReportAllocs()
 	for b.Loop() {
 		if s.Apply(x) != nil {

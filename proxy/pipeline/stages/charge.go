@@ -38,16 +38,16 @@ func (s upgradeStage) Apply(x *pipeline.State) *pipeline.Outcome {
 
 // protocol returns the protocol to which r wants to change, "" for none.
 func (s upgradeStage) protocol(r *pipeline.Request) (string, *apierrors.StatusError) {
-	values := r.Header["Upgrade"]
-	asked := httpguts.HeaderValuesContainsToken(r.Header["Connection"], "upgrade")
-	if len(values) == 0 && !asked {
+	name, n := r.Header.Count("Upgrade")
+	asked := httpguts.HeaderValuesContainsToken(r.Header.Values("Connection"), "upgrade")
+	if n == 0 && !asked {
 		return "", nil
 	}
 	switch {
-	case len(values) != 1 || !asked || r.Proto == pipeline.HTTP2:
+	case n != 1 || !asked || r.Proto == pipeline.HTTP2:
 		return "", status.BadRequest("malformed upgrade")
-	case !strings.EqualFold(values[0], "SPDY/3.1") && !strings.EqualFold(values[0], "websocket"):
-		return "", status.BadRequest("an upgrade to %q is not proxied", pipeline.Bounded(values[0]))
+	case !strings.EqualFold(name, "SPDY/3.1") && !strings.EqualFold(name, "websocket"):
+		return "", status.BadRequest("an upgrade to %q is not proxied", pipeline.Bounded(name))
 	case !s.allowed && r.AsksWebSocket() && r.Reads() && r.Info.IsResourceRequest:
 		return "", nil
 	case !s.allowed:
@@ -55,7 +55,7 @@ func (s upgradeStage) protocol(r *pipeline.Request) (string, *apierrors.StatusEr
 	case r.Length != 0:
 		return "", status.BadRequest("an upgrade has no body")
 	}
-	return values[0], nil
+	return name, nil
 }
 
 // chargeStage charges a request to the budget of its kind.
@@ -114,7 +114,7 @@ type auditStage struct{}
 func newAuditStage(*Policy, match.Kind) pipeline.Stage { return auditStage{} }
 
 func (auditStage) Apply(x *pipeline.State) *pipeline.Outcome {
-	if x.Debug && x.Out.Header[pipeline.AuditHeader] == nil {
+	if x.Debug && !x.Out.Header.Has(pipeline.AuditHeader) {
 		x.Out.Set(pipeline.AuditHeader, string(uuid.NewUUID()))
 	}
 	return nil

@@ -53,8 +53,8 @@ func TestUpgradesAreRead(t *testing.T) {
 		}
 		require.Equal(t, 200, a.code, "%+v: %s", c, a.body)
 		require.Equal(t, c.want, x.Protocol, "%+v", c)
-		require.Empty(t, m.last().Header["Upgrade"], "%+v", c)
-		require.Empty(t, m.last().Header["Connection"], "%+v", c)
+		require.Empty(t, m.last().Header.Get("Upgrade"), "%+v", c)
+		require.Empty(t, m.last().Header.Get("Connection"), "%+v", c)
 	}
 	x := m.state("POST", exec, "", upgrade("SPDY/3.1")...)
 	x.Req.Proto = pipeline.HTTP2
@@ -99,7 +99,7 @@ func TestAuditIDRelatesTheAccessLine(t *testing.T) {
 	}{{false, "", false}, {true, "", true}, {true, "theirs", true}} {
 		x := m.state("GET", "/version", "")
 		if x.Debug = c.debug; c.sent != "" {
-			x.Req.Header[pipeline.AuditHeader] = []string{c.sent}
+			x.Req.Header.Set(pipeline.AuditHeader, c.sent)
 		}
 		m.decide(x)
 		got := m.last().Header.Get(pipeline.AuditHeader)

@@ -198,7 +198,7 @@ func (s *faultStage) injectEvents(x *pipeline.State, resp *upstream.Response) {
 		return
 	}
 	resp.Body = &injectedBody{injected, resp.Body, x.Ctx}
-	delete(resp.Header, "Content-Length")
+	resp.Header.Drop("Content-Length")
 }
 
 // openGap makes room for what the watch's client will miss, or has it miss nothing.

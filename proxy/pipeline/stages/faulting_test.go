@@ -144,7 +144,7 @@ func TestFaultsOfWatches(t *testing.T) {
 			m.api = func(*upstream.Request) upstream.Response {
 				r := response(200, c.contentType, event)
 				if c.encoding != "" {
-					r.Header["Content-Encoding"] = []string{c.encoding}
+					r.Header.Set("Content-Encoding", c.encoding)
 				}
 				return r
 			}

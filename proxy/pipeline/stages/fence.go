@@ -7,9 +7,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -326,7 +326,7 @@ func (s *fenceStage) Respond(x *pipeline.State, resp *upstream.Response) *pipeli
 			return end
 		}
 	}
-	pipeline.SetLength(resp.Header, len(body))
+	resp.SetLength(len(body))
 	x.Whole = body
 	return nil
 }
@@ -338,13 +338,11 @@ func (p *Policy) read(ctx context.Context, x *pipeline.State, target, accept str
 
 // reading returns a GET with the permissions of the caller of a request.
 func (p *Policy) reading(x *pipeline.State, target, accept string) *upstream.Request {
-	header := maps.Clone(x.Out.Header)
-	header["Accept"] = []string{accept}
-	for _, of := range []string{"Accept-Encoding", "Content-Type", pipeline.AuditHeader} { // an audit id is one request's
-		delete(header, of)
-	}
+	header := slices.Clone(x.Out.Header)
+	header.Set("Accept", accept)
+	header.Drop("Accept-Encoding", "Content-Type", pipeline.AuditHeader) // an audit id is one request's
 	if agent, ok := newUserAgentStage(p, x.Plan.Key).(*userAgentStage); ok {
-		header["User-Agent"] = []string{agent.of(x.Req.Header)} // which stages have not edited
+		header.Set("User-Agent", agent.of(x.Req.Header)) // which stages have not edited
 	}
 	return &upstream.Request{Method: http.MethodGet, Target: target, Host: x.Req.Host, Header: header}
 }

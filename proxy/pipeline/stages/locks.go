@@ -191,7 +191,7 @@ func (s *lockStage) Respond(x *pipeline.State, resp *upstream.Response) *pipelin
 		return x.Plan.BadResponse("the lock", err)
 	}
 	if x.Req.Method != http.MethodHead {
-		pipeline.SetLength(resp.Header, len(edited))
+		resp.SetLength(len(edited))
 	}
 	x.Whole = edited
 	return nil

@@ -169,7 +169,7 @@ func (s *narrowStage) Apply(x *pipeline.State) *pipeline.Outcome {
 	if x.Exempt || !s.Narrows(x.Req.Info.Namespace) {
 		return nil
 	}
-	accept, ok := filter.Accept(x.Out.Header["Accept"])
+	accept, ok := filter.Accept(x.Out.Header.Values("Accept"))
 	if !ok {
 		return pipeline.Refusal(status.NotAcceptable("%s are divided among shards, and no accepted media type can be filtered: accept JSON or Kubernetes protobuf", s.resource.Resource))
 	}
@@ -278,7 +278,7 @@ func (s *narrowStage) Respond(x *pipeline.State, resp *upstream.Response) *pipel
 		body = begun
 	}
 	resp.Replace(body)
-	delete(resp.Header, "Content-Encoding")
+	resp.Header.Drop("Content-Encoding")
 	return nil
 }
 

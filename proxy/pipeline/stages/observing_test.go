@@ -34,7 +34,7 @@ func TestEventsThatPassUnchangedAreCounted(t *testing.T) {
 			m := newPod(t)
 			m.api = func(r *upstream.Request) upstream.Response {
 				resp := response(200, c.contentType, c.body)
-				resp.Header["Content-Encoding"] = r.Header["Accept-Encoding"]
+				resp.Header.Set("Content-Encoding", r.Header.Get("Accept-Encoding"))
 				return resp
 			}
 			m.policy(nil)

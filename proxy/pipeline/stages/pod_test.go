@@ -26,6 +26,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/header"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
@@ -43,7 +44,7 @@ type pod struct {
 // sent is a request that the apiserver gets.
 type sent struct {
 	Method, URI string
-	Header      pipeline.Header
+	Header      header.Fields
 	Body        string
 }
 
@@ -136,24 +137,23 @@ func (p *pod) last() sent {
 }
 
 func response(code int, contentType, body string) upstream.Response {
-	return upstream.Response{Status: code, Header: map[string][]string{"Content-Type": {contentType}}, Body: io.NopCloser(strings.NewReader(body))}
+	return upstream.Response{Status: code, Header: header.Fields{{Name: "Content-Type", Value: contentType}}, Body: io.NopCloser(strings.NewReader(body))}
 }
 
 // state is a request that no stage has seen.
-func (p *pod) state(method, target, body string, header ...string) *pipeline.State {
+func (p *pod) state(method, target, body string, head ...string) *pipeline.State {
 	p.t.Helper()
 	u, err := url.ParseRequestURI(target)
 	require.NoError(p.t, err)
 	x := &pipeline.State{
 		Req: pipeline.Request{
 			Ctx: p.t.Context(), Method: method, Target: target, Path: u.Path, Escaped: u.EscapedPath(), Query: u.RawQuery, Host: "kubernetes",
-			Header: pipeline.Header{}, Body: pipeline.Body{Rest: strings.NewReader(body)}, Length: int64(len(body)), Proto: "HTTP/1.1",
+			Body: pipeline.Body{Rest: strings.NewReader(body)}, Length: int64(len(body)), Proto: "HTTP/1.1",
 		},
 		Memory: pipeline.Holding{Budgets: &p.budgets, Budget: &p.budgets.Held},
 	}
-	for i := 0; i < len(header); i += 2 {
-		name := textproto.CanonicalMIMEHeaderKey(header[i])
-		x.Req.Header[name] = append(x.Req.Header[name], header[i+1])
+	for i := 0; i < len(head); i += 2 {
+		x.Req.Header = append(x.Req.Header, header.Field{Name: textproto.CanonicalMIMEHeaderKey(head[i]), Value: head[i+1]})
 	}
 	return x
 }

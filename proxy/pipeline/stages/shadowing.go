@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"maps"
 	"mime"
 	"net/http"
 	"net/url"
@@ -191,7 +190,7 @@ func (s *shadowWrite) respond(x *pipeline.State, resp *upstream.Response) *pipel
 	if end != nil {
 		return end
 	}
-	pipeline.SetLength(resp.Header, len(body))
+	resp.SetLength(len(body))
 	x.Whole = body
 	after, err := s.parse(body)
 	if err != nil {
@@ -236,7 +235,7 @@ func (s *shadowWrite) await(x *pipeline.State, after *shadow.Object, path string
 		Verb: s.key.Verb, Group: s.key.Group, Resource: resource, Path: path, Body: s.body, After: after, Window: s.window, Count: stage.count,
 		Read: func(ctx context.Context) (*shadow.Object, error) {
 			one := *get
-			one.Header = maps.Clone(get.Header)
+			one.Header = slices.Clone(get.Header)
 			resp, err := env.Get(ctx, &one)
 			if err != nil {
 				return nil, err

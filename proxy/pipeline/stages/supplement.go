@@ -83,7 +83,7 @@ func (s *supplementStage) Respond(x *pipeline.State, resp *upstream.Response) *p
 		return s.policy.redivided(s.resource.Resource, s.version)
 	}
 	resp.Body = body // which closes the list, too
-	delete(resp.Header, "Content-Length")
+	resp.Header.Drop("Content-Length")
 	return nil
 }
 
@@ -116,7 +116,7 @@ func (s *supplementStage) request(out *supplement, contentType string) error {
 	if err != nil {
 		return err
 	}
-	accept, ok := filter.Accept(x.Out.Header["Accept"])
+	accept, ok := filter.Accept(x.Out.Header.Values("Accept"))
 	if !ok {
 		return filter.ErrType
 	}

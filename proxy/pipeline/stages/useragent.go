@@ -3,6 +3,7 @@ package stages
 import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/header"
 )
 
 // userAgentStage sets the User-Agent that the apiserver receives. It is the last stage that
@@ -27,7 +28,7 @@ func (s *userAgentStage) Apply(x *pipeline.State) *pipeline.Outcome {
 }
 
 // of returns the User-Agent of a request with a head.
-func (s *userAgentStage) of(h pipeline.Header) string {
+func (s *userAgentStage) of(h header.Fields) string {
 	if s.value != "" {
 		return s.value
 	}

@@ -26,7 +26,7 @@ func TestUserAgentIsReplacedOrPrefixed(t *testing.T) {
 		m.policy(q.sharding)
 		for _, target := range []string{"/api/v1/namespaces/mine/pods", "/api/v1/pods?watch=1", "/version"} {
 			require.Equal(t, 200, m.do("GET", target, "", "User-Agent", q.sent).code)
-			require.Equal(t, []string{q.want}, m.last().Header["User-Agent"], target)
+			require.Equal(t, []string{q.want}, m.last().Header.Values("User-Agent"), target)
 		}
 	}
 }
@@ -55,5 +55,5 @@ func TestOwnerIsLookedUpWithTheUserAgent(t *testing.T) {
 	m.policy(s)
 	require.Equal(t, 403, m.do("DELETE", "/api/v1/namespaces/ns/pods/a", "", "User-Agent", "operator").code)
 	require.Equal(t, "GET", m.last().Method)
-	require.Equal(t, []string{"canary/operator"}, m.last().Header["User-Agent"])
+	require.Equal(t, []string{"canary/operator"}, m.last().Header.Values("User-Agent"))
 }

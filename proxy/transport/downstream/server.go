@@ -25,6 +25,8 @@ type Config struct {
 	TLS *tls.Config
 	// Handler serves requests. It finds the connection of a request by Of.
 	Handler http.Handler
+	// Streams, if set, serves those of HTTP/2 instead.
+	Streams func(*http2.Stream)
 	// Tunnel, if set, is called for each connection. If it returns a function, the connection is a tunnel, which
 	// that function serves.
 	Tunnel func() (serve func(*Conn))
@@ -89,8 +91,12 @@ func NewServer(c Config) *Server {
 
 // serveHTTP2 has package http2 serve the connections of HTTP/2.
 func (s *Server) serveHTTP2() {
+	handler := http2.HTTP(s)
+	if s.Streams != nil {
+		handler = s.serveStream
+	}
 	s.http2 = http2.NewServer(http2.Config{
-		Handler: s, MaxStreams: s.MaxStreams, StreamWindow: s.StreamWindow, ConnWindow: s.ConnWindow,
+		Handler: handler, MaxStreams: s.MaxStreams, StreamWindow: s.StreamWindow, ConnWindow: s.ConnWindow,
 		MaxHeader: MaxHeaderBytes, Idle: Idle, Stall: func() time.Duration { return s.Stall }, ErrorLog: s.ErrorLog,
 	})
 	s.http.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){
@@ -142,9 +148,20 @@ func (s *Server) Hand(c net.Conn) {
 	}
 }
 
+// serveStream serves a request in HTTP/2.
+func (s *Server) serveStream(st *http2.Stream) {
+	c := connOf(st.Context())
+	c.Enter()
+	defer c.Serving(-1)
+	if s.Draining() {
+		st.Last()
+	}
+	s.Streams(st)
+}
+
 // ServeHTTP implements http.Handler, for net/http and package http2.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	c := Of[interface{ accepted() *Conn }](r).accepted()
+	c := connOf(r.Context())
 	c.Enter()
 	defer func() {
 		c.Serving(-1)
@@ -209,12 +226,14 @@ func (s *Server) CloseTunnels() {
 
 type connKey struct{}
 
-// Of returns the connection of a request, below TLS. It returns the zero C if that is
-// not a C.
-func Of[C any](r *http.Request) C {
-	c, _ := r.Context().Value(connKey{}).(C)
+// Of returns the connection of the request with a context, below TLS. It returns the zero C
+// if that is not a C.
+func Of[C any](ctx context.Context) C {
+	c, _ := ctx.Value(connKey{}).(C)
 	return c
 }
+
+func connOf(ctx context.Context) *Conn { return Of[interface{ accepted() *Conn }](ctx).accepted() }
 
 // handed is a net.Listener of connections that another listener accepted.
 type handed struct {

@@ -53,7 +53,7 @@ func report(t *testing.T, group *spec.TestGroup) {
 // testConfig is what tests serve by.
 func testConfig(h http.Handler) Config {
 	return Config{
-		Handler: h, MaxStreams: 100, StreamWindow: 64 << 10, ConnWindow: 256 << 10, MaxHeader: 128 << 10,
+		Handler: HTTP(h), MaxStreams: 100, StreamWindow: 64 << 10, ConnWindow: 256 << 10, MaxHeader: 128 << 10,
 		Idle: time.Minute, Stall: func() time.Duration { return time.Minute }, ErrorLog: log.New(io.Discard, "", 0),
 	}
 }

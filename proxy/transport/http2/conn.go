@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/net/http2/hpack"
 	"golang.org/x/time/rate"
 )
 
@@ -22,16 +21,15 @@ var errClosed = errors.New("HTTP/2 connection closed")
 type conn struct {
 	server *Server
 	nc     net.Conn
-	base   context.Context // of all streams
-	end    context.CancelFunc
+	base   context.Context // has the values of those of streams
 	state  *tls.ConnectionState
 	remote string
 	in     input // of the goroutine that reads
-	jobs   chan *stream
+	jobs   chan *Stream
 
 	mu      sync.Mutex
 	err     error // after its end
-	streams map[uint32]*stream
+	streams map[uint32]*Stream
 	running int // handlers
 	waiting int // goroutines that wait for jobs
 	last    uint32
@@ -52,13 +50,12 @@ type input struct {
 
 func newConn(ctx context.Context, s *Server, nc net.Conn, state *tls.ConnectionState) *conn {
 	c := &conn{
-		server: s, nc: nc, state: state, remote: nc.RemoteAddr().String(),
-		jobs:    make(chan *stream, idleWorkers),
-		streams: map[uint32]*stream{},
+		server: s, nc: nc, base: ctx, state: state, remote: nc.RemoteAddr().String(),
+		jobs:    make(chan *Stream, idleWorkers),
+		streams: map[uint32]*Stream{},
 		window:  newInflow(s.ConnWindow),
 		quiet:   time.Now(),
 	}
-	c.base, c.end = context.WithCancel(ctx)
 	c.in = input{
 		r:      bufio.NewReaderSize(nc, frameHead+maxFrame),
 		futile: rate.NewLimiter(futileRate, futileBurst),
@@ -83,10 +80,13 @@ func (c *conn) serve(prefaced bool) error {
 	}
 	for err == nil {
 		var f frame
-		if f, err = readFrame(c.in.r); err == nil {
-			err = c.receive(&f)
+		if f, err = readFrame(c.in.r); err != nil {
+			break
 		}
-		if reset := (*streamError)(nil); errors.As(err, &reset) {
+		if err = c.receive(&f); err == nil {
+			continue
+		}
+		if reset, ok := errors.AsType[*streamError](err); ok {
 			err = c.resetStream(reset)
 		}
 	}
@@ -156,7 +156,6 @@ func (c *conn) fail(err error) bool {
 		c.err = err
 	}
 	c.idle.Stop()
-	c.end()
 	for _, s := range c.streams {
 		s.fail(c.err)
 	}
@@ -209,7 +208,7 @@ func (c *conn) checkIdle() {
 }
 
 // start has a handler serve s. The caller has c.mu.
-func (c *conn) start(s *stream) {
+func (c *conn) start(s *Stream) {
 	c.running++
 	if c.waiting > 0 {
 		c.waiting--
@@ -220,7 +219,7 @@ func (c *conn) start(s *stream) {
 }
 
 // work serves s, and further streams as long as not too many goroutines wait for them.
-func (c *conn) work(s *stream) {
+func (c *conn) work(s *Stream) {
 	for ok := true; ok; s, ok = <-c.jobs {
 		c.handle(s)
 		if !c.over(s) {
@@ -230,7 +229,7 @@ func (c *conn) work(s *stream) {
 }
 
 // over ends a stream whose handler has returned. It reports whether the goroutine is to wait for the next one.
-func (c *conn) over(s *stream) (wait bool) {
+func (c *conn) over(s *Stream) (wait bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.running--
@@ -243,8 +242,8 @@ func (c *conn) over(s *stream) (wait bool) {
 }
 
 // handle calls the handler.
-func (c *conn) handle(s *stream) {
-	defer s.cancel()
+func (c *conn) handle(s *Stream) {
+	defer s.ctx.cancel()
 	defer func() {
 		v := recover()
 		if v == nil {
@@ -257,10 +256,10 @@ func (c *conn) handle(s *stream) {
 			c.server.ErrorLog.Printf("http2: panic serving %s: %v\n%s", c.remote, v, trace)
 		}
 	}()
-	c.server.Handler.ServeHTTP(s, s.req)
+	c.server.Handler(s)
 }
 
-// table is the size of the tables of HPACK, both of requests and of responses: the initial value.
+// table is the size of the table of HPACK of requests: the initial value.
 const table = 4096
 
 // output is what a connection sends. The mutex of the connection guards it.
@@ -271,11 +270,11 @@ type output struct {
 	replies int     // bytes of b that reply to frames
 	writing bool    // somebody writes
 	closing bool    // nothing follows b
-	waiting []*stream
-	window  int64 // of the connection
-	initial int64 // of new streams
-	frame   int   // the largest payload
-	data    int   // updates of windows that frames of DATA have paid for
-	enc     *hpack.Encoder
-	head    headBuffer
+	waiting []*Stream
+	window  int64  // of the connection
+	initial int64  // of new streams
+	frame   int    // the largest payload
+	data    int    // updates of windows that frames of DATA have paid for
+	head    []byte // of a header block
+	emptied bool   // the client knows that the table of HPACK is empty
 }

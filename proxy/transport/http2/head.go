@@ -9,6 +9,8 @@ import (
 
 	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/header"
 )
 
 // block is the header block that is being received. It is reused.
@@ -27,7 +29,7 @@ type block struct {
 	invalid bool // the request is malformed: RFC 9113, section 8.1.1
 
 	method, scheme, authority, path string
-	fields                          []hpack.HeaderField
+	fields                          header.Fields
 }
 
 func (b *block) init(most int) {
@@ -77,11 +79,12 @@ func (b *block) field(f hpack.HeaderField) {
 		b.pseudo(f)
 		return
 	}
-	if _, known := canonical[f.Name]; !known && !validName(f.Name) || !httpguts.ValidHeaderFieldValue(f.Value) {
+	name, ok := canonicalName(f.Name)
+	if !ok || !httpguts.ValidHeaderFieldValue(f.Value) {
 		b.invalid = true
 		return
 	}
-	b.fields = append(b.fields, f)
+	b.fields = append(b.fields, header.Field{Name: name, Value: f.Value})
 }
 
 func (b *block) pseudo(f hpack.HeaderField) {
@@ -106,75 +109,78 @@ func (b *block) pseudo(f hpack.HeaderField) {
 	*to = f.Value
 }
 
-// validName reports whether a name is a token without capital letters.
-func validName(name string) bool {
-	for i := range len(name) {
-		if c := name[i]; 'A' <= c && c <= 'Z' {
-			return false
-		}
-	}
-	return httpguts.ValidHeaderFieldName(name)
-}
-
 var errMalformed = errors.New("malformed request")
 
+// Request is the head of a request.
+type Request struct {
+	Method, Host, Target string  // as sent
+	URL                  url.URL // of Target
+	Header               header.Fields
+	Trailer              []string // names of fields that may follow the body
+	Length               int64    // of the body in bytes; -1: unknown
+}
+
 // request fills r in; an error if the request is malformed.
-func (b *block) request(r *http.Request, u *url.URL) error {
-	if b.invalid || !validName(strings.ToLower(b.method)) {
+func (b *block) request(r *Request) error {
+	if b.invalid || !validMethod(b.method) {
 		return errMalformed
 	}
+	r.Method, r.Host = b.method, b.authority
 	if err := b.header(r); err != nil {
-		return err
-	}
-	r.Method, r.Proto, r.ProtoMajor, r.URL = b.method, "HTTP/2.0", 2, u
-	if err := b.host(r); err != nil {
 		return err
 	}
 	if b.method == http.MethodConnect {
 		if b.path != "" || b.scheme != "" || b.authority == "" {
 			return errMalformed
 		}
-		u.Host, r.RequestURI = b.authority, b.authority
+		r.URL.Host, r.Target = b.authority, b.authority
 	} else {
 		if b.scheme != "https" && b.scheme != "http" {
 			return errMalformed
 		}
-		r.RequestURI = b.path
-		if err := parseTarget(b.path, b.method, u); err != nil {
+		r.Target = b.path
+		if err := parseTarget(b.path, b.method, &r.URL); err != nil {
 			return err
 		}
 	}
 	return b.length(r)
 }
 
-// header fills the header of r in.
-func (b *block) header(r *http.Request) error {
-	h := make(http.Header, len(b.fields))
-	values := make([]string, 0, len(b.fields))
+// validMethod reports whether a method is a token.
+func validMethod(method string) bool {
+	switch method {
+	case http.MethodGet, http.MethodPut, http.MethodPost, http.MethodPatch, http.MethodDelete:
+		return true
+	}
+	return httpguts.ValidHeaderFieldName(method)
+}
+
+// header fills in the header of r, and what it says about the host and the trailer.
+func (b *block) header(r *Request) error {
+	h := make(header.Fields, 0, len(b.fields))
+	hosts := 0
 	for _, f := range b.fields {
-		name := canonicalName(f.Name)
-		if ofHTTP1(name) || name == "Te" && f.Value != "trailers" {
+		switch {
+		case f.Name == "Te" && f.Value != "trailers":
 			return errMalformed
-		}
-		if old, ok := h[name]; ok {
-			if name == "Cookie" { // which HTTP/2 may divide
-				old[0] += "; " + f.Value
-			} else {
-				h[name] = append(old, f.Value)
+		case f.Name == "Cookie" && h.Has(f.Name): // which HTTP/2 may divide
+			h.Set(f.Name, h.Get(f.Name)+"; "+f.Value)
+			continue
+		case f.Name == "Trailer":
+			r.Trailer = append(r.Trailer, announced([]string{f.Value})...)
+			continue
+		case f.Name == "Host": // there must not be two that differ
+			if r.Host == "" {
+				r.Host = f.Value
+			}
+			if hosts++; hosts > 1 || f.Value != r.Host {
+				return errMalformed
 			}
 			continue
 		}
-		values = append(values, f.Value)
-		h[name] = values[len(values)-1 : len(values) : len(values)]
+		h = append(h, f)
 	}
 	r.Header = h
-	if names, ok := h["Trailer"]; ok {
-		delete(h, "Trailer")
-		r.Trailer = http.Header{}
-		for _, name := range announced(names) {
-			r.Trailer[name] = nil
-		}
-	}
 	return nil
 }
 
@@ -190,47 +196,21 @@ func announced(lists []string) (names []string) {
 	return names
 }
 
-// ofHTTP1 reports whether a field is of a connection of HTTP/1.1, and must not occur here. The name is canonical.
-func ofHTTP1(name string) bool {
-	switch name {
-	case "Connection", "Proxy-Connection", "Keep-Alive", "Transfer-Encoding", "Upgrade":
-		return true
-	}
-	return false
-}
-
-// host fills the host of r in. There must not be two that differ.
-func (b *block) host(r *http.Request) error {
-	r.Host = b.authority
-	hosts, ok := r.Header["Host"]
-	if !ok {
-		return nil
-	}
-	delete(r.Header, "Host")
-	if r.Host == "" {
-		r.Host = hosts[0]
-	}
-	if len(hosts) > 1 || hosts[0] != r.Host {
-		return errMalformed
-	}
-	return nil
-}
-
-// length fills the length of the body in: -1 if it is not known.
-func (b *block) length(r *http.Request) error {
-	r.ContentLength = -1
-	if values, ok := r.Header["Content-Length"]; ok {
-		n, err := strconv.ParseUint(values[0], 10, 63)
-		if err != nil || len(values) > 1 {
+// length fills in the length of the body.
+func (b *block) length(r *Request) error {
+	r.Length = -1
+	if length, declared := r.Header.Count("Content-Length"); declared > 0 {
+		n, err := strconv.ParseUint(length, 10, 63)
+		if err != nil || declared > 1 {
 			return errMalformed
 		}
-		r.ContentLength = int64(n)
+		r.Length = int64(n)
 	}
 	if b.end {
-		if r.ContentLength > 0 {
+		if r.Length > 0 {
 			return errMalformed
 		}
-		r.ContentLength = 0
+		r.Length = 0
 	}
 	return nil
 }
@@ -281,36 +261,3 @@ func printable(path string) bool {
 	}
 	return true
 }
-
-// canonicalName returns the name of a field as net/http has it.
-func canonicalName(name string) string {
-	if c, ok := canonical[name]; ok {
-		return c
-	}
-	return http.CanonicalHeaderKey(name)
-}
-
-// lowerName returns the name of a field as HTTP/2 has it.
-func lowerName(name string) string {
-	if l, ok := lower[name]; ok {
-		return l
-	}
-	return strings.ToLower(name)
-}
-
-// Names of the usual fields.
-var canonical, lower = func() (canonical, lower map[string]string) {
-	canonical, lower = map[string]string{}, map[string]string{}
-	for _, name := range []string{
-		"Accept", "Accept-Encoding", "Accept-Language", "Access-Control-Allow-Origin", "Allow", "Audit-Id", "Authorization",
-		"Cache-Control", "Content-Encoding", "Content-Length", "Content-Type", "Cookie", "Date", "Etag", "Expect", "Expires",
-		"Host", "Impersonate-Group", "Impersonate-User", "Last-Modified", "Location", "Retry-After", "Server", "Set-Cookie",
-		"Strict-Transport-Security", "Te", "Trailer", "Traceparent", "User-Agent", "Vary", "Via", "Warning",
-		"X-Content-Type-Options", "X-Forwarded-For", "X-Kubernetes-Pf-Flowschema-Uid", "X-Kubernetes-Pf-Prioritylevel-Uid",
-		"X-Stream-Protocol-Version",
-	} {
-		canonical[strings.ToLower(name)] = name
-		lower[name] = strings.ToLower(name)
-	}
-	return canonical, lower
-}()

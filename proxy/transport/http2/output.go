@@ -6,21 +6,11 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/net/http2/hpack"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/header"
 )
-
-// headBuffer collects what HPACK encodes.
-type headBuffer []byte
-
-func (b *headBuffer) Write(p []byte) (int, error) {
-	*b = append(*b, p...)
-	return len(p), nil
-}
 
 func (o *output) init() {
 	o.window, o.initial, o.frame = initialWindow, initialWindow, maxFrame
-	o.enc = hpack.NewEncoder(&o.head)
-	o.enc.SetMaxDynamicTableSizeLimit(table)
 }
 
 // outBuffers are pooled: idle connections have none.
@@ -137,7 +127,7 @@ func (c *conn) settings() {
 }
 
 // room waits until s may send DATA, and returns of how many bytes, at most n. It gives up s after its stall.
-func (s *stream) room(n int) (int, error) {
+func (s *Stream) room(n int) (int, error) {
 	o := &s.c.out
 	for s.err == nil {
 		if n := int(min(int64(n), o.window, s.window, int64(o.frame))); n > 0 && len(o.b) <= maxOut {
@@ -149,7 +139,7 @@ func (s *stream) room(n int) (int, error) {
 }
 
 // await waits until something has changed. The caller stops the stall when it waits no more.
-func (s *stream) await() {
+func (s *Stream) await() {
 	if stall := &s.resp.stall; stall.timer == nil {
 		stall.set(s, time.Now().Add(s.c.server.Stall()), s.giveUp)
 	}
@@ -165,21 +155,28 @@ func (s *stream) await() {
 }
 
 // giveUp resets a stream whose handler waits for too long.
-func (s *stream) giveUp() {
+func (s *Stream) giveUp() {
 	s.reset(codeInternal, errStalled)
 	s.c.flush()
 }
 
-// headers appends HEADERS, and CONTINUATION if one frame is not enough.
-func (c *conn) headers(stream uint32, end bool, encode func(*hpack.Encoder)) {
+// headers appends HEADERS, and CONTINUATION if one frame is not enough. A trailer has no status: 0.
+func (c *conn) headers(stream uint32, end bool, status int, fields, more header.Fields) {
 	o := &c.out
 	o.head = o.head[:0]
-	encode(o.enc)
+	if !o.emptied {
+		o.emptied = true
+		o.head = append(o.head, emptyTable)
+	}
+	if status != 0 {
+		o.head = appendStatus(o.head, status)
+	}
+	o.head = appendFields(appendFields(o.head, fields), more)
 	kind, flags := uint8(typeHeaders), uint8(0)
 	if end {
 		flags = flagEndStream
 	}
-	for rest := []byte(o.head); ; {
+	for rest := o.head; ; {
 		n := min(len(rest), o.frame)
 		if n == len(rest) {
 			flags |= flagEndHeaders
@@ -206,8 +203,6 @@ func (c *conn) applySettings(p []byte) error {
 	for ; len(p) >= 6; p = p[6:] {
 		value := binary.BigEndian.Uint32(p[2:])
 		switch binary.BigEndian.Uint16(p) {
-		case settingTableSize:
-			c.out.enc.SetMaxDynamicTableSize(value)
 		case settingPush:
 			if value > 1 {
 				return protocolError("invalid SETTINGS_ENABLE_PUSH")

@@ -2,8 +2,7 @@ package http2
 
 import (
 	"encoding/binary"
-
-	"golang.org/x/net/http2/hpack"
+	"net/http"
 )
 
 // receive handles a frame.
@@ -258,9 +257,7 @@ func (c *conn) refuseStream(id uint32, code code) error {
 // tooLarge refuses a request whose head is too large.
 func (c *conn) tooLarge(b *block) error {
 	c.ended.add(b.stream, true)
-	c.headers(b.stream, true, func(e *hpack.Encoder) {
-		_ = e.WriteField(hpack.HeaderField{Name: ":status", Value: "431"})
-	})
+	c.headers(b.stream, true, http.StatusRequestHeaderFieldsTooLarge, nil, nil)
 	var reset []byte
 	if !b.end {
 		reset = appendReset(nil, b.stream, codeNo)

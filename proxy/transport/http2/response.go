@@ -2,22 +2,20 @@ package http2
 
 import (
 	"net/http"
-	"slices"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/http/httpguts"
-	"golang.org/x/net/http2/hpack"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/header"
 )
 
 // flushAt is how many bytes of frames a handler leaves in the buffer until it flushes, or returns.
 const flushAt = 16 << 10
 
-// response is the state of a response. The mutex of the connection guards it, except for header.
+// response is the state of a response. The mutex of the connection guards it.
 type response struct {
-	header   http.Header
 	code     int   // 0: no head was sent
 	declared int64 // the length of the body; -1: not declared
 	sent     int64 // of the body
@@ -25,45 +23,42 @@ type response struct {
 	lastBatch, lastAt int
 	bodyless          bool // of the method or status
 	ended             bool // END_STREAM was sent
-	trailer           []string
+	last              bool // GOAWAY goes before it
+	trailer           header.Fields
 	deadline          deadline
 	stall             deadline // of the call that waits
 }
 
-// Header implements http.ResponseWriter.
-func (s *stream) Header() http.Header {
-	if s.resp.header == nil {
-		s.resp.header = http.Header{}
-	}
-	return s.resp.header
-}
+// Last has the connection end after the response.
+func (s *Stream) Last() { s.resp.last = true }
 
-// WriteHeader implements http.ResponseWriter. Informational responses are sent at once, others with the body.
-func (s *stream) WriteHeader(status int) {
-	if status < 100 || status > 999 {
-		panic("http2: invalid status code " + strconv.Itoa(status))
-	}
+// Respond sends the head of the response. Informational ones are sent at once, others with the body. trailer has the
+// names of the fields that Trailer sends.
+func (s *Stream) Respond(status int, fields header.Fields, trailer []string) {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
 	if s.err != nil || s.resp.code != 0 {
 		return
 	}
 	if status < 200 {
-		s.inform(status, s.resp.header)
+		s.inform(status, fields)
 		s.c.flush()
 		return
 	}
-	s.head(status)
+	s.head(status, fields, trailer)
 }
 
+// Trailer sets the fields that follow the body.
+func (s *Stream) Trailer(fields header.Fields) { s.resp.trailer = fields }
+
 // Write implements io.Writer. It waits until the client may be sent p, but not until it was.
-func (s *stream) Write(p []byte) (int, error) {
+func (s *Stream) Write(p []byte) (int, error) {
 	c := s.c
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r := &s.resp
 	if r.code == 0 {
-		s.head(http.StatusOK)
+		s.head(http.StatusOK, nil, nil)
 	}
 	switch {
 	case s.err != nil:
@@ -92,7 +87,7 @@ func (s *stream) Write(p []byte) (int, error) {
 }
 
 // data appends DATA.
-func (s *stream) data(p []byte) {
+func (s *Stream) data(p []byte) {
 	r, o := &s.resp, &s.c.out
 	r.sent += int64(len(p))
 	o.window -= int64(len(p))
@@ -102,7 +97,7 @@ func (s *stream) data(p []byte) {
 }
 
 // end ends the body: by the last DATA if that was not sent yet.
-func (r *response) end(s *stream) {
+func (r *response) end(s *Stream) {
 	if o := &s.c.out; r.sent > 0 && r.lastBatch == o.batch {
 		o.b[r.lastAt+flagsAt] |= flagEndStream
 	} else {
@@ -111,8 +106,8 @@ func (r *response) end(s *stream) {
 }
 
 // head appends the head of the response.
-func (s *stream) head(status int) {
-	r, h := &s.resp, s.Header()
+func (s *Stream) head(status int, fields header.Fields, trailer []string) {
+	r := &s.resp
 	for len(s.c.out.b) > maxOut && s.err == nil {
 		s.await()
 	}
@@ -120,114 +115,65 @@ func (s *stream) head(status int) {
 		return
 	}
 	r.code, r.declared = status, -1
-	if length := h["Content-Length"]; len(length) == 1 {
-		if n, err := strconv.ParseUint(length[0], 10, 63); err == nil {
+	if length, n := fields.Count("Content-Length"); n == 1 {
+		if n, err := strconv.ParseUint(length, 10, 63); err == nil {
 			r.declared = int64(n)
 		} else {
-			delete(h, "Content-Length")
+			fields.Drop("Content-Length")
 		}
 	}
 	r.bodyless = s.req.Method == http.MethodHead || status == http.StatusNoContent || status == http.StatusNotModified
-	r.trailer = announced(h["Trailer"])
-	if _, ok := h["Date"]; !ok {
-		h["Date"] = []string{date()}
-	}
-	if httpguts.HeaderValuesContainsToken(h["Connection"], "close") {
+	if r.last || httpguts.HeaderValuesContainsToken(fields.Values("Connection"), "close") {
 		s.c.goAway()
 	}
-	r.ended = r.bodyless || r.declared == 0 && r.trailer == nil
-	s.c.headers(s.id, r.ended, func(e *hpack.Encoder) { encode(e, status, h, r.trailer) })
+	r.ended = r.bodyless || r.declared == 0 && trailer == nil
+	var more header.Fields
+	for _, name := range trailer {
+		more = append(more, header.Field{Name: "Trailer", Value: name})
+	}
+	if !fields.Has("Date") {
+		more = append(more, header.Field{Name: "Date", Value: date()})
+	}
+	s.c.headers(s.id, r.ended, status, fields, more)
 }
 
 // inform appends an informational response, unless the final one was sent.
-func (s *stream) inform(status int, h http.Header) {
+func (s *Stream) inform(status int, fields header.Fields) {
 	if s.resp.code == 0 && s.err == nil {
-		s.c.headers(s.id, false, func(e *hpack.Encoder) { encode(e, status, h, nil) })
-	}
-}
-
-// encode encodes a status and a header, without the fields of its trailer.
-func encode(e *hpack.Encoder, status int, h http.Header, trailer []string) {
-	if status != 0 {
-		_ = e.WriteField(hpack.HeaderField{Name: ":status", Value: strconv.Itoa(status)})
-	}
-	for name, values := range h {
-		if !ofHTTP1(name) && !strings.HasPrefix(name, http.TrailerPrefix) && !slices.Contains(trailer, name) {
-			encodeField(e, name, values)
-		}
-	}
-}
-
-func encodeField(e *hpack.Encoder, name string, values []string) {
-	name = lowerName(name)
-	if _, known := canonical[name]; !known && !validName(name) {
-		return
-	}
-	for _, v := range values {
-		if httpguts.ValidHeaderFieldValue(v) {
-			_ = e.WriteField(hpack.HeaderField{Name: name, Value: v})
-		}
+		s.c.headers(s.id, false, status, fields, nil)
 	}
 }
 
 // finish ends the response.
-func (r *response) finish(s *stream) {
+func (r *response) finish(s *Stream) {
 	if r.deadline.stop(); r.code == 0 {
-		if _, declared := s.Header()["Content-Length"]; !declared && s.req.Method != http.MethodHead {
-			s.Header()["Content-Length"] = []string{"0"}
-		}
-		if s.head(http.StatusOK); s.err != nil {
+		if s.head(http.StatusOK, header.Fields{{Name: "Content-Length", Value: "0"}}, nil); s.err != nil {
 			return
 		}
 	}
-	trailer := r.trailers()
 	switch {
 	case r.ended:
 	case r.declared >= 0 && r.sent != r.declared:
 		s.reset(codeInternal, http.ErrContentLength)
-	case len(trailer) > 0:
-		s.c.headers(s.id, true, func(e *hpack.Encoder) { encode(e, 0, trailer, nil) })
+	case len(r.trailer) > 0:
+		s.c.headers(s.id, true, 0, r.trailer, nil)
 	default:
 		r.end(s)
 	}
 	r.ended = true
 }
 
-// trailers returns the trailer: the fields that the header announced, and those with http.TrailerPrefix.
-func (r *response) trailers() http.Header {
-	var out http.Header
-	for name, values := range r.header {
-		late, prefixed := strings.CutPrefix(name, http.TrailerPrefix)
-		if !prefixed && !slices.Contains(r.trailer, name) {
-			continue
-		}
-		if out == nil {
-			out = http.Header{}
-		}
-		out[http.CanonicalHeaderKey(late)] = values
-	}
-	return out
-}
+// Flush sends what was written.
+func (s *Stream) Flush() { _ = s.flushError() }
 
-// FlushError is for http.ResponseController.
-func (s *stream) FlushError() error {
+func (s *Stream) flushError() error {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
-	if s.err == nil && s.resp.code == 0 {
-		s.head(http.StatusOK)
-	}
 	s.c.flush()
 	return s.err
 }
 
-// Flush implements http.Flusher.
-func (s *stream) Flush() { _ = s.FlushError() }
-
-// EnableFullDuplex is for http.ResponseController: a stream always is.
-func (s *stream) EnableFullDuplex() error { return nil }
-
-// SetReadDeadline is for http.ResponseController.
-func (s *stream) SetReadDeadline(t time.Time) error {
+func (s *Stream) setReadDeadline(t time.Time) {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
 	if s.body.late = false; s.err == nil {
@@ -236,17 +182,14 @@ func (s *stream) SetReadDeadline(t time.Time) error {
 			s.changed.Broadcast()
 		})
 	}
-	return nil
 }
 
-// SetWriteDeadline is for http.ResponseController. The stream is reset at the deadline.
-func (s *stream) SetWriteDeadline(t time.Time) error {
+func (s *Stream) setWriteDeadline(t time.Time) {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
 	if s.err == nil {
 		s.resp.deadline.set(s, t, s.giveUp)
 	}
-	return nil
 }
 
 // dates is the last value of Date.

@@ -1,4 +1,4 @@
-// Package http2 serves HTTP/2 (RFC 9113) to clients, in place of the server of net/http and for the same handlers. A
+// Package http2 serves HTTP/2 (RFC 9113) to clients, in place of the server of net/http. A
 // connection has one goroutine that reads, and handlers append frames to one buffer. A handler that finds nobody
 // writing writes what is in it, so that frames of several streams, and the HEADERS and DATA of one, share a record of
 // TLS.
@@ -7,9 +7,12 @@
 //	conn.go      a connection: its handlers, its end
 //	receive.go   frames that arrive
 //	head.go      header blocks, and the requests that they are
+//	names.go     names of fields, and the encoding of those of responses
 //	output.go    frames that leave
 //	stream.go    a stream, and the body of its request
-//	response.go  the http.ResponseWriter of a stream
+//	response.go  its response
+//	context.go   its context
+//	nethttp.go   handlers of net/http
 //	frame.go     the encoding of frames
 //
 // There is neither server push, nor extended CONNECT, nor priorities.
@@ -21,7 +24,6 @@ import (
 	"errors"
 	"log"
 	"net"
-	"net/http"
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/internal/concurrent"
@@ -52,8 +54,8 @@ const (
 
 // Config is of a Server. All fields are required.
 type Config struct {
-	// Handler serves requests, each in a goroutine. The context of a request is done when its stream ends.
-	Handler http.Handler
+	// Handler serves a stream, in a goroutine of its own. It may be of net/http: see HTTP.
+	Handler func(*Stream)
 	// MaxStreams is of one connection. Further ones are refused. Twice as many handlers may run: those of streams that
 	// the client reset do not count as streams.
 	MaxStreams int

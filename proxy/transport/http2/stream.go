@@ -2,16 +2,18 @@ package http2
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"io"
 	"net/http"
-	"net/url"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
 	"golang.org/x/net/http/httpguts"
-	"golang.org/x/net/http2/hpack"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/header"
 )
 
 var (
@@ -20,14 +22,13 @@ var (
 	errOver    = errors.New("HTTP/2 stream used after its handler has returned")
 )
 
-// stream is a request and its response. The mutex of its connection guards it, except for what only the handler uses.
-// It is the http.ResponseWriter of its handler.
-type stream struct {
+// Stream is a request and its response. Its methods are for the goroutine of its handler; the context is for any.
+// The mutex of the connection guards it, except for what only the handler uses.
+type Stream struct {
 	c       *conn
 	id      uint32
-	req     *http.Request
-	url     url.URL
-	cancel  context.CancelFunc
+	ctx     streamContext
+	req     Request
 	broken  bool      // the handler panicked
 	changed sync.Cond // the stream, or what it waits for
 	waits   bool      // it is in output.waiting
@@ -41,45 +42,53 @@ type stream struct {
 }
 
 // newStream returns the stream of a header block; nil if the request is malformed.
-func (c *conn) newStream(b *block) *stream {
-	ctx, cancel := context.WithCancel(c.base)
-	s := &stream{c: c, id: b.stream, cancel: cancel, window: c.out.initial, req: new(http.Request).WithContext(ctx)}
-	if b.trailer || b.request(s.req, &s.url) != nil {
-		cancel()
+func (c *conn) newStream(b *block) *Stream {
+	s := &Stream{c: c, id: b.stream, ctx: streamContext{base: c.base}, window: c.out.initial}
+	if b.trailer || b.request(&s.req) != nil {
 		return nil
 	}
 	s.changed.L = &c.mu
-	s.req.TLS, s.req.RemoteAddr, s.req.Body = c.state, c.remote, http.NoBody
-	s.body = body{s: s, window: newInflow(c.server.StreamWindow), whole: b.end, declared: s.req.ContentLength}
-	if b.end {
-		return s
-	}
-	s.req.Body = &s.body
-	if httpguts.HeaderValuesContainsToken(s.req.Header["Expect"], "100-continue") {
-		delete(s.req.Header, "Expect")
+	s.body = body{s: s, window: newInflow(c.server.StreamWindow), whole: b.end, declared: s.req.Length}
+	if !b.end && httpguts.HeaderValuesContainsToken(s.req.Header.Values("Expect"), "100-continue") {
+		s.req.Header.Drop("Expect")
 		s.body.expected = true
 	}
 	return s
 }
 
+// Context returns a context that is done when the stream ends.
+func (s *Stream) Context() context.Context { return &s.ctx }
+
+// Request returns the head of the request. The handler may change it.
+func (s *Stream) Request() *Request { return &s.req }
+
+// Forget frees the head of the request, except for the method.
+func (s *Stream) Forget() { s.req = Request{Method: s.req.Method} }
+
+// Body returns the body of the request.
+func (s *Stream) Body() io.ReadCloser { return &s.body }
+
+// TLS returns the state of the connection; nil without TLS.
+func (s *Stream) TLS() *tls.ConnectionState { return s.c.state }
+
 // fail has all calls of the handler fail.
-func (s *stream) fail(err error) {
+func (s *Stream) fail(err error) {
 	s.err = err
+	s.ctx.cancel()
 	s.body.buf, s.body.off = nil, 0
 	s.lingering.stop()
 	s.changed.Broadcast()
 }
 
 // drop ends a stream that one side has reset.
-func (s *stream) drop(err error) {
+func (s *Stream) drop(err error) {
 	s.c.consume(nil, s.body.unread())
 	s.fail(err)
-	s.cancel()
 	s.remove(true)
 }
 
 // reset ends a stream with RST_STREAM.
-func (s *stream) reset(c code, err error) {
+func (s *Stream) reset(c code, err error) {
 	if s.err == nil {
 		s.drop(err)
 		s.c.out.b = appendReset(s.c.out.open(), s.id, c)
@@ -87,7 +96,7 @@ func (s *stream) reset(c code, err error) {
 	}
 }
 
-func (s *stream) remove(reset bool) {
+func (s *Stream) remove(reset bool) {
 	c := s.c
 	delete(c.streams, s.id)
 	s.lingering.stop()
@@ -96,7 +105,7 @@ func (s *stream) remove(reset bool) {
 }
 
 // finish ends a stream whose handler has returned.
-func (s *stream) finish() {
+func (s *Stream) finish() {
 	s.body.deadline.stop()
 	switch {
 	case s.err != nil: // it has ended
@@ -122,28 +131,28 @@ func (s *stream) finish() {
 }
 
 // end removes a stream whose response and request are over.
-func (s *stream) end() {
+func (s *Stream) end() {
 	s.remove(false)
 	s.c.leave()
 }
 
 // refuseBody asks the client to send no more of a body. That is not done at once: the rest is often on its way, and
 // there are clients, curl among them, that take it for a failure.
-func (s *stream) refuseBody() {
+func (s *Stream) refuseBody() {
 	s.c.out.b = appendReset(s.c.out.open(), s.id, codeNo)
 	s.remove(true)
 	s.c.leave()
 }
 
 // receiveTrailer ends the body of a request.
-func (s *stream) receiveTrailer(b *block) error {
+func (s *Stream) receiveTrailer(b *block) error {
 	if s.body.whole {
 		return &streamError{s.id, codeStreamClosed}
 	}
 	if !b.end || !b.trailer || b.invalid || b.large {
 		return &streamError{s.id, codeProtocol}
 	}
-	s.body.trailer = append([]hpack.HeaderField(nil), b.fields...)
+	s.body.trailer = slices.Clone(b.fields)
 	return s.body.finish()
 }
 
@@ -170,7 +179,7 @@ func (w *inflow) consume(n int) int {
 }
 
 // consume opens windows for n bytes that were read, or that nobody will read. It appends WINDOW_UPDATE.
-func (c *conn) consume(s *stream, n int) {
+func (c *conn) consume(s *Stream, n int) {
 	if n == 0 {
 		return
 	}
@@ -186,7 +195,7 @@ func (c *conn) consume(s *stream, n int) {
 
 // body is the body of a request. The mutex of the connection guards it.
 type body struct {
-	s        *stream
+	s        *Stream
 	window   inflow
 	buf      []byte
 	off      int   // bytes of buf that were read
@@ -197,7 +206,7 @@ type body struct {
 	expected bool // the client waits for 100
 	late     bool // the deadline has passed
 	deadline deadline
-	trailer  []hpack.HeaderField
+	trailer  header.Fields
 }
 
 func (b *body) unread() int { return len(b.buf) - b.off }
@@ -250,7 +259,6 @@ func (b *body) Read(p []byte) (int, error) {
 		case b.s.err != nil:
 			return 0, b.s.err
 		case b.whole:
-			b.setTrailer()
 			return 0, io.EOF
 		case b.late:
 			return 0, os.ErrDeadlineExceeded
@@ -266,15 +274,13 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// setTrailer fills in the fields that the header announced.
-func (b *body) setTrailer() {
-	for _, f := range b.trailer {
-		name := canonicalName(f.Name)
-		if _, announced := b.s.req.Trailer[name]; announced {
-			b.s.req.Trailer.Add(name, f.Value)
-		}
-	}
+// takeTrailer returns the fields that followed the body.
+func (b *body) takeTrailer() header.Fields {
+	b.s.c.mu.Lock()
+	defer b.s.c.mu.Unlock()
+	trailer := b.trailer
 	b.trailer = nil
+	return trailer
 }
 
 // Close implements io.Closer. What arrives of the body later is dropped.
@@ -305,7 +311,7 @@ func (d *deadline) stop() {
 }
 
 // set has f be called at t, with the mutex of s; never if t is zero.
-func (d *deadline) set(s *stream, t time.Time, f func()) {
+func (d *deadline) set(s *Stream, t time.Time, f func()) {
 	d.stop()
 	if t.IsZero() {
 		return

@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"fmt"
 	"io"
-	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -100,7 +99,7 @@ func (c *Client) connect(ctx context.Context, protocols ...string) (*tls.Conn, e
 // Short sends a request that ends soon. The body is sent before the answer is
 // read. Writes are never sent twice.
 func (c *Client) Short(ctx context.Context, r *Request) (Response, error) {
-	return responseOf(c.short.roundTrip(ctx, r))
+	return c.short.roundTrip(ctx, r)
 }
 
 // Stream sends a request whose bodies may last, in both directions at once.
@@ -122,7 +121,7 @@ func (c *Client) Stream(ctx context.Context, r *Request) (Response, error) {
 		c.alone.Add(-1)
 		return body.Close()
 	}))}
-	return responseOf(resp, nil)
+	return resp, nil
 }
 
 type closer func() error
@@ -140,13 +139,13 @@ func (c *Client) shared(ctx context.Context, r *Request) (*http.Response, error)
 		ProtoMajor: 1,
 		ProtoMinor: 1,
 		Host:       r.Host,
-		Header:     r.Header,
+		Header:     http.Header{},
 	}).WithContext(ctx)
+	r.Header.AddTo(req.Header)
 	if r.hasBody() {
 		req.Body, req.ContentLength = io.NopCloser(source{r.Body}), r.Length
 	}
 	if _, ok := req.Header["User-Agent"]; !ok {
-		req.Header = maps.Clone(r.Header)       // it is the caller's
 		req.Header["User-Agent"] = []string{""} // else net/http adds its own
 	}
 	r.Sent = time.Now()

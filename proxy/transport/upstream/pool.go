@@ -15,6 +15,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/header"
 )
 
 const (
@@ -32,9 +34,9 @@ type Request struct {
 	Method string
 	Target string // escaped path and raw query
 	Host   string
-	Header map[string][]string // by canonical names
-	Body   io.Reader           // nil: none
-	Length int64               // of Body in bytes; -1: unknown
+	Header header.Fields
+	Body   io.Reader // nil: none
+	Length int64     // of Body in bytes; -1: unknown
 	// Sent is when the request was sent, after the connection was established.
 	Sent time.Time
 }
@@ -65,6 +67,7 @@ type conn struct {
 	br    *bufio.Reader
 	since time.Time // idle since
 	kept  bool      // has served a request
+	cut   func()    // abort
 }
 
 var (
@@ -74,11 +77,11 @@ var (
 
 // roundTrip sends r and returns the head of the answer, whose Body must be closed. The
 // connection is closed as soon as ctx is done.
-func (p *pool) roundTrip(ctx context.Context, r *Request) (*http.Response, error) {
+func (p *pool) roundTrip(ctx context.Context, r *Request) (Response, error) {
 	for {
 		c, err := p.get(ctx, !r.replayable())
 		if err != nil {
-			return nil, err
+			return Response{}, err
 		}
 		r.Sent = time.Now()
 		resp, err := c.roundTrip(ctx, r)
@@ -115,7 +118,9 @@ func (p *pool) get(ctx context.Context, sure bool) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &conn{Conn: raw, pool: p}, nil
+	c := &conn{Conn: raw, pool: p}
+	c.cut = c.abort
+	return c, nil
 }
 
 func (p *pool) put(c *conn) {
@@ -165,13 +170,23 @@ func (p *pool) close() {
 // abort closes the socket below TLS: a close_notify could block.
 func (c *conn) abort() { _ = c.NetConn().Close() }
 
-func (c *conn) roundTrip(ctx context.Context, r *Request) (*http.Response, error) {
-	stop := context.AfterFunc(ctx, c.abort)
-	fail := func(err error) (*http.Response, error) {
+// afterFunc is context.AfterFunc without its allocations if ctx has that method.
+func afterFunc(ctx context.Context, f func()) (stop func() bool) {
+	if c, ok := ctx.(interface {
+		AfterFunc(f func()) (stop func() bool)
+	}); ok {
+		return c.AfterFunc(f)
+	}
+	return context.AfterFunc(ctx, f)
+}
+
+func (c *conn) roundTrip(ctx context.Context, r *Request) (Response, error) {
+	stop := afterFunc(ctx, c.cut)
+	fail := func(err error) (Response, error) {
 		stop()
 		c.abort()
 		c.release()
-		return nil, err
+		return Response{}, err
 	}
 	c.br = readers.Get().(*bufio.Reader)
 	c.br.Reset(c)
@@ -191,28 +206,22 @@ func (c *conn) roundTrip(ctx context.Context, r *Request) (*http.Response, error
 		}
 		return fail(err)
 	}
-	asked := &http.Request{Method: r.Method}
 	for {
-		resp, err := http.ReadResponse(c.br, asked)
+		m, err := readMessage(c.br, r.Method)
 		if err != nil {
 			return fail(err)
 		}
-		if resp.StatusCode == http.StatusSwitchingProtocols {
+		if m.status == http.StatusSwitchingProtocols {
 			return fail(errors.New("the apiserver switched protocols without a request to upgrade"))
 		}
-		if resp.StatusCode < 200 {
+		if m.status < 200 {
 			continue
 		}
-		resp.Body = &body{
-			Reader: resp.Body,
-			conn:   c,
-			stop:   stop,
-			keep:   !resp.Close && writeErr == nil,
+		b := &body{content: m.content, conn: c, stop: stop, keep: !m.close && writeErr == nil}
+		if m.content.empty() {
+			b.end()
 		}
-		if resp.ContentLength == 0 {
-			resp.Body.(*body).end()
-		}
-		return resp, nil
+		return m.response(b), nil
 	}
 }
 
@@ -226,7 +235,7 @@ func (c *conn) release() {
 
 // body returns the connection to the pool after it was read to its end.
 type body struct {
-	io.Reader
+	content
 	conn *conn
 	stop func() bool
 	keep bool
@@ -237,8 +246,8 @@ func (b *body) Read(p []byte) (int, error) {
 	if b.done {
 		return 0, io.EOF
 	}
-	n, err := b.Reader.Read(p)
-	if err == io.EOF {
+	n, err := b.content.Read(p)
+	if err == io.EOF { //nolint:errorlint // a wrapped one is a body cut short
 		b.end()
 	}
 	return n, err
@@ -341,16 +350,16 @@ func appendHead(b []byte, r *Request) []byte {
 	b = append(b, " HTTP/1.1\r\nHost: "...)
 	b = append(b, r.Host...)
 	b = append(b, "\r\n"...)
-	for k, vv := range r.Header {
-		if k == "Host" || k == "Content-Length" || k == "Transfer-Encoding" {
+	for i := range r.Header {
+		f := &r.Header[i]
+		switch f.Name {
+		case "Host", "Content-Length", "Transfer-Encoding":
 			continue
 		}
-		for _, v := range vv {
-			b = append(b, k...)
-			b = append(b, ": "...)
-			b = append(b, v...)
-			b = append(b, "\r\n"...)
-		}
+		b = append(b, f.Name...)
+		b = append(b, ": "...)
+		b = append(b, f.Value...)
+		b = append(b, "\r\n"...)
 	}
 	switch {
 	case r.hasBody() && r.Length < 0:

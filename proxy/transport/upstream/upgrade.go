@@ -36,15 +36,15 @@ func (c *Client) Upgrade(ctx context.Context, r *Request, protocol string) (resp
 		return Response{}, nil, err
 	}
 	br := bufio.NewReader(raw)
-	resp, err = responseOf(http.ReadResponse(br, &http.Request{Method: r.Method}))
+	m, err := readMessage(br, r.Method)
 	if err != nil {
 		return Response{}, nil, err
 	}
+	resp = m.response(wrapped{&m.content, raw.NetConn()})
 	if resp.Status != http.StatusSwitchingProtocols {
 		if resp.Status < 200 {
 			return Response{}, nil, fmt.Errorf("unexpected status %d", resp.Status)
 		}
-		resp.Body = wrapped{resp.Body, raw.NetConn()}
 		return resp, nil, nil
 	}
 	if got := resp.Get("Upgrade"); !strings.EqualFold(got, protocol) {

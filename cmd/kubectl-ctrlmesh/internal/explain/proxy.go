@@ -25,6 +25,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline/stages"
 	"github.com/ctrlmesh/ctrlmesh/proxy/relist"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/header"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
 )
 
@@ -98,7 +99,7 @@ func (d *evaluated) environment(q *Request) (*stages.Env, error) {
 
 // object returns the apiserver's answer about the object of the request.
 func (q *Request) object() upstream.Response {
-	out := upstream.Response{Status: 200, Header: map[string][]string{"Content-Type": {"application/json"}}}
+	out := upstream.Response{Status: 200, Header: header.Fields{{Name: "Content-Type", Value: "application/json"}}}
 	if q.UID == "" {
 		out.Status = 404
 	}

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/header"
 )
 
 // methods are the HTTP methods of the verbs.
@@ -78,10 +79,10 @@ func (q *Request) writes() bool { return !slices.Contains([]string{"get", "list"
 func (q *Request) build(clusters []string) (pipeline.Request, error) {
 	r := pipeline.Request{
 		Ctx: context.Background(), Method: methods[q.Verb], Host: "kubernetes.default.svc", Proto: "HTTP/1.1",
-		Header: pipeline.Header{"Accept": {"application/json"}},
+		Header: header.Fields{{Name: "Accept", Value: "application/json"}},
 	}
 	if q.UserAgent != "" {
-		r.Header["User-Agent"] = []string{q.UserAgent}
+		r.Header.Set("User-Agent", q.UserAgent)
 	}
 	path, err := q.path(clusters)
 	if err != nil {
@@ -94,7 +95,7 @@ func (q *Request) build(clusters []string) (pipeline.Request, error) {
 	}
 	body, contentType := q.body()
 	if contentType != "" {
-		r.Header["Content-Type"] = []string{contentType}
+		r.Header.Set("Content-Type", contentType)
 	}
 	r.Length, r.Body.Rest = int64(len(body)), bytes.NewReader(body)
 	return r, nil

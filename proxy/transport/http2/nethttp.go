@@ -1,0 +1,149 @@
+package http2
+
+import (
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/transport/header"
+)
+
+// HTTP has a handler of net/http serve streams.
+func HTTP(h http.Handler) func(*Stream) {
+	return func(s *Stream) {
+		w := &writer{s: s, header: http.Header{}}
+		h.ServeHTTP(w, s.request())
+		w.finish()
+	}
+}
+
+// request returns the request of net/http.
+func (s *Stream) request() *http.Request {
+	h := make(http.Header, len(s.req.Header))
+	s.req.Header.AddTo(h)
+	r := (&http.Request{
+		Method: s.req.Method, URL: &s.req.URL, RequestURI: s.req.Target, Host: s.req.Host,
+		Proto: "HTTP/2.0", ProtoMajor: 2, Header: h, ContentLength: s.req.Length, Body: http.NoBody,
+		TLS: s.c.state, RemoteAddr: s.c.remote,
+	}).WithContext(s.Context())
+	if s.req.Length == 0 {
+		return r
+	}
+	r.Body = &s.body
+	if s.req.Trailer != nil {
+		r.Trailer = http.Header{}
+		for _, name := range s.req.Trailer {
+			r.Trailer[name] = nil
+		}
+		r.Body = &trailed{&s.body, r}
+	}
+	return r
+}
+
+// trailed fills in the trailer of a request at the end of its body.
+type trailed struct {
+	*body
+	r *http.Request
+}
+
+func (t *trailed) Read(p []byte) (int, error) {
+	n, err := t.body.Read(p)
+	if err == io.EOF { //nolint:errorlint // what body.Read returns
+		for _, f := range t.takeTrailer() {
+			if _, announced := t.r.Trailer[f.Name]; announced {
+				t.r.Trailer.Add(f.Name, f.Value)
+			}
+		}
+	}
+	return n, err
+}
+
+// writer is the http.ResponseWriter of a stream.
+type writer struct {
+	s      *Stream
+	header http.Header
+	begun  bool
+	// announced are the names of the fields of the trailer.
+	announced []string
+}
+
+// Header implements http.ResponseWriter.
+func (w *writer) Header() http.Header { return w.header }
+
+// WriteHeader implements http.ResponseWriter. Informational responses are sent at once, others with the body.
+func (w *writer) WriteHeader(status int) {
+	if status < 100 || status > 999 {
+		panic("http2: invalid status code " + strconv.Itoa(status))
+	}
+	if w.begun {
+		return
+	}
+	if status >= 200 {
+		w.begun, w.announced = true, announced(w.header["Trailer"])
+	}
+	fields := make(header.Fields, 0, len(w.header))
+	for name, values := range w.header {
+		if strings.HasPrefix(name, http.TrailerPrefix) || slices.Contains(w.announced, name) {
+			continue
+		}
+		for _, v := range values {
+			fields = append(fields, header.Field{Name: name, Value: v})
+		}
+	}
+	w.s.Respond(status, fields, w.announced)
+}
+
+// Write implements io.Writer.
+func (w *writer) Write(p []byte) (int, error) {
+	w.WriteHeader(http.StatusOK)
+	return w.s.Write(p)
+}
+
+// finish sends the head if it was not sent, and the trailer: the fields that the header announced, and those with
+// http.TrailerPrefix.
+func (w *writer) finish() {
+	if !w.begun {
+		if _, declared := w.header["Content-Length"]; !declared && w.s.req.Method != http.MethodHead {
+			w.header["Content-Length"] = []string{"0"}
+		}
+		w.WriteHeader(http.StatusOK)
+	}
+	var trailer header.Fields
+	for name, values := range w.header {
+		late, prefixed := strings.CutPrefix(name, http.TrailerPrefix)
+		if !prefixed && !slices.Contains(w.announced, name) {
+			continue
+		}
+		for _, v := range values {
+			trailer = append(trailer, header.Field{Name: http.CanonicalHeaderKey(late), Value: v})
+		}
+	}
+	w.s.Trailer(trailer)
+}
+
+// FlushError is for http.ResponseController.
+func (w *writer) FlushError() error {
+	w.WriteHeader(http.StatusOK)
+	return w.s.flushError()
+}
+
+// Flush implements http.Flusher.
+func (w *writer) Flush() { _ = w.FlushError() }
+
+// EnableFullDuplex is for http.ResponseController: a stream always is.
+func (w *writer) EnableFullDuplex() error { return nil }
+
+// SetReadDeadline is for http.ResponseController.
+func (w *writer) SetReadDeadline(t time.Time) error {
+	w.s.setReadDeadline(t)
+	return nil
+}
+
+// SetWriteDeadline is for http.ResponseController. The stream is reset at the deadline.
+func (w *writer) SetWriteDeadline(t time.Time) error {
+	w.s.setWriteDeadline(t)
+	return nil
+}
