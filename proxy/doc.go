@@ -101,6 +101,7 @@
 //	               no events of other watches are dropped
 //	64             requests that are being answered with 429; others are cut
 //	128 KiB        the head of one request: 431 above it. The apiserver allows 1 MiB
+//	256 KiB        the head of one response, and 2048 lines of it: 502 above it
 //	4, 8           handshakes computed at once, with the pod and with the apiserver
 //	100/s          requests that the client cancels before the answer, 1000 at once
 //	100/s          frames of an HTTP/2 connection that advance no request, 10,000 at once

@@ -131,7 +131,13 @@ func (h *http1) Respond(code int, fields header.Fields, trailer []string) {
 	h.w.WriteHeader(code)
 }
 
-func (h *http1) Trailer(fields header.Fields) { fields.AddTo(h.w.Header()) }
+func (h *http1) Trailer(fields header.Fields) {
+	to := h.w.Header()
+	for _, f := range fields { // a field of the head may have the name, too
+		delete(to, f.Name)
+	}
+	fields.AddTo(to)
+}
 
 func (h *http1) Write(p []byte) (int, error) { return h.w.Write(p) }
 
@@ -167,6 +173,7 @@ func writeSwitch(w io.Writer, fields header.Fields, protocol string) error {
 
 // newRequest returns a request in HTTP/1.1.
 func newRequest(r *http.Request) pipeline.Request {
+	r.Trailer = nil // its names, which nobody asks for, are not in the weight
 	out := pipeline.Request{
 		Ctx:    r.Context(),
 		Method: r.Method, Target: r.RequestURI, Host: r.Host,

@@ -86,7 +86,7 @@ func Write(w http.ResponseWriter, r *http.Request, err *apierrors.StatusError) i
 }
 
 // Encode returns the header and the body of the answer err to a request with an Accept and a raw query. Both are read
-// to negotiate the type: the query because of pretty=.
+// to negotiate the type: the query because of pretty=. The User-Agent, by which the apiserver indents, is not.
 func Encode(accept, query string, err *apierrors.StatusError) (fields header.Fields, body []byte) {
 	s := err.ErrStatus
 	mediaType, body := encode(accept, query, &s)

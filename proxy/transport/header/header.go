@@ -2,7 +2,11 @@
 package header
 
 import (
+	"net/http"
 	"slices"
+	"strings"
+
+	"golang.org/x/net/http/httpguts"
 
 	"github.com/ctrlmesh/ctrlmesh/internal/listen"
 )
@@ -10,7 +14,8 @@ import (
 // Field is a field of a head. Its name is canonical, see net/textproto.CanonicalMIMEHeaderKey.
 type Field struct{ Name, Value string }
 
-// Fields are the fields of a head in their order. Several may have the same name. Methods take canonical names.
+// Fields are the fields of a head in their order. Several may have the same name. Methods take canonical names. Set and
+// Drop change the fields in place: other values that share them must be copied before.
 type Fields []Field
 
 // Of returns the fields of a header of net/http.
@@ -91,6 +96,25 @@ func (f Fields) Weight() (n int64) {
 		n += listen.FieldWeight + int64(len(f[i].Name)+len(f[i].Value))
 	}
 	return n
+}
+
+// maxTrailer bounds the names that are announced for one trailer.
+const maxTrailer = 64
+
+// TrailerNames returns the names of the fields that a trailer may have, by the values of Trailer: each once.
+func TrailerNames(values []string) (names []string) {
+	for _, list := range values {
+		for name := range strings.SplitSeq(list, ",") {
+			name = http.CanonicalHeaderKey(strings.TrimSpace(name))
+			if len(names) == maxTrailer {
+				return names
+			}
+			if name != "" && httpguts.ValidTrailerHeader(name) && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
 }
 
 func (f Fields) index(name string) int {

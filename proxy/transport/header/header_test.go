@@ -1,6 +1,7 @@
 package header_test
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -25,6 +26,16 @@ func TestFields(t *testing.T) {
 	require.Equal(t, header.Fields{{Name: "Accept", Value: "c"}, {Name: "Warning", Value: "1"}, {Name: "Host", Value: "h"}}, f)
 	f.Drop("Warning", "Host")
 	require.Equal(t, header.Fields{{Name: "Accept", Value: "c"}}, f)
+}
+
+func TestTrailerNames(t *testing.T) {
+	require.Equal(t, []string{"X-Sum", "X-B"}, header.TrailerNames([]string{"x-sum, ,Content-Length, X-SUM", "X-b"}))
+	require.Nil(t, header.TrailerNames(nil))
+	var many []string
+	for i := range 100 {
+		many = append(many, fmt.Sprintf("x-%d", i))
+	}
+	require.Len(t, header.TrailerNames(many), 64)
 }
 
 func TestFieldsOfNetHTTP(t *testing.T) {

@@ -19,6 +19,7 @@ type streamContext struct {
 	after []afterFunc   // to call
 	first [1]afterFunc  // of after
 	added int
+	child context.CancelFunc // of standard; nil: it was not called
 }
 
 type afterFunc struct {
@@ -79,6 +80,17 @@ func (c *streamContext) remove(id int) bool {
 	return len(c.after) < before
 }
 
+// standard returns a context of package context that ends before calls of the stream fail. AfterFunc is later.
+func (c *streamContext) standard() context.Context {
+	ctx, cancel := context.WithCancel(c.base)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.child = cancel; c.ended.Load() {
+		cancel()
+	}
+	return ctx
+}
+
 // cancel ends the context.
 func (c *streamContext) cancel() {
 	c.mu.Lock()
@@ -88,6 +100,9 @@ func (c *streamContext) cancel() {
 	}
 	if c.done != nil {
 		close(c.done)
+	}
+	if c.child != nil {
+		c.child()
 	}
 	for _, a := range c.after {
 		go a.call()

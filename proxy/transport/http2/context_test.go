@@ -50,7 +50,11 @@ func TestContextsOfStreams(t *testing.T) {
 		require.False(t, c.AfterFunc(call)(), "it has ended")
 		synctest.Wait()
 		require.EqualValues(t, 4, called.Load())
+		require.Error(t, c.standard().Err())
 		unasked := &streamContext{base: base}
+		standard := unasked.standard()
+		require.NoError(t, standard.Err())
+		defer func() { require.ErrorIs(t, standard.Err(), context.Canceled) }()
 		unasked.cancel()
 		<-unasked.Done()
 	})

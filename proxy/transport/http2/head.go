@@ -116,8 +116,7 @@ type Request struct {
 	Method, Host, Target string  // as sent
 	URL                  url.URL // of Target
 	Header               header.Fields
-	Trailer              []string // names of fields that may follow the body
-	Length               int64    // of the body in bytes; -1: unknown
+	Length               int64 // of the body in bytes; -1: unknown
 }
 
 // request fills r in; an error if the request is malformed.
@@ -155,20 +154,19 @@ func validMethod(method string) bool {
 	return httpguts.ValidHeaderFieldName(method)
 }
 
-// header fills in the header of r, and what it says about the host and the trailer.
+// header fills in the header of r, and what it says about the host.
 func (b *block) header(r *Request) error {
 	h := make(header.Fields, 0, len(b.fields))
-	hosts := 0
+	hosts, cookie := 0, -1
 	for _, f := range b.fields {
 		switch {
 		case f.Name == "Te" && f.Value != "trailers":
 			return errMalformed
-		case f.Name == "Cookie" && h.Has(f.Name): // which HTTP/2 may divide
-			h.Set(f.Name, h.Get(f.Name)+"; "+f.Value)
+		case f.Name == "Cookie" && cookie >= 0: // which HTTP/2 may divide
+			h[cookie].Value += "; " + f.Value
 			continue
-		case f.Name == "Trailer":
-			r.Trailer = append(r.Trailer, announced([]string{f.Value})...)
-			continue
+		case f.Name == "Cookie":
+			cookie = len(h)
 		case f.Name == "Host": // there must not be two that differ
 			if r.Host == "" {
 				r.Host = f.Value
@@ -182,18 +180,6 @@ func (b *block) header(r *Request) error {
 	}
 	r.Header = h
 	return nil
-}
-
-// announced returns the names of the fields of a trailer, by the values of Trailer.
-func announced(lists []string) (names []string) {
-	for _, list := range lists {
-		for name := range strings.SplitSeq(list, ",") {
-			if name = http.CanonicalHeaderKey(strings.TrimSpace(name)); httpguts.ValidTrailerHeader(name) {
-				names = append(names, name)
-			}
-		}
-	}
-	return names
 }
 
 // length fills in the length of the body.

@@ -234,6 +234,31 @@ func TestStatusesWithoutBodies(t *testing.T) {
 	}
 }
 
+// Headers of net/http are what they are with its own server.
+func TestHeadersOfNetHTTP(t *testing.T) {
+	t.Parallel()
+	c := dial(t, testConfig(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodDelete {
+			w.Header()["Date"] = nil
+		}
+		w.Header()["Trailer"] = []string{"X-A, X-B", "X-A"}
+		w.Header().Set("X-A", "late")
+		w.Header()["X-Two"] = []string{"1", "2"}
+		_, _ = io.WriteString(w, "hello")
+	})))
+	for i, method := range []string{"GET", "DELETE"} {
+		c.ask(uint32(2*i+1), true, ":method", method, ":scheme", "https", ":authority", "x", ":path", "/")
+		fields := map[string][]string{}
+		for _, f := range c.next(xhttp2.FrameHeaders).(*xhttp2.MetaHeadersFrame).RegularFields() {
+			fields[f.Name] = append(fields[f.Name], f.Value)
+		}
+		require.Equal(t, method == "GET", fields["date"] != nil)
+		delete(fields, "date")
+		require.Equal(t, map[string][]string{"trailer": {"X-A", "X-B"}, "x-two": {"1", "2"}}, fields)
+		require.Equal(t, "late", c.next(xhttp2.FrameHeaders).(*xhttp2.MetaHeadersFrame).RegularFields()[0].Value)
+	}
+}
+
 // A response and its end share one write, and one frame of DATA.
 func TestResponsesAreOneWrite(t *testing.T) {
 	t.Parallel()

@@ -24,18 +24,20 @@ func HTTP(h http.Handler) func(*Stream) {
 func (s *Stream) request() *http.Request {
 	h := make(http.Header, len(s.req.Header))
 	s.req.Header.AddTo(h)
+	trailer := header.TrailerNames(h["Trailer"])
+	delete(h, "Trailer")
 	r := (&http.Request{
 		Method: s.req.Method, URL: &s.req.URL, RequestURI: s.req.Target, Host: s.req.Host,
 		Proto: "HTTP/2.0", ProtoMajor: 2, Header: h, ContentLength: s.req.Length, Body: http.NoBody,
 		TLS: s.c.state, RemoteAddr: s.c.remote,
-	}).WithContext(s.Context())
+	}).WithContext(s.ctx.standard())
 	if s.req.Length == 0 {
 		return r
 	}
 	r.Body = &s.body
-	if s.req.Trailer != nil {
+	if trailer != nil {
 		r.Trailer = http.Header{}
-		for _, name := range s.req.Trailer {
+		for _, name := range trailer {
 			r.Trailer[name] = nil
 		}
 		r.Body = &trailed{&s.body, r}
@@ -82,11 +84,14 @@ func (w *writer) WriteHeader(status int) {
 		return
 	}
 	if status >= 200 {
-		w.begun, w.announced = true, announced(w.header["Trailer"])
+		w.begun, w.announced = true, header.TrailerNames(w.header["Trailer"])
+	}
+	if date, ok := w.header["Date"]; ok && len(date) == 0 { // as net/http has it: none is added
+		w.s.resp.undated = true
 	}
 	fields := make(header.Fields, 0, len(w.header))
 	for name, values := range w.header {
-		if strings.HasPrefix(name, http.TrailerPrefix) || slices.Contains(w.announced, name) {
+		if name == "Trailer" || strings.HasPrefix(name, http.TrailerPrefix) || slices.Contains(w.announced, name) {
 			continue
 		}
 		for _, v := range values {

@@ -14,7 +14,7 @@ import (
 // flushAt is how many bytes of frames a handler leaves in the buffer until it flushes, or returns.
 const flushAt = 16 << 10
 
-// response is the state of a response. The mutex of the connection guards it.
+// response is the state of a response. The mutex of the connection guards it, except for last, undated and trailer.
 type response struct {
 	code     int   // 0: no head was sent
 	declared int64 // the length of the body; -1: not declared
@@ -24,6 +24,7 @@ type response struct {
 	bodyless          bool // of the method or status
 	ended             bool // END_STREAM was sent
 	last              bool // GOAWAY goes before it
+	undated           bool // no Date is added
 	trailer           header.Fields
 	deadline          deadline
 	stall             deadline // of the call that waits
@@ -131,7 +132,7 @@ func (s *Stream) head(status int, fields header.Fields, trailer []string) {
 	for _, name := range trailer {
 		more = append(more, header.Field{Name: "Trailer", Value: name})
 	}
-	if !fields.Has("Date") {
+	if !r.undated && !fields.Has("Date") {
 		more = append(more, header.Field{Name: "Date", Value: date()})
 	}
 	s.c.headers(s.id, r.ended, status, fields, more)

@@ -22,7 +22,8 @@ var (
 	errOver    = errors.New("HTTP/2 stream used after its handler has returned")
 )
 
-// Stream is a request and its response. Its methods are for the goroutine of its handler; the context is for any.
+// Stream is a request and its response. Request, Forget, Last, Respond and Trailer are for the goroutine of its handler,
+// all others for any.
 // The mutex of the connection guards it, except for what only the handler uses.
 type Stream struct {
 	c       *conn

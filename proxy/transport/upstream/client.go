@@ -52,9 +52,10 @@ func NewClient(cluster *Cluster, dial Dial) *Client {
 		DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return c.connect(ctx, protocolHTTP2, protocolHTTP11)
 		},
-		ForceAttemptHTTP2:  true,
-		DisableCompression: true,
-		IdleConnTimeout:    idleTimeout,
+		ForceAttemptHTTP2:      true,
+		DisableCompression:     true,
+		IdleConnTimeout:        idleTimeout,
+		MaxResponseHeaderBytes: maxHead,
 		HTTP2: &http.HTTP2Config{
 			// A stream whose client does not read takes no more than this. The
 			// window of the connection is larger, so that other streams go on.

@@ -2,7 +2,6 @@ package upstream
 
 import (
 	"bufio"
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -16,12 +15,15 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/header"
 )
 
-// maxHead bounds the head of a response, and its trailer.
-const maxHead = 256 << 10
+// Bounds of the head of a response, and of its trailer.
+const (
+	maxHead  = 256 << 10 // bytes
+	maxLines = 2048
+)
 
 var (
 	errMalformed = errors.New("malformed response")
-	errLargeHead = fmt.Errorf("the head of the response has more than %d bytes", maxHead)
+	errLargeHead = fmt.Errorf("the head of the response has more than %d bytes or %d lines", maxHead, maxLines)
 )
 
 // message is a response as it is read from a connection of HTTP/1.1 (RFC 9112).
@@ -76,14 +78,19 @@ func (m *message) frame(method string) error {
 		return err
 	}
 	coding, codings := m.fields.Count("Transfer-Encoding")
+	if codings > 1 || codings == 1 && (!strings.EqualFold(coding, "chunked") || m.old) {
+		return fmt.Errorf("%w: Transfer-Encoding", errMalformed)
+	}
+	if declared {
+		m.fields.Set("Content-Length", strconv.FormatInt(length, 10)) // once
+	}
+	if codings > 0 {
+		m.fields.Drop("Content-Length")
+	}
 	switch {
 	case m.status < 200, m.status == http.StatusNoContent, m.status == http.StatusNotModified, method == http.MethodHead:
 		m.content.left = 0
 	case codings > 0:
-		if codings > 1 || !strings.EqualFold(coding, "chunked") || m.old {
-			return fmt.Errorf("%w: Transfer-Encoding", errMalformed)
-		}
-		m.fields.Drop("Content-Length")
 		m.content.chunks = httputil.NewChunkedReader(m.content.br)
 		m.announce()
 	case declared:
@@ -97,16 +104,9 @@ func (m *message) frame(method string) error {
 
 // announce notes the names of the fields that follow the body.
 func (m *message) announce() {
-	for _, line := range m.fields.Values("Trailer") {
-		for name := range strings.SplitSeq(line, ",") {
-			if name = http.CanonicalHeaderKey(strings.TrimSpace(name)); httpguts.ValidTrailerHeader(name) {
-				if m.trailer == nil {
-					m.trailer = &Trailer{}
-					m.content.trailer = m.trailer
-				}
-				m.trailer.Names = append(m.trailer.Names, name)
-			}
-		}
+	if names := header.TrailerNames(m.fields.Values("Trailer")); names != nil {
+		m.trailer = &Trailer{Names: names}
+		m.content.trailer = m.trailer
 	}
 }
 
@@ -165,7 +165,7 @@ func readLines(br *bufio.Reader) (text string, lines int, err error) {
 	begun := 0
 	for {
 		part, err := br.ReadSlice('\n')
-		if b = append(b, part...); len(b) > maxHead {
+		if b = append(b, part...); len(b) > maxHead || lines > maxLines {
 			return "", 0, errLargeHead
 		}
 		if errors.Is(err, bufio.ErrBufferFull) {
@@ -177,7 +177,7 @@ func readLines(br *bufio.Reader) (text string, lines int, err error) {
 			}
 			return "", 0, err
 		}
-		if len(bytes.TrimRight(b[begun:], "\r\n")) == 0 {
+		if last := string(b[begun:]); last == "\n" || last == "\r\n" {
 			return string(b[:begun]), lines, nil
 		}
 		begun = len(b)

@@ -24,6 +24,7 @@ func TestReadsMessages(t *testing.T) {
 	}{
 		"a length":       {"GET", ok + "content-length: 2\r\nX-A:  b \r\n\r\n{}HTTP", header.Fields{{Name: "Content-Length", Value: "2"}, {Name: "X-A", Value: "b"}}, "{}", false, "HTTP"},
 		"chunks":         {"GET", ok + "Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n1\r\n \r\n0\r\n\r\nHTTP", header.Fields{}, "{} ", false, "HTTP"},
+		"a length twice": {"GET", ok + "Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}", header.Fields{{Name: "Content-Length", Value: "2"}}, "{}", false, ""},
 		"chunks win":     {"GET", ok + "Content-Length: 9\r\nTransfer-Encoding: Chunked\r\n\r\n0\r\n\r\n", header.Fields{}, "", false, ""},
 		"up to the end":  {"GET", ok + "\r\n{}", nil, "{}", true, ""},
 		"nothing":        {"GET", "HTTP/1.1 204 No Content\r\n\r\nHTTP", nil, "", false, "HTTP"},
@@ -61,23 +62,26 @@ func TestTrailersHaveTheFieldsThatWereAnnounced(t *testing.T) {
 func TestRefusesMalformedMessages(t *testing.T) {
 	const ok = "HTTP/1.1 200 OK\r\n"
 	for name, in := range map[string]string{
-		"no status":          "HTTP/1.1\r\n\r\n",
-		"another protocol":   "HTTP/2.0 200 OK\r\n\r\n",
-		"a long status":      "HTTP/1.1 2000 OK\r\n\r\n",
-		"a signed status":    "HTTP/1.1 +20 OK\r\n\r\n",
-		"two lengths":        ok + "Content-Length: 1\r\nContent-Length: 2\r\n\r\n",
-		"a signed length":    ok + "Content-Length: +1\r\n\r\n1",
-		"another coding":     ok + "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
-		"chunks in HTTP/1.0": "HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-		"a folded line":      ok + "X-A: 1\r\n 2\r\n\r\n",
-		"a space in a name":  ok + "X A: 1\r\n\r\n",
-		"a return in a line": ok + "X-A: 1\rX-B: 2\r\n\r\n",
-		"no colon":           ok + "X-A\r\n\r\n",
+		"no status":               "HTTP/1.1\r\n\r\n",
+		"another protocol":        "HTTP/2.0 200 OK\r\n\r\n",
+		"a long status":           "HTTP/1.1 2000 OK\r\n\r\n",
+		"a signed status":         "HTTP/1.1 +20 OK\r\n\r\n",
+		"two lengths":             ok + "Content-Length: 1\r\nContent-Length: 2\r\n\r\n",
+		"a signed length":         ok + "Content-Length: +1\r\n\r\n1",
+		"another coding, no body": "HTTP/1.1 204 \r\nTransfer-Encoding: gzip\r\n\r\n",
+		"another coding":          ok + "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+		"chunks in HTTP/1.0":      "HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+		"a folded line":           ok + "X-A: 1\r\n 2\r\n\r\n",
+		"a space in a name":       ok + "X A: 1\r\n\r\n",
+		"a return in a line":      ok + "X-A: 1\rX-B: 2\r\n\r\n",
+		"no colon":                ok + "X-A\r\n\r\n",
 	} {
 		_, err := readMessage(bufio.NewReader(strings.NewReader(in)), "GET")
 		require.ErrorIs(t, err, errMalformed, name)
 	}
 	_, err := readMessage(bufio.NewReader(strings.NewReader(ok+"X-A: "+strings.Repeat("x", maxHead))), "GET")
+	require.ErrorIs(t, err, errLargeHead)
+	_, err = readMessage(bufio.NewReader(strings.NewReader(ok+strings.Repeat("X:\r\n", maxLines+1))), "GET")
 	require.ErrorIs(t, err, errLargeHead)
 	for _, in := range []string{"", ok, ok + "X-A: 1\r\n", ok + "Content-Length: 2\r\n\r\n1", ok + "Transfer-Encoding: chunked\r\n\r\n1\r\n1", ok + "Transfer-Encoding: chunked\r\n\r\n0\r\n"} {
 		m, err := readMessage(bufio.NewReader(strings.NewReader(in)), "GET")
@@ -106,6 +110,9 @@ func FuzzMessage(f *testing.F) {
 		}
 		body, err := io.ReadAll(&m.content)
 		model, modelErr := http.ReadResponse(bufio.NewReader(strings.NewReader(in)), &http.Request{Method: method})
+		if modelErr != nil && m.fields.Has("Content-Length") || strings.Contains(strings.ToLower(in), "trailer") && modelErr != nil {
+			return // net/http refuses more lengths, and names of trailers that are left out here
+		}
 		require.NoError(t, modelErr)
 		want, wantErr := io.ReadAll(model.Body)
 		require.Equal(t, model.StatusCode, m.status)
@@ -117,7 +124,11 @@ func FuzzMessage(f *testing.F) {
 		require.Equal(t, string(want), string(body))
 		got := http.Header{}
 		m.fields.AddTo(got)
-		delete(model.Header, "Trailer")
+		// What is of the connection is dropped later, and what net/http adds to Pragma is not asked for.
+		for _, name := range []string{"Trailer", "Connection", "Cache-Control"} {
+			delete(model.Header, name)
+			delete(got, name)
+		}
 		require.Equal(t, model.Header, got)
 	})
 }

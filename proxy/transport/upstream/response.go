@@ -1,7 +1,9 @@
 package upstream
 
 import (
+	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -32,13 +34,14 @@ func responseOf(r *http.Response, err error) (Response, error) {
 	if err != nil {
 		return Response{}, err
 	}
+	if r.StatusCode < 200 || r.StatusCode > 999 {
+		_ = r.Body.Close()
+		return Response{}, fmt.Errorf("%w: status %d", errMalformed, r.StatusCode)
+	}
 	r.Request = nil // net/http keeps r as long as the body is open
 	out := Response{Status: r.StatusCode, Header: header.Of(r.Header), Body: r.Body}
 	if len(r.Trailer) > 0 {
-		out.Trailer = &Trailer{}
-		for name := range r.Trailer {
-			out.Trailer.Names = append(out.Trailer.Names, name)
-		}
+		out.Trailer = &Trailer{Names: header.TrailerNames(slices.Collect(maps.Keys(r.Trailer)))}
 		out.Body = &trailed{r.Body, r.Trailer, out.Trailer}
 	}
 	return out, nil
