@@ -76,7 +76,7 @@ unit: ## Unit tests and, as root, tests in network namespaces
 	@# One goroutine: the race detector would find nothing, eight times slower.
 	.run/gotest explore ./tests/explore/... $(if $(RUN),-run '$(RUN)')
 	@# Nor would it find these counts.
-	go test -count=1 -run '^TestGetsAllocateLittle$$' ./proxy
+	.run/gotest allocations -count=1 ./proxy -run '^TestGetsAllocateLittle$$'
 monitoring: ## Evaluate alerts, dashboard and queries of rollouts by Prometheus itself, which is built first
 	go test -count=1 ./tests/monitoring/...
 pages: ## Open the pages of the plugin in a browser, and take their pictures for the documentation

@@ -14,34 +14,24 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/tcptest"
 )
 
 // rawAPI answers each request on a connection with the same bytes. It allocates what TLS does.
 func rawAPI(t *testing.T, leaf *tls.Certificate, response []byte) (addr string) {
-	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{*leaf}})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = l.Close() })
-	go func() {
+	config := &tls.Config{Certificates: []tls.Certificate{*leaf}}
+	return tcptest.Serve(t, func(c net.Conn) {
+		c = tls.Server(c, config)
+		b := make([]byte, 16<<10)
 		for {
-			c, err := l.Accept()
-			if err != nil {
+			if _, err := c.Read(b); err != nil { // a request is one record
 				return
 			}
-			go func() {
-				defer c.Close()
-				b := make([]byte, 16<<10)
-				for {
-					if _, err := c.Read(b); err != nil { // a request is one record
-						return
-					}
-					if _, err := c.Write(response); err != nil {
-						return
-					}
-				}
-			}()
+			if _, err := c.Write(response); err != nil {
+				return
+			}
 		}
-	}()
-	return l.Addr().String()
+	})
 }
 
 // rawClient sends the same GET in HTTP/2 again and again. It allocates what TLS does.

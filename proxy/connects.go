@@ -90,8 +90,9 @@ func (c *connects) cut(next *stages.Policy) {
 // upgrade hands the client's connection over to one of its own upstream.
 func (x *exchange) upgrade(client *upstream.Client, protocol string) *pipeline.Outcome {
 	x.Allowed.Waits()
-	resp, up, err := client.Upgrade(x.Ctx, x.upstreamRequest(), protocol)
-	x.reply = resp
+	var up *upstream.Upgraded
+	var err error
+	x.reply, up, err = client.Upgrade(x.Ctx, x.upstreamRequest(), protocol)
 	if err != nil {
 		x.end = x.completion(nil, err)
 		return pipeline.Failure(err)

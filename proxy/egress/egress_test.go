@@ -34,6 +34,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/internal/certs"
 	"github.com/ctrlmesh/ctrlmesh/proxy/internal/redirected"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/tcptest"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 )
@@ -624,23 +625,10 @@ func TestUnverifiedServersAreAnswered502(t *testing.T) {
 
 func TestOpaqueConnectionsAreDecidedByPort(t *testing.T) {
 	w := newWorld(t)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				_, _ = io.WriteString(c, "220 ready\r\n")
-				_, _ = io.Copy(c, c)
-			}()
-		}
-	}()
-	w.backends[otherAt] = l.Addr().String()
+	w.backends[otherAt] = tcptest.Serve(t, func(c net.Conn) {
+		_, _ = io.WriteString(c, "220 ready\r\n")
+		_, _ = io.Copy(c, c)
+	})
 	at := w.redirect(otherAt)
 	talk := func(first string) (string, error) {
 		c, err := net.Dial("tcp", at)

@@ -22,6 +22,7 @@ import (
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/tcptest"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/downstream"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/relay"
@@ -432,46 +433,20 @@ func TestCurl(t *testing.T) {
 
 // bench compares a tunnel with a plain relay.
 func bench(b *testing.B, run func(b *testing.B, at string)) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(b, err)
-	b.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				_, _ = io.Copy(c, c)
-			}()
-		}
-	}()
+	echo := tcptest.Serve(b, func(c net.Conn) { _, _ = io.Copy(c, c) })
 	b.Run("plain", func(b *testing.B) {
-		front, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(b, err)
-		defer front.Close()
-		go func() {
-			for {
-				down, err := front.Accept()
-				if err != nil {
-					return
-				}
-				go func() {
-					up, err := net.Dial("tcp", l.Addr().String())
-					if err == nil {
-						relay.Both(down, up, downstream.TunnelIdle)
-						up.Close()
-					}
-					down.Close()
-				}()
+		front := tcptest.Serve(b, func(down net.Conn) {
+			up, err := net.Dial("tcp", echo)
+			if err == nil {
+				relay.Both(down, up, downstream.TunnelIdle)
+				up.Close()
 			}
-		}()
-		run(b, front.Addr().String())
+		})
+		run(b, front)
 	})
 	b.Run("egress", func(b *testing.B) {
 		w := newWorld(b)
-		w.backends[otherAt] = l.Addr().String()
+		w.backends[otherAt] = echo
 		var many []*meshv1.HttpMatch
 		for i := range 100 {
 			many = append(many, host(fmt.Sprintf("h%d.example.com", i)))

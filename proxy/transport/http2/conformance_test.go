@@ -15,6 +15,8 @@ import (
 	"github.com/summerwind/h2spec/hpack"
 	h2spec "github.com/summerwind/h2spec/http2"
 	"github.com/summerwind/h2spec/spec"
+
+	"github.com/ctrlmesh/ctrlmesh/proxy/internal/tcptest"
 )
 
 // TestConformance runs all tests of h2spec.
@@ -61,18 +63,8 @@ func testConfig(h http.Handler) Config {
 // listen serves h without TLS, and returns where.
 func listen(t *testing.T, h http.Handler) *net.TCPAddr {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = l.Close() })
 	s := NewServer(testConfig(h))
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go s.Serve(context.Background(), c, nil, false)
-		}
-	}()
-	return l.Addr().(*net.TCPAddr)
+	at, err := net.ResolveTCPAddr("tcp", tcptest.Serve(t, func(c net.Conn) { s.Serve(context.Background(), c, nil, false) }))
+	require.NoError(t, err)
+	return at
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // streamContext is the context of a stream. It has the values of its connection's. Unlike those of package context, it
-// takes no allocation of its own, and the context of the connection does not know it.
+// takes no allocation of its own, and the end of base does not end it.
 type streamContext struct {
 	base context.Context
 

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/net/http/httpguts"
+
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/header"
 )
 
@@ -85,20 +87,32 @@ func (w *writer) WriteHeader(status int) {
 	}
 	if status >= 200 {
 		w.begun, w.announced = true, header.TrailerNames(w.header["Trailer"])
+		if httpguts.HeaderValuesContainsToken(w.header["Connection"], "close") {
+			w.s.Last()
+		}
 	}
 	if date, ok := w.header["Date"]; ok && len(date) == 0 { // as net/http has it: none is added
 		w.s.resp.undated = true
 	}
-	fields := make(header.Fields, 0, len(w.header))
+	fields, _ := w.fields()
+	w.s.Respond(status, fields, w.announced)
+}
+
+// fields returns the fields of the head, and those of the trailer: what the head announced, and what has
+// http.TrailerPrefix.
+func (w *writer) fields() (head, trailer header.Fields) {
 	for name, values := range w.header {
-		if name == "Trailer" || strings.HasPrefix(name, http.TrailerPrefix) || slices.Contains(w.announced, name) {
+		to := &head
+		if late, prefixed := strings.CutPrefix(name, http.TrailerPrefix); prefixed || slices.Contains(w.announced, name) {
+			to, name = &trailer, http.CanonicalHeaderKey(late)
+		} else if name == "Trailer" {
 			continue
 		}
 		for _, v := range values {
-			fields = append(fields, header.Field{Name: name, Value: v})
+			*to = append(*to, header.Field{Name: name, Value: v})
 		}
 	}
-	w.s.Respond(status, fields, w.announced)
+	return head, trailer
 }
 
 // Write implements io.Writer.
@@ -107,8 +121,7 @@ func (w *writer) Write(p []byte) (int, error) {
 	return w.s.Write(p)
 }
 
-// finish sends the head if it was not sent, and the trailer: the fields that the header announced, and those with
-// http.TrailerPrefix.
+// finish sends the head if it was not sent, and the trailer.
 func (w *writer) finish() {
 	if !w.begun {
 		if _, declared := w.header["Content-Length"]; !declared && w.s.req.Method != http.MethodHead {
@@ -116,16 +129,7 @@ func (w *writer) finish() {
 		}
 		w.WriteHeader(http.StatusOK)
 	}
-	var trailer header.Fields
-	for name, values := range w.header {
-		late, prefixed := strings.CutPrefix(name, http.TrailerPrefix)
-		if !prefixed && !slices.Contains(w.announced, name) {
-			continue
-		}
-		for _, v := range values {
-			trailer = append(trailer, header.Field{Name: http.CanonicalHeaderKey(late), Value: v})
-		}
-	}
+	_, trailer := w.fields()
 	w.s.Trailer(trailer)
 }
 

@@ -6,8 +6,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/net/http/httpguts"
-
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/header"
 )
 
@@ -124,7 +122,7 @@ func (s *Stream) head(status int, fields header.Fields, trailer []string) {
 		}
 	}
 	r.bodyless = s.req.Method == http.MethodHead || status == http.StatusNoContent || status == http.StatusNotModified
-	if r.last || httpguts.HeaderValuesContainsToken(fields.Values("Connection"), "close") {
+	if r.last {
 		s.c.goAway()
 	}
 	r.ended = r.bodyless || r.declared == 0 && trailer == nil

@@ -60,7 +60,7 @@ func (c *conn) newStream(b *block) *Stream {
 // Context returns a context that is done when the stream ends.
 func (s *Stream) Context() context.Context { return &s.ctx }
 
-// Request returns the head of the request. The handler may change it.
+// Request returns the head of the request.
 func (s *Stream) Request() *Request { return &s.req }
 
 // Forget frees the head of the request, except for the method.

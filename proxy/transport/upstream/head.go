@@ -73,7 +73,7 @@ func parseStatus(line string) (status int, old bool, err error) {
 
 // frame determines how the body ends: RFC 9112, section 6.3.
 func (m *message) frame(method string) error {
-	length, declared, err := contentLength(m.fields)
+	length, lengths, err := contentLength(m.fields)
 	if err != nil {
 		return err
 	}
@@ -81,11 +81,11 @@ func (m *message) frame(method string) error {
 	if codings > 1 || codings == 1 && (!strings.EqualFold(coding, "chunked") || m.old) {
 		return fmt.Errorf("%w: Transfer-Encoding", errMalformed)
 	}
-	if declared {
-		m.fields.Set("Content-Length", strconv.FormatInt(length, 10)) // once
-	}
-	if codings > 0 {
+	switch {
+	case codings > 0:
 		m.fields.Drop("Content-Length")
+	case lengths > 1:
+		m.fields.Set("Content-Length", strconv.FormatInt(length, 10))
 	}
 	switch {
 	case m.status < 200, m.status == http.StatusNoContent, m.status == http.StatusNotModified, method == http.MethodHead:
@@ -93,7 +93,7 @@ func (m *message) frame(method string) error {
 	case codings > 0:
 		m.content.chunks = httputil.NewChunkedReader(m.content.br)
 		m.announce()
-	case declared:
+	case lengths > 0:
 		m.content.left = length
 	default:
 		m.content.left, m.close = -1, true
@@ -110,19 +110,20 @@ func (m *message) announce() {
 	}
 }
 
-// contentLength returns the length that a head declares.
-func contentLength(fields header.Fields) (length int64, declared bool, err error) {
+// contentLength returns the length that a head declares, and how often it does.
+func contentLength(fields header.Fields) (length int64, times int, err error) {
 	for i := range fields {
 		if fields[i].Name != "Content-Length" {
 			continue
 		}
 		n, err := strconv.ParseUint(fields[i].Value, 10, 63)
-		if err != nil || declared && int64(n) != length {
-			return 0, false, fmt.Errorf("%w: Content-Length", errMalformed)
+		if err != nil || times > 0 && int64(n) != length {
+			return 0, 0, fmt.Errorf("%w: Content-Length", errMalformed)
 		}
-		length, declared = int64(n), true
+		length = int64(n)
+		times++
 	}
-	return length, declared, nil
+	return length, times, nil
 }
 
 // readFields reads lines up to an empty one: first that of the status, if it is due, then fields.
@@ -177,7 +178,7 @@ func readLines(br *bufio.Reader) (text string, lines int, err error) {
 			}
 			return "", 0, err
 		}
-		if last := string(b[begun:]); last == "\n" || last == "\r\n" {
+		if last := b[begun:]; string(last) == "\n" || string(last) == "\r\n" {
 			return string(b[:begun]), lines, nil
 		}
 		begun = len(b)
