@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/pipeline"
@@ -107,7 +106,7 @@ func decider(t testing.TB, d decided) func() {
 	require.NoError(t, err)
 	r.Header.Set("User-Agent", "benchmark/1.0")
 	r.Header.Set("X-Tenant", "tenant")
-	info := &apirequest.RequestInfo{IsResourceRequest: true, Verb: "get", APIVersion: "v1", Resource: "pods", Namespace: "ns", Name: "x"}
+	info := &pipeline.RequestInfo{IsResourceRequest: true, Verb: "get", APIVersion: "v1", Resource: "pods", Namespace: "ns", Name: "x"}
 	asked := newRequest(r)
 	asked.Info = info
 	out := asked.Outgoing()

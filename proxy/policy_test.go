@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/internal/policytest"
@@ -81,7 +80,7 @@ func TestSeriesEndWithLastPodOfWorkload(t *testing.T) {
 	other := m.job("other", "deployment")
 	_ = stays.Shutdown(gone)
 	require.Equal(t, one, m.series(), "its workload has a pod yet")
-	other.env.Policy.Load().Plan(&pipeline.Request{Info: &apirequest.RequestInfo{IsResourceRequest: true, Verb: "get", Resource: "pods"}}).Meters.Count(200)
+	other.env.Policy.Load().Plan(&pipeline.Request{Info: &pipeline.RequestInfo{IsResourceRequest: true, Verb: "get", Resource: "pods"}}).Meters.Count(200)
 	sum, _ := m.tally("ctrlmesh_requests_total", "workload", "deployment", "verb", "get", "code", "200")
 	require.Equal(t, 3.0, sum, "of both pods, and the last")
 	late := other.env.Policy.Load()
@@ -89,10 +88,10 @@ func TestSeriesEndWithLastPodOfWorkload(t *testing.T) {
 	require.Equal(t, before, m.series())
 
 	// What goes on all the same shows nowhere.
-	plan := late.Plan(&pipeline.Request{Info: &apirequest.RequestInfo{IsResourceRequest: true, Verb: "watch", Resource: "pods"}})
+	plan := late.Plan(&pipeline.Request{Info: &pipeline.RequestInfo{IsResourceRequest: true, Verb: "watch", Resource: "pods"}})
 	plan.Meters.Count(418)
 	plan.Meters.Watches.Inc()
-	late.Plan(&pipeline.Request{Info: &apirequest.RequestInfo{IsResourceRequest: true, Verb: "watch", Resource: "nodes"}}).Meters.Bytes.Add(1)
+	late.Plan(&pipeline.Request{Info: &pipeline.RequestInfo{IsResourceRequest: true, Verb: "watch", Resource: "nodes"}}).Meters.Bytes.Add(1)
 	other.bound("connections")
 	_ = other.Quiet(t.Context())
 	require.NotSame(t, late, other.env.Policy.Load())
@@ -108,6 +107,6 @@ func TestCountingRequestAllocatesNothing(t *testing.T) {
 	m := newMesh(t, jobAPI)
 	p := m.job("uid", "job")
 	require.Zero(t, testing.AllocsPerRun(100, func() {
-		p.env.Policy.Load().Plan(&pipeline.Request{Info: &apirequest.RequestInfo{IsResourceRequest: true, Verb: "get", Resource: "pods"}}).Meters.Count(200)
+		p.env.Policy.Load().Plan(&pipeline.Request{Info: &pipeline.RequestInfo{IsResourceRequest: true, Verb: "get", Resource: "pods"}}).Meters.Count(200)
 	}))
 }

@@ -10,7 +10,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/fields"
-	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
 	"github.com/ctrlmesh/ctrlmesh/proxy/status"
@@ -34,7 +33,7 @@ func (r *Request) Classify(paths ClusterPaths) {
 	}
 }
 
-func (r *Request) read() (*apirequest.RequestInfo, *apierrors.StatusError) {
+func (r *Request) read() (*RequestInfo, *apierrors.StatusError) {
 	switch r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut,
 		http.MethodPatch, http.MethodDelete, http.MethodOptions:
@@ -69,7 +68,7 @@ func Parameters(raw string) url.Values {
 }
 
 // fromQuery does what kube-apiserver does with the query of a list.
-func fromQuery(info *apirequest.RequestInfo, query url.Values) {
+func fromQuery(info *RequestInfo, query url.Values) {
 	if IsTrue(query["watch"]) {
 		info.Verb = "watch"
 	}
@@ -87,7 +86,7 @@ func IsTrue(values []string) bool {
 	return len(values) > 0 && values[0] != "0" && !strings.EqualFold(values[0], "false")
 }
 
-func (r *Request) checkPath(info *apirequest.RequestInfo) *apierrors.StatusError {
+func (r *Request) checkPath(info *RequestInfo) *apierrors.StatusError {
 	escaped := r.Escaped
 	if !strings.Contains(escaped, "//") && !strings.Contains(escaped, "/.") && !strings.Contains(escaped, "%") {
 		return nil
@@ -132,7 +131,7 @@ func Upgrades(key match.Kind) bool {
 	return key.Upgrade || key.Group == "" && slices.Contains(upgraded, key.Resource+"/"+key.Subresource)
 }
 
-func isProxy(info *apirequest.RequestInfo) bool {
+func isProxy(info *RequestInfo) bool {
 	return info.Subresource == "proxy" && Upgrades(match.Kind{Group: info.APIGroup, Resource: info.Resource, Subresource: info.Subresource})
 }
 

@@ -5,9 +5,24 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-
-	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 )
+
+// RequestInfo is what a request is about, in the apiserver's terms.
+type RequestInfo struct {
+	// IsResourceRequest is false for paths such as /version. They have Path and Verb alone.
+	IsResourceRequest bool
+	Path              string // decoded
+	// Verb is one of the API; for paths of no resource, the method in lower case.
+	Verb string
+
+	APIPrefix             string // "api" or "apis"
+	APIGroup, APIVersion  string
+	Namespace             string
+	Resource, Subresource string
+	Name                  string // of a list, by its field selector
+	// Parts are the segments of the path from the resource on.
+	Parts []string
+}
 
 var errPath = errors.New("the path names no resource")
 
@@ -16,9 +31,9 @@ const usualParts = 8
 
 // readPath returns what a path requests, without a query. It is what RequestInfoFactory of package
 // k8s.io/apiserver returns, which takes four times as long.
-func readPath(method, path string) (*apirequest.RequestInfo, error) {
+func readPath(method, path string) (*RequestInfo, error) {
 	all := struct {
-		info  apirequest.RequestInfo
+		info  RequestInfo
 		parts [usualParts]string
 	}{}
 	info := &all.info
@@ -46,7 +61,7 @@ func readPath(method, path string) (*apirequest.RequestInfo, error) {
 }
 
 // readVersion reads the group and version of a resource, and returns the segments after them: at least one.
-func readVersion(info *apirequest.RequestInfo, parts []string) (rest []string) {
+func readVersion(info *RequestInfo, parts []string) (rest []string) {
 	if len(parts) < 3 || parts[0] != "api" && parts[0] != "apis" {
 		return nil
 	}
@@ -62,7 +77,7 @@ func readVersion(info *apirequest.RequestInfo, parts []string) (rest []string) {
 }
 
 // readObject reads the namespace, the resource, and the object.
-func readObject(info *apirequest.RequestInfo, parts []string) {
+func readObject(info *RequestInfo, parts []string) {
 	if parts[0] == "namespaces" && len(parts) > 1 {
 		info.Namespace = parts[1]
 		// Those of the namespace itself have its name.

@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/header"
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/upstream"
@@ -35,9 +34,9 @@ type Request struct {
 	// Cluster is the member cluster that it goes to; empty: the apiserver's own. Info is about
 	// the request in that cluster.
 	Cluster   string
-	Info      *apirequest.RequestInfo // nil: not classified, or malformed
-	Malformed *apierrors.StatusError  // not nil: it cannot be classified
-	paths     ClusterPaths            // by which it was classified
+	Info      *RequestInfo           // nil: not classified, or malformed
+	Malformed *apierrors.StatusError // not nil: it cannot be classified
+	paths     ClusterPaths           // by which it was classified
 }
 
 // Versions of HTTP.

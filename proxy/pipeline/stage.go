@@ -5,7 +5,6 @@ import (
 	"net/http"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
@@ -40,7 +39,7 @@ type Plan struct {
 	Stages   Stages
 	Delivery Delivery
 	// Urgent reports whether a request may be about a lock, by its head; nil: none is.
-	Urgent func(*apirequest.RequestInfo) bool
+	Urgent func(*RequestInfo) bool
 	Meters *metrics.Meters
 	// Activity counts what the pod does to the objects; nil: nothing is counted.
 	Activity Activity

@@ -5,26 +5,14 @@ package status
 import (
 	"fmt"
 	"net/http"
-	"net/url"
 	"strconv"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
-	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/transport/header"
 )
-
-var codecs = func() serializer.CodecFactory {
-	scheme := runtime.NewScheme()
-	v1 := schema.GroupVersion{Version: "v1"}
-	metav1.AddToGroupVersion(scheme, v1)
-	scheme.AddUnversionedTypes(v1, &metav1.Status{})
-	return serializer.NewCodecFactory(scheme)
-}()
 
 // New returns a refusal. If retry is above 0, it is sent as Retry-After, in seconds:
 // clients of Kubernetes then retry on 429 and 5xx.
@@ -102,19 +90,13 @@ func Encode(accept, query string, err *apierrors.StatusError) (fields header.Fie
 }
 
 func encode(accept, query string, s *metav1.Status) (mediaType string, body []byte) {
-	info, ok := runtime.SerializerInfoForMediaType(codecs.SupportedMediaTypes(), runtime.ContentTypeJSON)
-	if !ok {
-		panic("status: no JSON serializer")
+	if len(accept) > maxNegotiated || len(query) > maxNegotiated {
+		accept, query = "", ""
 	}
-	if len(accept) <= maxNegotiated && len(query) <= maxNegotiated {
-		r := &http.Request{Header: http.Header{"Accept": {accept}}, URL: &url.URL{RawQuery: query}}
-		if _, negotiated, err := negotiation.NegotiateOutputMediaType(r, codecs, negotiation.DefaultEndpointRestrictions); err == nil {
-			info = negotiated
-		}
-	}
-	body, err := runtime.Encode(info.Serializer, s)
+	mediaType, serializer := negotiate(accept, query)
+	body, err := runtime.Encode(serializer, s)
 	if err != nil {
 		panic(fmt.Sprintf("status: %v", err)) // a Status always encodes
 	}
-	return info.MediaType, body
+	return mediaType, body
 }

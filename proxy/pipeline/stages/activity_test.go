@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/sample"
@@ -43,7 +42,7 @@ func BenchmarkActivity(b *testing.B) {
 				var requests []*pipeline.State
 				for i := range n {
 					x := &pipeline.State{}
-					x.Req.Info = &apirequest.RequestInfo{Verb: "update", Resource: resource, Namespace: fmt.Sprintf("tenant-%04d", i), Name: "settings"}
+					x.Req.Info = &pipeline.RequestInfo{Verb: "update", Resource: resource, Namespace: fmt.Sprintf("tenant-%04d", i), Name: "settings"}
 					x.Out.Query = "fieldManager=operator&timeout=30s"
 					requests = append(requests, x)
 					a.Written(x)
@@ -60,7 +59,7 @@ func BenchmarkActivity(b *testing.B) {
 func TestCountingAWriteAllocatesNothing(t *testing.T) {
 	a := newActivity(writer(t), match.Kind{Verb: "update", Resource: "secrets"})
 	x := &pipeline.State{}
-	x.Req.Info = &apirequest.RequestInfo{Verb: "update", Resource: "secrets", Namespace: "mine", Name: "one"}
+	x.Req.Info = &pipeline.RequestInfo{Verb: "update", Resource: "secrets", Namespace: "mine", Name: "one"}
 	require.Zero(t, testing.AllocsPerRun(100, func() { a.Written(x) }))
 }
 
@@ -82,7 +81,7 @@ func TestWritesAreCountedByKey(t *testing.T) {
 			p := writer(t)
 			a := newActivity(p, match.Kind{Verb: "update", Resource: c.resource})
 			x := &pipeline.State{}
-			x.Req.Info = &apirequest.RequestInfo{Verb: "update", Resource: c.resource, Namespace: c.namespace, Name: c.object}
+			x.Req.Info = &pipeline.RequestInfo{Verb: "update", Resource: c.resource, Namespace: c.namespace, Name: c.object}
 			x.Out.Query, x.Would = c.query, c.would
 			a.Written(x)
 			report := p.env.Observations.Activity.Report(time.Now())

@@ -6,7 +6,6 @@ import (
 	"golang.org/x/net/http/httpguts"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/uuid"
-	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
@@ -61,7 +60,7 @@ func (s upgradeStage) protocol(r *pipeline.Request) (string, *apierrors.StatusEr
 // chargeStage charges a request to the budget of its kind.
 type chargeStage struct {
 	delivery pipeline.Delivery
-	urgent   func(*apirequest.RequestInfo) bool // not nil: a request may be
+	urgent   func(*pipeline.RequestInfo) bool // not nil: a request may be
 }
 
 func newChargeStage(p *Policy, key match.Kind) pipeline.Stage {

@@ -16,7 +16,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
-	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy/filter"
@@ -198,7 +197,7 @@ func (p *Policy) standbyReason() string {
 }
 
 // forbidden refuses a request for an object that another shard owns, and says why.
-func (p *Policy) forbidden(info *apirequest.RequestInfo, what, why string) *pipeline.Outcome {
+func (p *Policy) forbidden(info *pipeline.RequestInfo, what, why string) *pipeline.Outcome {
 	resource := info.Resource
 	if info.Subresource != "" {
 		resource += "/" + info.Subresource
@@ -208,12 +207,12 @@ func (p *Policy) forbidden(info *apirequest.RequestInfo, what, why string) *pipe
 }
 
 // outside refuses a request for an object that no shard reads or writes.
-func (p *Policy) outside(info *apirequest.RequestInfo, what string) *pipeline.Outcome {
+func (p *Policy) outside(info *pipeline.RequestInfo, what string) *pipeline.Outcome {
 	return refuseForeign(info, "%s %s: %s is outside the limits of this pod's shard, ShardingConfig %s/%s: see namespaces in spec.root.resourceSelector and spec.limits",
 		info.Verb, info.Resource, what, p.env.Info.Namespace, p.Shard)
 }
 
-func refuseForeign(info *apirequest.RequestInfo, format string, args ...any) *pipeline.Outcome {
+func refuseForeign(info *pipeline.RequestInfo, format string, args ...any) *pipeline.Outcome {
 	refused := status.New(http.StatusForbidden, metav1.StatusReasonForbidden, 0, format, args...)
 	refused.ErrStatus.Details = &metav1.StatusDetails{Name: info.Name, Group: info.APIGroup, Kind: info.Resource}
 	return pipeline.RefusalFor(meshv1.RefusedForeign, refused)

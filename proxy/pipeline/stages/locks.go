@@ -7,7 +7,6 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
@@ -39,14 +38,14 @@ func mayLock(key match.Kind) bool {
 }
 
 // urgent returns a function that reports whether a request is about a lock, by its head; nil: none is.
-func urgent(p *Policy, key match.Kind) func(*apirequest.RequestInfo) bool {
+func urgent(p *Policy, key match.Kind) func(*pipeline.RequestInfo) bool {
 	if s, ok := newLockStage(p, key).(*lockStage); ok {
 		return s.urgent
 	}
 	return nil
 }
 
-func (s *lockStage) urgent(info *apirequest.RequestInfo) bool {
+func (s *lockStage) urgent(info *pipeline.RequestInfo) bool {
 	return info.Verb != "watch" && slices.ContainsFunc(s.locks, func(l *lock.Lock) bool {
 		return l.Named(info.Namespace, info.Name) || info.Verb == "create" && info.Namespace == l.Namespace()
 	})
