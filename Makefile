@@ -14,7 +14,7 @@ export KUBECONFIG := $(CURDIR)/.run/kubeconfig
 export PATH := $(CURDIR)/.run/bin:$(PATH)
 # One set of flags for all that is built without the race detector, so that each package is compiled once, and
 # no paths of this checkout, so that others share it.
-export GOFLAGS := -buildvcs=false -trimpath
+export GOFLAGS := -buildvcs=false -trimpath -tags=grpcnotrace
 export CGO_ENABLED := 0
 CACHE    := $(or $(CTRLMESH_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ctrlmesh)
 PROGRESS := hack/progress.sh

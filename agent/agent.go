@@ -13,16 +13,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"golang.org/x/sync/errgroup"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/tools/events"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/inbound"
 	"github.com/ctrlmesh/ctrlmesh/agent/certs"
 	"github.com/ctrlmesh/ctrlmesh/agent/control"
 	"github.com/ctrlmesh/ctrlmesh/agent/journal"
+	"github.com/ctrlmesh/ctrlmesh/agent/kube"
 	"github.com/ctrlmesh/ctrlmesh/agent/node"
 	"github.com/ctrlmesh/ctrlmesh/agent/nri"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
@@ -51,12 +48,9 @@ func Run(stop context.Context, o Options) error {
 		return nil
 	}
 	a := &agent{Options: o, podStart: podStart, registry: prometheus.NewRegistry()}
-	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: o.Client.EventsV1()})
-	defer broadcaster.Shutdown()
-	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
-		return fmt.Errorf("recording Events: %w", err)
-	}
-	a.events = telemetry.NewRecorder(broadcaster.NewRecorder(scheme.Scheme, "ctrlmesh-agent"), o.Node)
+	events := o.Client.Events(o.Logger)
+	go events.Run(ctx)
+	a.events = telemetry.NewRecorder(events.Write, o.Node)
 	if err := a.open(); err != nil {
 		return err
 	}
@@ -176,7 +170,7 @@ func (a *agent) serve(ctx, stop context.Context, group *errgroup.Group) error {
 	// The runtime first: every pod that starts is announced to one of two agents.
 	a.listenToRuntime(serving, group)
 	// All that can fail, fails before the takeover.
-	if err := a.node.Watch(ctx, a.Client, a.Node); err != nil {
+	if err := a.node.Watch(ctx, a.Client.Pods(a.Node)); err != nil {
 		return err
 	}
 	listener, err := net.Listen("tcp", a.ListenAddress)
@@ -243,12 +237,12 @@ func until(ctx context.Context, done <-chan struct{}) context.Context {
 
 // managerRoots returns a function that reads the CA of the manager's certificate from
 // where the manager publishes it.
-func managerRoots(client kubernetes.Interface, namespace string) func(context.Context) (*x509.CertPool, error) {
+func managerRoots(client *kube.Client, namespace string) func(context.Context) (*x509.CertPool, error) {
 	const name, key = meshv1.ManagerCAConfigMap, meshv1.ManagerCAKey
 	return func(ctx context.Context) (*x509.CertPool, error) {
 		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 		defer cancel()
-		cm, err := client.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
+		cm, err := client.ConfigMap(ctx, namespace, name)
 		if err != nil {
 			return nil, err
 		}

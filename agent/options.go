@@ -10,9 +10,9 @@ import (
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/api/resource"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
+	"github.com/ctrlmesh/ctrlmesh/agent/kube"
 	"github.com/ctrlmesh/ctrlmesh/agent/nri"
 	"github.com/ctrlmesh/ctrlmesh/agent/pods"
 	"github.com/ctrlmesh/ctrlmesh/agent/telemetry"
@@ -58,7 +58,7 @@ type Options struct {
 	ListenAddress string
 	// Version of this program.
 	Version string
-	Client  kubernetes.Interface
+	Client  *kube.Client
 	Logger  *slog.Logger
 }
 

@@ -10,7 +10,7 @@ version=${version#v}
 [[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?$ ]] || { echo "release.sh: $version is no semantic version, as in 0.1.0" >&2; exit 2; }
 [ -z "$(git status --porcelain)" ] || { echo "release.sh: commit or remove the changes of the tree first" >&2; exit 1; }
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct); export SOURCE_DATE_EPOCH
-export GOFLAGS="-buildvcs=false -trimpath" CGO_ENABLED=0
+export GOFLAGS="-buildvcs=false -trimpath -tags=grpcnotrace" CGO_ENABLED=0
 tools=$(hack/tools.sh release) helm=$(hack/tools.sh helm)
 dist=$PWD/dist work=$PWD/.run/release
 rm -rf "$dist" "$work"; mkdir -p "$dist" "$work/chart"

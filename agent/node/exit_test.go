@@ -24,8 +24,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
-	"k8s.io/client-go/kubernetes/fake"
-	"k8s.io/client-go/tools/events"
+	cachetesting "k8s.io/client-go/tools/cache/testing"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/program/programtest"
@@ -44,15 +43,15 @@ const uidA = "0a1b2c3d-1111-2222-3333-444455556666"
 // machine is a node with one pod, in a real network namespace, for real agents
 // that capture it by iptables.
 type machine struct {
-	dir    string
-	client *fake.Clientset
-	pid    int
+	dir       string
+	apiserver *cachetesting.FakeControllerSource
+	pid       int
 }
 
 func newMachine(t *testing.T) *machine {
 	t.Helper()
 	needs.Root(t, "makes network namespaces")
-	mc := &machine{dir: t.TempDir(), client: fake.NewClientset()}
+	mc := &machine{dir: t.TempDir(), apiserver: cachetesting.NewFakeControllerSource()}
 	cmd := exec.Command("unshare", "--net", "sh", "-c", "ip link set lo up && ip link add eth0 type veth peer name eth1 && ip address add 198.18.9.2/24 dev eth0 && ip link set eth0 up && ip link set eth1 up && ip route add default via 198.18.9.1 && echo up && exec sleep 600")
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
@@ -127,14 +126,14 @@ func (mc *machine) start(t *testing.T) *life {
 	require.NoError(t, err)
 	l.Node = New(Config{
 		Locator: locator, Capture: backend, Proxy: server, Store: store, Journal: writes, Manager: nobody{}, RenewLeaf: func() {},
-		Events: telemetry.NewRecorder(events.NewFakeRecorder(1000), "node1"), Metrics: telemetry.NewMetrics(prometheus.NewRegistry()),
+		Events: noEvents(), Metrics: telemetry.NewMetrics(prometheus.NewRegistry()),
 		Logger: logger,
 	})
 	var ctx context.Context
 	ctx, l.end = context.WithCancel(context.WithoutCancel(t.Context()))
 	socket, err := l.TakeOver(ctx, filepath.Join(mc.dir, "run/agent.sock"))
 	require.NoError(t, err)
-	require.NoError(t, l.Watch(ctx, mc.client, "node1"))
+	require.NoError(t, l.Watch(ctx, mc.apiserver))
 	go func() { defer close(l.done); l.Run(ctx) }()
 	go socket.Serve(ctx, l.Incumbent())
 	go l.WatchHealth(ctx, socket)
@@ -198,7 +197,7 @@ func (mc *machine) servedBy(t *testing.T, l *life) {
 func (mc *machine) withPod(t *testing.T) *life {
 	t.Helper()
 	p := podObject(uidA, v1alpha1.TrustMesh)
-	require.NoError(t, mc.client.Tracker().Add(p))
+	mc.apiserver.Add(p)
 	first := mc.start(t)
 	h := handler{t.Context(), first.Node}
 	require.NoError(t, h.SetCluster(somewhere(t)))

@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"k8s.io/client-go/tools/events"
+	eventsv1 "k8s.io/api/events/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/inflight"
 	"github.com/ctrlmesh/ctrlmesh/agent/journal"
@@ -172,10 +172,12 @@ func TestTakeoverPassesDeadlinesOfWrites(t *testing.T) {
 }
 
 func TestAgentServesWithoutRoomForAJournal(t *testing.T) {
-	run, recorded := t.TempDir(), events.NewFakeRecorder(1)
+	run := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(run, "journal"), nil, 0o600)) // where the folder should be
-	writes := OpenJournal(filepath.Join(run, "journal"), telemetry.NewRecorder(recorded, "node1"), slog.New(slog.DiscardHandler))
-	assert.Contains(t, <-recorded.Events, "JournalUnavailable")
+	var recorded []string
+	events := telemetry.NewRecorder(func(e *eventsv1.Event) { recorded = append(recorded, e.Reason) }, "node1")
+	writes := OpenJournal(filepath.Join(run, "journal"), events, slog.New(slog.DiscardHandler))
+	assert.Equal(t, []string{"JournalUnavailable"}, recorded)
 
 	path := filepath.Join(run, "agent.sock")
 	first := start(t, 0)

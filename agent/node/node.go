@@ -17,7 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/inbound"
@@ -184,9 +184,9 @@ func OpenJournal(dir string, events *telemetry.Recorder, logger *slog.Logger) *j
 	return j
 }
 
-// Watch starts to watch the pods of the named node until ctx ends.
-func (n *Node) Watch(ctx context.Context, client kubernetes.Interface, name string) (err error) {
-	n.presence.watcher, err = pods.Watch(ctx, client, name, n.podsChanged)
+// Watch starts to watch the labelled pods of this node until ctx ends.
+func (n *Node) Watch(ctx context.Context, labelled cache.ListerWatcher) (err error) {
+	n.presence.watcher, err = pods.Watch(ctx, labelled, n.podsChanged)
 	return err
 }
 

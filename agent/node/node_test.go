@@ -25,10 +25,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/fake"
-	"k8s.io/client-go/tools/events"
+	cachetesting "k8s.io/client-go/tools/cache/testing"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
 	"github.com/ctrlmesh/ctrlmesh/agent/control"
@@ -84,19 +84,20 @@ func (n *fakeBackend) Sweep(keep func(uid string) bool) error {
 }
 func (*fakeBackend) Close() error { return nil }
 
+func noEvents() *telemetry.Recorder { return telemetry.NewRecorder(func(*eventsv1.Event) {}, "node1") }
+
 // running is a node whose loop runs.
 type running struct {
 	*Node
 	handler
-	backend *fakeBackend
-	events  *events.FakeRecorder
-	client  *fake.Clientset
-	cgroups string
-	proc    string
-	log     *bytes.Buffer // the loop's alone, until it ends
-	mu      sync.Mutex
-	reports map[string]*meshv1.PodReport
-	gone    []string
+	backend   *fakeBackend
+	apiserver *cachetesting.FakeControllerSource
+	cgroups   string
+	proc      string
+	log       *bytes.Buffer // the loop's alone, until it ends
+	mu        sync.Mutex
+	reports   map[string]*meshv1.PodReport
+	gone      []string
 }
 
 func start(t *testing.T, failures int) *running {
@@ -125,17 +126,17 @@ func startIn(t *testing.T, journals string, failures int) *running {
 	server, err := proxy.New(proxy.Config{Leaf: func() (*tls.Certificate, error) { return nil, errors.New("none") }})
 	require.NoError(t, err)
 
-	r := &running{backend: &fakeBackend{failures: failures}, events: events.NewFakeRecorder(100), cgroups: cgroups, proc: proc, log: log, client: fake.NewClientset(), reports: map[string]*meshv1.PodReport{}}
+	r := &running{backend: &fakeBackend{failures: failures}, cgroups: cgroups, proc: proc, log: log, apiserver: cachetesting.NewFakeControllerSource(), reports: map[string]*meshv1.PodReport{}}
 	r.Node = New(Config{
 		Locator: locator, Capture: r.backend, Proxy: server, Store: store, Journal: writes, Manager: r,
-		RenewLeaf: func() {}, Events: telemetry.NewRecorder(r.events, "node1"), Metrics: telemetry.NewMetrics(prometheus.NewRegistry()),
+		RenewLeaf: func() {}, Events: noEvents(), Metrics: telemetry.NewMetrics(prometheus.NewRegistry()),
 		Logger: logger,
 	})
 	r.earlier.Predecessor, r.earlier.Own = takeover.ID{1, 1}, takeover.ID{2, 2}
 	writes.Serving(r.earlier.Own)
 	ctx, cancel := context.WithCancel(t.Context())
 	r.handler = handler{ctx, r.Node}
-	require.NoError(t, r.Watch(ctx, r.client, "node1"))
+	require.NoError(t, r.Watch(ctx, r.apiserver))
 	// The API lists no pods yet. A test may add some that it does not list, which the loop
 	// would remove if the first list came later.
 	<-r.podsPing
@@ -197,8 +198,7 @@ func podObject(uid, trust string) *corev1.Pod {
 
 func (r *running) create(t *testing.T, p *corev1.Pod) {
 	t.Helper()
-	_, err := r.client.CoreV1().Pods(p.Namespace).Create(t.Context(), p, metav1.CreateOptions{})
-	require.NoError(t, err)
+	r.apiserver.Add(p)
 }
 
 func somewhere(t *testing.T) *meshv1.Cluster {
@@ -311,7 +311,7 @@ func TestDeletedPodIsForgotten(t *testing.T) {
 	p := podObject("a", v1alpha1.TrustMesh)
 	r.create(t, p)
 	r.soon(t, "the pod", func() bool { return r.pods["a"] != nil })
-	require.NoError(t, r.client.CoreV1().Pods("ns").Delete(t.Context(), p.Name, metav1.DeleteOptions{}))
+	r.apiserver.Delete(p)
 
 	r.soon(t, "its end", func() bool { return r.pods["a"] == nil })
 

@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
 	"github.com/ctrlmesh/ctrlmesh/agent/nri"
@@ -175,7 +174,7 @@ func TestDeletedPodIsRefusedWhileItRuns(t *testing.T) {
 		r.create(t, p)
 		r.soon(t, "the capture", func() bool { return r.pods[uidA] != nil && r.pods[uidA].redirection.captured != nil })
 		setPolicy(t, r, &meshv1.PodPolicy{Uid: uidA, Version: "1", Namespace: "ns", Name: p.Name, FailOpen: open})
-		require.NoError(t, r.client.CoreV1().Pods("ns").Delete(t.Context(), p.Name, metav1.DeleteOptions{}))
+		r.apiserver.Delete(p)
 		r.soon(t, "the refusal", func() bool { return r.pods[uidA].deleted() })
 		r.in(t, func() {
 			mb := r.pods[uidA]
@@ -185,7 +184,7 @@ func TestDeletedPodIsRefusedWhileItRuns(t *testing.T) {
 		r.create(t, p) // the list was behind
 		r.soon(t, "its policy", func() bool { mb := r.pods[uidA]; return !mb.deleted() && mb.redirection.proxied.Version() == "1" })
 
-		require.NoError(t, r.client.CoreV1().Pods("ns").Delete(t.Context(), p.Name, metav1.DeleteOptions{}))
+		r.apiserver.Delete(p)
 		r.soon(t, "the refusal", func() bool { return r.pods[uidA].deleted() })
 		end()
 		r.soon(t, "its end", func() bool { return r.pods[uidA] == nil })

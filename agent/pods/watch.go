@@ -8,9 +8,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -44,16 +41,13 @@ type Watcher struct {
 	informer cache.SharedIndexInformer
 }
 
-// Watch follows the labelled pods of a node until ctx ends and calls changed,
-// which must not block, after each change. It returns at once.
-func Watch(ctx context.Context, client kubernetes.Interface, node string, changed func()) (*Watcher, error) {
-	factory := informers.NewSharedInformerFactoryWithOptions(client, 0,
-		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-			o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
-			o.LabelSelector = v1alpha1.EnableProxyLabel + "=true"
-		}),
-		informers.WithTransform(reduce))
-	w := &Watcher{informer: factory.Core().V1().Pods().Informer()}
+// Watch follows the labelled pods of a node, which labelled lists and watches, until ctx ends
+// and calls changed, which must not block, after each change. It returns at once.
+func Watch(ctx context.Context, labelled cache.ListerWatcher, changed func()) (*Watcher, error) {
+	w := &Watcher{informer: cache.NewSharedIndexInformer(labelled, &corev1.Pod{}, 0, nil)}
+	if err := w.informer.SetTransform(reduce); err != nil {
+		return nil, fmt.Errorf("watching pods: %w", err)
+	}
 	_, err := w.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(any) { changed() },
 		UpdateFunc: func(any, any) { changed() },
@@ -62,7 +56,7 @@ func Watch(ctx context.Context, client kubernetes.Interface, node string, change
 	if err != nil {
 		return nil, fmt.Errorf("watching pods: %w", err)
 	}
-	factory.Start(ctx.Done())
+	go w.informer.RunWithContext(ctx)
 	go func() {
 		// An empty first list causes no event.
 		if cache.WaitForCacheSync(ctx.Done(), w.informer.HasSynced) {

@@ -10,12 +10,11 @@ import (
 	_ "time/tzdata" // of fault rules; the image has no zones
 
 	"github.com/spf13/cobra"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/ctrlmesh/ctrlmesh/agent"
+	"github.com/ctrlmesh/ctrlmesh/agent/kube"
 	"github.com/ctrlmesh/ctrlmesh/agent/telemetry"
-	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/internal/program"
 )
 
@@ -52,13 +51,12 @@ func cleanup(o *agent.Options) *cobra.Command {
 	return c
 }
 
-func newClient() (kubernetes.Interface, error) {
+func newClient() (*kube.Client, error) {
 	config, err := rest.InClusterConfig()
 	if err != nil {
 		return nil, fmt.Errorf("finding the apiserver: %w", err)
 	}
 	config.UserAgent = "ctrlmesh-agent/" + program.Version()
 	config.ContentType = "application/vnd.kubernetes.protobuf"
-	client, err := kubernetes.NewForConfig(config)
-	return client, failure.Wrap(err, "making the apiserver client")
+	return kube.New(config)
 }

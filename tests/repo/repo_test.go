@@ -28,7 +28,7 @@ type pkg struct {
 
 func packages(t *testing.T) []pkg {
 	t.Helper()
-	cmd := exec.Command("go", "list", "-json=ImportPath,Doc,Name,Deps,Imports,GoFiles,TestImports,XTestImports", "./...")
+	cmd := exec.Command("go", "list", "-tags=grpcnotrace", "-json=ImportPath,Doc,Name,Deps,Imports,GoFiles,TestImports,XTestImports", "./...")
 	cmd.Dir = "../.."
 	out, err := cmd.Output()
 	require.NoError(t, err)
@@ -71,6 +71,23 @@ func TestImportsPointOneWay(t *testing.T) {
 		}
 		assert.True(t, seen, "there is no package %s: correct the rule", rule.from)
 	}
+}
+
+// TestAgentsAreSmall holds the agent to what it needs: its program takes memory on every node. A
+// package that calls methods by names that the compiler does not see, as templates do, makes the
+// linker keep all methods of all types, 23 MB of them.
+func TestAgentsAreSmall(t *testing.T) {
+	large := regexp.MustCompile(`^(html/template|net/http/pprof|k8s\.io/client-go/(kubernetes|informers|listers|applyconfigurations)(/.*)?|k8s\.io/(apiserver|component-base)/.*|github\.com/google/gnostic-models/.*)$`)
+	for _, p := range packages(t) {
+		if p.ImportPath != module+"cmd/ctrlmesh-agent" {
+			continue
+		}
+		for _, dep := range p.Deps {
+			assert.False(t, large.MatchString(dep), "ctrlmesh-agent must not depend on %s, which takes memory on every node: see agent/kube", dep)
+		}
+		return
+	}
+	t.Error("there is no ctrlmesh-agent: correct the test")
 }
 
 // TestPureCoresDoNoIO holds the packages that are tested with tables to it.
