@@ -395,6 +395,9 @@ func (s *Server) join(name string, conn meshv1.Mesh_ConnectServer, h *meshv1.Hel
 			st.seen[uid] = Observation{Version: clip(v)}
 		}
 	}
+	if len(n.streams) == 0 {
+		metrics.AgentsConnected.Inc()
+	}
 	n.streams = append(n.streams, st)
 	if s.cluster != nil {
 		n.removeUnknown(st)
@@ -403,7 +406,6 @@ func (s *Server) join(name string, conn meshv1.Mesh_ConnectServer, h *meshv1.Hel
 		n.streams[0].cancel(status.Error(codes.ResourceExhausted, "the node has too many streams: this one is the oldest"))
 	}
 	n.last = nil
-	metrics.AgentsConnected.Set(float64(len(s.nodes.abilities())))
 	s.mu.Unlock()
 	s.log().Info("an agent connected", "node", name, "version", clip(h.AgentVersion))
 	s.Changed()
@@ -416,6 +418,7 @@ func (s *Server) leave(name string, st *stream) {
 	n.streams = slices.DeleteFunc(n.streams, func(o *stream) bool { return o == st })
 	if len(n.streams) == 0 {
 		n.last, n.left = st, time.Now()
+		metrics.AgentsConnected.Dec()
 	}
 	n.unconfirmed(st)
 	n.lost = append(n.lost, st)
@@ -423,7 +426,6 @@ func (s *Server) leave(name string, st *stream) {
 		n.lost = n.lost[1:]
 	}
 	s.nodes.forget(name)
-	metrics.AgentsConnected.Set(float64(len(s.nodes.abilities())))
 	s.mu.Unlock()
 	// The agent may have died with writes in flight. After LostWrite none can take effect.
 	time.AfterFunc(meshv1.LostWrite, func() {

@@ -208,8 +208,9 @@ func (r *Controller) list(ctx context.Context) (out *controllers.Listed, known m
 	var breakers v1alpha1.CircuitBreakerList
 	var injections v1alpha1.FaultInjectionList
 	if err := errors.Join(
-		r.Cache.List(ctx, &configs), r.Cache.List(ctx, &pods), r.Cache.List(ctx, &namespaces),
-		// These are not changed here, and there may be many that have no effect.
+		r.Cache.List(ctx, &configs),
+		// These are not changed here, and there may be very many.
+		r.Cache.List(ctx, &pods, client.UnsafeDisableDeepCopy), r.Cache.List(ctx, &namespaces, client.UnsafeDisableDeepCopy),
 		r.Cache.List(ctx, &breakers, client.UnsafeDisableDeepCopy), r.Cache.List(ctx, &injections, client.UnsafeDisableDeepCopy),
 	); err != nil {
 		return nil, nil, err
