@@ -59,7 +59,7 @@ docs: ## Build the site of the documentation into .run/site, and check its links
 	@REPOSITORY=$(REPOSITORY) hack/site.sh
 
 ##@ Test
-.PHONY: check deps modules lint unit monitoring pages fuzz e2e e2e-installed e2e-ipv6 e2e-kubernetes chart-e2e chaos alerts operators bench bench-density bench-sharding
+.PHONY: check deps modules lint unit monitoring pages fuzz e2e e2e-installed e2e-ipv6 e2e-kubernetes chart-e2e chaos alerts operators bench bench-density bench-scale bench-sharding
 check: ## In two minutes: format, vet, lint and quick unit tests of what changed, without root or cluster
 	@hack/check.sh $(BASE)
 deps: ## Install the Debian packages that tests need
@@ -122,6 +122,8 @@ bench: deps cluster-ensure images ## Measure the proxy beside others, and what c
 	@tests/bench/costs.sh
 bench-density: images ## Measure an agent with 110 pods, on a cluster of its own: ends the one that runs
 	@tests/bench/density.sh
+bench-scale: deps ## Measure a manager with 5,000 nodes, on a control plane of its own: ends the cluster that runs
+	@tests/bench/scale.sh
 bench-sharding: images ## Measure shards beside an unsharded operator, on a cluster of its own: ends the one that runs
 	@tests/bench/sharding.sh
 

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"maps"
 	"math"
+	"net"
 	"os"
 	"strings"
 	"sync"
@@ -64,6 +65,8 @@ type Applied struct {
 type Config struct {
 	// Address is host:port of the manager's Service.
 	Address string
+	// Dial connects to Address; nil: by TCP.
+	Dial func(ctx context.Context, address string) (net.Conn, error)
 	// ServerName is verified in the manager's certificate.
 	ServerName string
 	// Roots returns the CA certificates that the manager's is signed by.
@@ -190,14 +193,19 @@ func (m *Manager) dial(ctx context.Context) (*grpc.ClientConn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the manager's CA: %w", err)
 	}
-	conn, err := grpc.NewClient("passthrough:///"+m.Address,
+	options := []grpc.DialOption{
 		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
 			RootCAs: roots, ServerName: m.ServerName, MinVersion: tls.VersionTLS13,
 		})),
 		grpc.WithPerRPCCredentials(tokenFile(m.TokenFile)),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectTimeout}),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 20 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(meshv1.MaxMessageBytes)))
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(meshv1.MaxMessageBytes)),
+	}
+	if m.Dial != nil {
+		options = append(options, grpc.WithContextDialer(m.Dial))
+	}
+	conn, err := grpc.NewClient("passthrough:///"+m.Address, options...)
 	return conn, failure.Wrap(err, "connecting to the manager")
 }
 

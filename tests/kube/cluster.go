@@ -35,6 +35,11 @@ type Cluster struct {
 // cluster by accident. The client's scheme has the kinds of Kubernetes and of the mesh, and
 // those that the functions add.
 func Connect(add ...func(*runtime.Scheme) error) (*Cluster, error) {
+	return ConnectTo("", add...)
+}
+
+// ConnectTo is Connect to another address of the cluster's apiserver, host:port, unless it is empty.
+func ConnectTo(address string, add ...func(*runtime.Scheme) error) (*Cluster, error) {
 	root, err := findRoot()
 	if err != nil {
 		return nil, err
@@ -45,6 +50,9 @@ func Connect(add ...func(*runtime.Scheme) error) (*Cluster, error) {
 	}
 	if c.Config, err = clientcmd.BuildConfigFromFlags("", c.Kubeconfig); err != nil {
 		return nil, fmt.Errorf("reading %s: %w", c.Kubeconfig, err)
+	}
+	if address != "" {
+		c.Config.Host = "https://" + address
 	}
 	c.Config.QPS = -1 // the apiserver's own fairness is enough
 	c.Config.UserAgent = "ctrlmesh-tests"
