@@ -110,11 +110,11 @@ func (h *health) begin(pods []*Pod) {
 		if err != nil {
 			return err
 		}
-		for i, p := range pods {
+		for _, p := range pods {
 			s := &p.status
 			s.began = now
 			to := h.destinationOf(p)
-			if !to.IsValid() || i > 0 && netns.Set(p.known.NetNS) != nil {
+			if !to.IsValid() || netns.Set(p.known.NetNS) != nil {
 				continue // released meanwhile
 			}
 			if pr, err := newProbe(to); err == nil {

@@ -75,7 +75,7 @@ func (n *Node) WatchHealth(ctx context.Context, socket *takeover.Socket) {
 		defer inbound.Wait()
 		inbound.Go(func() { n.watchInbound(ctx, socket) })
 	}
-	every(ctx, func() time.Duration { return capture.CheckInterval }, func() {
+	everyCheck(ctx, func() {
 		if phase(n.shown.Load()) > handing {
 			return
 		}
@@ -90,31 +90,23 @@ func (n *Node) WatchHealth(ctx context.Context, socket *takeover.Socket) {
 	})
 }
 
-// every calls check now, and at the multiples of an interval until ctx ends.
-func every(ctx context.Context, interval func() time.Duration, check func()) {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
+// everyCheck calls check now and at its interval until ctx ends.
+func everyCheck(ctx context.Context, check func()) {
+	ticker := time.NewTicker(capture.CheckInterval)
+	defer ticker.Stop()
+	for ctx.Err() == nil {
+		check()
 		select {
 		case <-ctx.Done():
-			return
-		case <-timer.C:
-			check()
-			timer.Reset(untilNext(interval()))
+		case <-ticker.C:
 		}
 	}
-}
-
-// untilNext returns the time until the clock shows a multiple of an interval. Whatever the agent
-// does at intervals, it does at such times: to wake the process costs more than most checks.
-func untilNext(interval time.Duration) time.Duration {
-	return interval - time.Duration(time.Now().UnixNano())%interval
 }
 
 // watchInbound steers the ports at which webhooks listen, and no others, while this agent owns
 // the pods. The sign of life does not wait for it.
 func (n *Node) watchInbound(ctx context.Context, socket *takeover.Socket) {
-	every(ctx, n.Inbound.CheckInterval, func() {
+	everyCheck(ctx, func() {
 		if phase(n.shown.Load()) > handing || !socket.Current() {
 			return
 		}

@@ -206,8 +206,8 @@ func (n *Node) podsChanged() {
 
 // Run is the loop. It returns when ctx ends.
 func (n *Node) Run(ctx context.Context) {
-	timer := time.NewTimer(untilNext(checkInterval))
-	defer timer.Stop()
+	ticker := time.NewTicker(checkInterval)
+	defer ticker.Stop()
 	n.noteTurn()
 	for {
 		var eager <-chan time.Time
@@ -225,9 +225,8 @@ func (n *Node) Run(ctx context.Context) {
 			n.capturer.captureMissing()
 		case <-eager:
 			n.capturer.captureMissing()
-		case <-timer.C:
+		case <-ticker.C:
 			n.tick()
-			timer.Reset(untilNext(checkInterval))
 		}
 		n.reportChanges()
 		n.noteTurn()
