@@ -22,7 +22,7 @@ var served = func() []runtime.SerializerInfo {
 }()
 
 // negotiate returns what NegotiateOutputMediaType of k8s.io/apiserver does, and JSON for clients
-// that accept nothing served. That package brings 8 MB of memory with it.
+// that accept nothing served. That package needs much of the apiserver, and agents are to be small.
 func negotiate(accept, query string) (mediaType string, how runtime.Serializer) {
 	for _, clause := range goautoneg.ParseAccept(accept) {
 		for _, info := range served {
