@@ -2,14 +2,11 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -111,15 +108,6 @@ func (s *subject) rss() (int64, error) {
 	if s.pid == 0 {
 		return 0, nil
 	}
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.pid))
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(status)) {
-		if kb, found := strings.CutPrefix(line, "VmRSS:"); found {
-			n, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(kb), " kB"), 10, 64)
-			return n << 10, err
-		}
-	}
-	return 0, errors.New(s.name + ": no VmRSS")
+	m, err := stats.MemoryOf(s.pid)
+	return m.Resident, failure.Wrap(err, "%s: memory", s.name)
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+	"github.com/ctrlmesh/ctrlmesh/tests/stats"
 )
 
 // Limits on a node with 110 captured pods.
@@ -52,7 +53,7 @@ func run(ctx context.Context, pods int, node string, modes []string) (held bool,
 // figures are the results of one capture mode.
 type figures struct {
 	enrolled, answered time.Duration // since the start of the process after the killed one
-	idle               memory
+	idle               stats.Memory
 	handover, rollout  time.Duration // of the pods, since the process's start; of the whole rollout
 	peakOld, peakNew   int64
 	failed             int // requests during the roll-out
@@ -62,7 +63,7 @@ func (f figures) missed() (what []string) {
 	if f.enrolled >= enrolledWithin {
 		what = append(what, fmt.Sprintf("enrolled_s < %v", enrolledWithin.Seconds()))
 	}
-	if f.idle.resident >= mostMemory {
+	if f.idle.Resident >= mostMemory {
 		what = append(what, fmt.Sprintf("rss_mb < %v", mostMemory/1e6))
 	}
 	if f.failed > 0 {
@@ -73,6 +74,6 @@ func (f figures) missed() (what []string) {
 
 func (f figures) String() string {
 	return fmt.Sprintf("enrolled_s=%.2f answered_s=%.2f rss_mb=%d rss_file_mb=%d handover_s=%.2f rollout_s=%.1f handover_failed=%d peak_old_mb=%d peak_new_mb=%d",
-		f.enrolled.Seconds(), f.answered.Seconds(), f.idle.resident/1e6, f.idle.file/1e6,
+		f.enrolled.Seconds(), f.answered.Seconds(), f.idle.Resident/1e6, f.idle.File/1e6,
 		f.handover.Seconds(), f.rollout.Seconds(), f.failed, f.peakOld/1e6, f.peakNew/1e6)
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+	"github.com/ctrlmesh/ctrlmesh/tests/stats"
 )
 
 const (
@@ -64,7 +65,7 @@ func (f *full) measureStart(ctx context.Context, out *figures) error {
 	if err := kube.Sleep(ctx, idle); err != nil {
 		return err
 	}
-	out.idle, err = after.memory()
+	out.idle, err = stats.MemoryOf(after.pid)
 	return err
 }
 
@@ -76,8 +77,8 @@ func (f *full) measureHandover(ctx context.Context, out *figures) error {
 	}
 	start := time.Now()
 	err = f.roll(ctx, func() {
-		if m, err := before.memory(); err == nil { // until it ends
-			out.peakOld = m.peak
+		if m, err := stats.MemoryOf(before.pid); err == nil { // until it ends
+			out.peakOld = m.Peak
 		}
 	})
 	if err != nil {
@@ -89,11 +90,11 @@ func (f *full) measureHandover(ctx context.Context, out *figures) error {
 		return err
 	}
 	out.handover = enrolled.Sub(after.started)
-	m, err := after.memory()
+	m, err := stats.MemoryOf(after.pid)
 	if err != nil {
 		return err
 	}
-	out.peakNew = m.peak
+	out.peakNew = m.Peak
 	out.failed, err = f.failed(start)
 	return err
 }

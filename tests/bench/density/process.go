@@ -21,9 +21,6 @@ type process struct {
 	started time.Time
 }
 
-// memory is a process's memory in bytes.
-type memory struct{ resident, file, peak int64 }
-
 // agentProcess finds the agent of a pod, by the pod's uid.
 func agentProcess(uid string) (*process, error) {
 	dirs, err := filepath.Glob("/proc/[0-9]*")
@@ -88,28 +85,4 @@ func (p *process) kill() error {
 			return err
 		}
 	}
-}
-
-func (p *process) memory() (memory, error) {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.pid))
-	if err != nil {
-		return memory{}, err
-	}
-	var m memory
-	for line := range strings.Lines(string(status)) {
-		name, rest, _ := strings.Cut(line, ":")
-		to, ok := map[string]*int64{"VmRSS": &m.resident, "RssFile": &m.file, "VmHWM": &m.peak}[name]
-		if !ok {
-			continue
-		}
-		kibibytes, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
-		if err != nil {
-			return memory{}, err
-		}
-		*to = kibibytes * 1024
-	}
-	if m.resident == 0 {
-		return memory{}, fmt.Errorf("process %d has ended", p.pid)
-	}
-	return m, nil
 }

@@ -10,7 +10,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -33,11 +32,60 @@ type fleet struct {
 
 	received, sent atomic.Int64 // bytes
 
+	mu      sync.Mutex
+	pods    map[string]*times // by namespace; the names in them are uids
+	synced  times             // when each node last had all its policies
+	cluster times             // when each node last got the cluster
+}
+
+// times is when something last happened to each of a name.
+type times struct {
 	mu sync.Mutex
-	// changed is when the pods of a namespace got their last policies, by uid.
-	changed map[string]map[string]time.Time
-	synced  map[string]time.Time // when each node last had all its policies
-	cluster map[string]time.Time // when each node last got the cluster
+	at map[string]time.Time
+}
+
+func (t *times) note(name string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.at == nil {
+		t.at = map[string]time.Time{}
+	}
+	t.at[name] = time.Now()
+}
+
+// after returns how many of the times are after another, and the last of them.
+func (t *times) after(earlier time.Time) (n int, last time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, at := range t.at {
+		if at.After(earlier) {
+			n++
+		}
+		if at.After(last) {
+			last = at
+		}
+	}
+	return n, last
+}
+
+// of returns when the pods of a namespace got their last policies.
+func (f *fleet) of(namespace string) *times {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.pods == nil {
+		f.pods = map[string]*times{}
+	}
+	if f.pods[namespace] == nil {
+		f.pods[namespace] = &times{}
+	}
+	return f.pods[namespace]
+}
+
+// start runs all agents until ctx ends.
+func (f *fleet) start(ctx context.Context) {
+	for _, a := range f.agents {
+		go a.manager.Run(ctx, a)
+	}
 }
 
 // agent is the agent of one node: the real connection to the manager, and a handler that applies
@@ -54,40 +102,35 @@ type agent struct {
 	rules    map[string][]string
 }
 
-// startAgents starts an agent for each node.
-func (r *run) startAgents(ctx context.Context) error {
-	f := &fleet{agents: make([]*agent, r.nodes), changed: map[string]map[string]time.Time{}, synced: map[string]time.Time{}, cluster: map[string]time.Time{}}
-	tokens, err := os.MkdirTemp(r.logs, "tokens")
-	if err != nil {
+// makeAgents makes an agent for each node, which runs once the fleet is started.
+func (r *run) makeAgents(ctx context.Context) (err error) {
+	if r.tokens, err = os.MkdirTemp("", "scale"); err != nil {
 		return err
 	}
-	quiet := slog.New(slog.DiscardHandler)
+	agents := make([]*agent, r.nodes)
 	err = each(ctx, r.nodes, func(i int) error {
 		token, err := r.token(ctx, i)
 		if err != nil {
 			return err
 		}
-		path := filepath.Join(tokens, r.node(i))
+		path := filepath.Join(r.tokens, r.node(i))
 		if err := os.WriteFile(path, []byte(token), 0o600); err != nil {
 			return err
 		}
-		a := &agent{fleet: f, node: r.node(i), address: net.IPv4(198, 19, byte(i>>8), byte(i)), versions: map[string]string{}, spaces: map[string]string{}, rules: map[string][]string{}}
+		a := &agent{fleet: &r.fleet, node: r.node(i), address: net.IPv4(198, 19, byte(i>>8), byte(i)), versions: map[string]string{}, spaces: map[string]string{}, rules: map[string][]string{}}
 		a.manager = control.New(control.Config{
 			Address: "manager", ServerName: kube.ManagerName + "." + kube.SystemNamespace + ".svc", Dial: a.dial,
 			Roots: func(context.Context) (*x509.CertPool, error) { return r.roots, nil }, TokenFile: path,
-			Node: a.node, Version: "scale", Captures: []string{"ebpf"}, Logger: quiet,
+			Node: a.node, Version: "scale", Captures: []string{"ebpf"}, Logger: slog.New(slog.DiscardHandler),
 		})
-		f.agents[i] = a
+		agents[i] = a
 		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("making the agents' tokens: %w", err)
 	}
-	r.fleet = f
+	r.fleet.agents = agents
 	go r.followLeader(ctx)
-	for _, a := range f.agents {
-		go a.manager.Run(ctx, a)
-	}
 	return nil
 }
 
@@ -167,9 +210,7 @@ func (c counted) Write(p []byte) (int, error) {
 
 // SetCluster implements control.Handler.
 func (a *agent) SetCluster(*meshv1.Cluster) error {
-	a.fleet.mu.Lock()
-	defer a.fleet.mu.Unlock()
-	a.fleet.cluster[a.node] = time.Now()
+	a.fleet.cluster.note(a.node)
 	return nil
 }
 
@@ -184,12 +225,7 @@ func (a *agent) SetPolicy(p *meshv1.PodPolicy) (control.Applied, error) {
 	a.mu.Lock()
 	a.versions[p.Uid], a.spaces[p.Uid], a.rules[p.Uid] = p.Version, p.Namespace, rules
 	a.mu.Unlock()
-	a.fleet.mu.Lock()
-	if a.fleet.changed[p.Namespace] == nil {
-		a.fleet.changed[p.Namespace] = map[string]time.Time{}
-	}
-	a.fleet.changed[p.Namespace][p.Uid] = time.Now()
-	a.fleet.mu.Unlock()
+	a.fleet.of(p.Namespace).note(p.Uid)
 	a.manager.Report(&meshv1.PodReport{Uid: p.Uid, Capture: "ebpf", Version: p.Version})
 	return control.Applied{Serial: p.Serial}, nil
 }
@@ -209,9 +245,7 @@ func (a *agent) SetWebhooks(*meshv1.Webhooks) {}
 
 // Synced implements control.Handler.
 func (a *agent) Synced(map[string]bool) {
-	a.fleet.mu.Lock()
-	defer a.fleet.mu.Unlock()
-	a.fleet.synced[a.node] = time.Now()
+	a.fleet.synced.note(a.node)
 }
 
 // Versions implements control.Handler.
@@ -242,40 +276,4 @@ func (a *agent) count(n uint64) {
 		}
 		a.manager.Report(r)
 	}
-}
-
-// applied returns how many pods of the namespaces with a prefix got a policy after a time, and when
-// the last of them did.
-func (f *fleet) applied(prefix string, after time.Time) (n int, last time.Time) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for namespace, pods := range f.changed {
-		if !strings.HasPrefix(namespace, prefix) {
-			continue
-		}
-		for _, at := range pods {
-			if at.After(after) {
-				n++
-				if at.After(last) {
-					last = at
-				}
-			}
-		}
-	}
-	return n, last
-}
-
-// since returns how many of the times are after another, and the last of all.
-func (f *fleet) since(times map[string]time.Time, after time.Time) (n int, last time.Time) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, at := range times {
-		if at.After(after) {
-			n++
-			if at.After(last) {
-				last = at
-			}
-		}
-	}
-	return n, last
 }

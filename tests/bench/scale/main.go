@@ -19,7 +19,7 @@ type size struct {
 	changes int
 }
 
-// Limits of the issue that the figures are held to.
+// Limits. The run fails above them.
 const (
 	changeWithin   = 2 * time.Second  // one configuration, p99
 	failoverWithin = 30 * time.Second // all agents, after the leader was killed

@@ -69,13 +69,8 @@ func (m *manager) state() (state, error) {
 	if err != nil {
 		return state{}, err
 	}
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
-	if err != nil {
-		return state{}, err
-	}
-	var size, resident int64
-	_, err = fmt.Sscan(string(status), &size, &resident)
-	return state{time.Now(), cpu, resident * int64(os.Getpagesize())}, err
+	memory, err := stats.MemoryOf(pid)
+	return state{time.Now(), cpu, memory.Resident}, err
 }
 
 // cores returns how many processors a process used since then.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/x509"
 	"fmt"
+	"os"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -21,12 +22,13 @@ type run struct {
 	*kube.Cluster
 	size
 	program, kubeconfig, logs string
+	tokens                    string // directory
 
 	began    time.Time
 	managers []*manager
 	leader   *manager
 	roots    *x509.CertPool
-	fleet    *fleet
+	fleet    fleet
 	missed   []string
 }
 
@@ -34,6 +36,7 @@ func (r *run) end() {
 	for _, m := range r.managers {
 		m.kill()
 	}
+	_ = os.RemoveAll(r.tokens)
 }
 
 // all measures everything, and reports whether the limits held.
@@ -41,7 +44,7 @@ func (r *run) all(ctx context.Context) (held bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	fmt.Printf("%d nodes, %d pods, %d of them on the mesh, %d ShardingConfigs, %d pods with shared limits\n\n", r.nodes, r.pods, r.labelled, r.configs, r.limited)
-	fmt.Println("| step | time | CPU of the leader | its memory | sent to agents | notes |\n|---|--:|--:|--:|--:|---|")
+	fmt.Println("| step | time | CPU of the leader | its memory | to agents | from agents | notes |\n|---|--:|--:|--:|--:|--:|---|")
 	for n := 1; n <= 2; n++ {
 		m, err := r.startManager(ctx, n)
 		if err != nil {
@@ -85,31 +88,25 @@ type result struct {
 
 // measure prints a row for a step.
 func (r *run) measure(ctx context.Context, what string, do func(context.Context) (result, error)) error {
-	leader := r.leader
-	before, err := leader.state()
-	if err != nil {
-		return err
+	before := map[*manager]state{} // of all: the leader may be another one after the step
+	for _, m := range r.managers {
+		var err error
+		if before[m], err = m.state(); err != nil {
+			return err
+		}
 	}
-	var received int64
-	if r.fleet != nil {
-		received = r.fleet.received.Load()
-	}
+	received, sent := r.fleet.received.Load(), r.fleet.sent.Load()
 	got, err := do(ctx)
 	if err != nil {
 		return err
-	}
-	if leader != r.leader {
-		before = state{at: time.Now().Add(-got.took)}
 	}
 	after, err := r.leader.state()
 	if err != nil {
 		return err
 	}
-	if r.fleet != nil {
-		received = r.fleet.received.Load() - received
-	}
-	fmt.Printf("| %s | %.2f s | %.2f s, %.2f cores | %d MB | %.2f MB | %s |\n", what, got.took.Seconds(),
-		(after.cpu - before.cpu).Seconds(), after.cores(before), after.resident/1e6, float64(received)/1e6, got.notes)
+	fmt.Printf("| %s | %.2f s | %.2f s, %.2f cores | %d MB | %.2f MB | %.2f MB | %s |\n", what, got.took.Seconds(),
+		(after.cpu - before[r.leader].cpu).Seconds(), after.cores(before[r.leader]), after.resident/1e6,
+		float64(r.fleet.received.Load()-received)/1e6, float64(r.fleet.sent.Load()-sent)/1e6, got.notes)
 	return nil
 }
 
@@ -131,7 +128,7 @@ func (r *run) until(ctx context.Context, what string, done func() (seen string, 
 // connected waits until all agents have connected after a time, and have all policies.
 func (r *run) connected(ctx context.Context, after time.Time) (last time.Time, err error) {
 	err = r.until(ctx, "all agents to be in step", func() (string, bool) {
-		n, at := r.fleet.since(r.fleet.synced, after)
+		n, at := r.fleet.synced.after(after)
 		last = at
 		return fmt.Sprintf("%d of %d", n, r.nodes), n == r.nodes
 	})
@@ -139,10 +136,14 @@ func (r *run) connected(ctx context.Context, after time.Time) (last time.Time, e
 }
 
 func (r *run) connect(ctx context.Context) (result, error) {
-	if err := r.startAgents(ctx); err != nil {
+	if err := r.makeAgents(ctx); err != nil {
+		return result{}, err
+	}
+	if err := r.until(ctx, "the Service to have an endpoint", func() (string, bool) { return "it has none", r.fleet.leader.Load() != nil }); err != nil {
 		return result{}, err
 	}
 	began := time.Now()
+	r.fleet.start(ctx)
 	last, err := r.connected(ctx, began)
 	if err != nil {
 		return result{}, err
@@ -203,7 +204,7 @@ func (r *run) changeOne(ctx context.Context) (result, error) {
 			if err := r.Get(ctx, client.ObjectKeyFromObject(c), now); err != nil {
 				return err
 			}
-			if n, _ := r.fleet.applied(ns, began); n < int(now.Status.Members) || !applied(now) {
+			if n, _ := r.fleet.of(ns).after(began); n < int(now.Status.Members) || !applied(now) {
 				return fmt.Errorf("%d of %d pods have a new policy, and %d apply it", n, now.Status.Members, now.Status.ReadyMembers)
 			}
 			return nil
@@ -212,7 +213,7 @@ func (r *run) changeOne(ctx context.Context) (result, error) {
 			return result{}, err
 		}
 		status = append(status, time.Since(began))
-		_, last := r.fleet.applied(ns, began)
+		_, last := r.fleet.of(ns).after(began)
 		took = append(took, last.Sub(began))
 	}
 	p99 := stats.Percentile(took, 0.99)
@@ -235,7 +236,7 @@ func (r *run) changeAll(ctx context.Context) (result, error) {
 	}
 	var last time.Time
 	err := r.until(ctx, "all agents to have the address", func() (string, bool) {
-		n, at := r.fleet.since(r.fleet.cluster, began)
+		n, at := r.fleet.cluster.after(began)
 		last = at
 		return fmt.Sprintf("%d of %d", n, r.nodes), n == r.nodes
 	})
