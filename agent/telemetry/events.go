@@ -80,18 +80,16 @@ func (r *Recorder) next(about corev1.ObjectReference, reason, note string, now m
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	key := eventKey{about.UID, reason}
-	before := r.recorded[key]
-	if before != nil && now.Sub(last(before)) < eventInterval || !r.limit.AllowN(now.Time, 1) {
+	before, since := r.recorded[key], seriesEnd
+	if before != nil {
+		since = now.Sub(last(before))
+	}
+	if since < eventInterval || !r.limit.AllowN(now.Time, 1) || before == nil && !r.hasRoom(now.Time) {
 		return nil
 	}
-	if before == nil && !r.hasRoom(now.Time) {
-		return nil
-	}
-	var event *eventsv1.Event
-	if before != nil && now.Sub(last(before)) < seriesEnd {
+	event := first(about, reason, note, r.node, now)
+	if since < seriesEnd {
 		event = again(before, now)
-	} else {
-		event = first(about, reason, note, r.node, now)
 	}
 	r.recorded[key] = event
 	return event

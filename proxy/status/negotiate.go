@@ -36,10 +36,8 @@ func negotiate(accept, query string) (mediaType string, how runtime.Serializer) 
 
 // accepts reports whether a clause of Accept allows a type, without a conversion to another kind.
 func accepts(clause goautoneg.Accept, info runtime.SerializerInfo) bool {
-	if clause.Type != info.MediaTypeType && (clause.Type != "*" || clause.SubType != "*") {
-		return false
-	}
-	if clause.SubType != info.MediaTypeSubType && clause.SubType != "*" {
+	anything := clause.Type == "*" && clause.SubType == "*"
+	if !anything && (clause.Type != info.MediaTypeType || clause.SubType != info.MediaTypeSubType && clause.SubType != "*") {
 		return false
 	}
 	for name, value := range clause.Params {
