@@ -280,10 +280,10 @@ func (r *Redirect) unpinned() map[string]object {
 	for _, h := range r.hooks {
 		objects[h.name] = h.link
 	}
-	maps.DeleteFunc(objects, func(name string, _ object) bool {
-		_, err := os.Lstat(filepath.Join(r.pinDir, layout, name))
-		return err == nil
-	})
+	pinned, _ := os.ReadDir(filepath.Join(r.pinDir, layout)) // what it does not list is missing
+	for _, pin := range pinned {
+		delete(objects, pin.Name())
+	}
 	return objects
 }
 

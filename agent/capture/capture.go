@@ -173,7 +173,7 @@ type Backend interface {
 }
 
 // CheckInterval is the longest time between checks.
-const CheckInterval = 250 * time.Millisecond
+const CheckInterval = 500 * time.Millisecond
 
 // ErrHostNetwork means that a pod has no network namespace of its own.
 var ErrHostNetwork = netns.ErrHostNetwork

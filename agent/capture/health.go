@@ -23,6 +23,9 @@ const (
 	// has connected: then the kernel knows where to.
 	patience = time.Second
 	landing  = 200 * time.Millisecond
+	// moment is how long a check waits for the probe of the agent's own pod, which arrives at
+	// once unless the processors are busy.
+	moment = 50 * time.Millisecond
 	// attempts is how many probes in a row fail before a redirection counts as lost.
 	attempts = 2
 	// stallAfter is how long a probe may wait to be accepted before its pod, if it
@@ -79,7 +82,7 @@ func (s *status) end() {
 	s.probe = nil
 }
 
-// check waits for nothing: a later check reads the results of its probes.
+// check waits for no pod: a later check reads the results of its probes.
 func (h *health) check(repair bool) []Loss {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -113,8 +116,15 @@ func (h *health) beat() {
 	if own.status.probe == nil {
 		h.begin([]*Pod{own})
 	}
-	h.acceptOwn()
-	if pr := own.status.probe; pr == nil || !pr.arrived.Load() {
+	pr := own.status.probe
+	if pr == nil {
+		return
+	}
+	if h.acceptOwn(); !pr.arrived.Load() {
+		h.awaitOwn()
+		h.acceptOwn()
+	}
+	if !pr.arrived.Load() {
 		return
 	}
 	for _, m := range h.node.modes {

@@ -110,11 +110,11 @@ func (h *health) begin(pods []*Pod) {
 		if err != nil {
 			return err
 		}
-		for _, p := range pods {
+		for i, p := range pods {
 			s := &p.status
 			s.began = now
 			to := h.destinationOf(p)
-			if !to.IsValid() || netns.Set(p.known.NetNS) != nil {
+			if !to.IsValid() || i > 0 && netns.Set(p.known.NetNS) != nil {
 				continue // released meanwhile
 			}
 			if pr, err := newProbe(to); err == nil {
@@ -231,6 +231,18 @@ func (h *health) captureOwn() error {
 	}
 	h.own = p
 	return nil
+}
+
+// awaitOwn waits a moment for a connection of the agent's own pod.
+func (h *health) awaitOwn() {
+	var queues []unix.PollFd
+	for _, l := range h.own.sockets {
+		_ = descriptor.Control(l, func(fd int) error {
+			queues = append(queues, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN})
+			return nil
+		})
+	}
+	_, _ = unix.Poll(queues, int(moment.Milliseconds()))
 }
 
 // acceptOwn accepts and closes the connections of the agent's own pod.

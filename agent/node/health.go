@@ -11,6 +11,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture"
 	"github.com/ctrlmesh/ctrlmesh/agent/takeover"
+	"github.com/ctrlmesh/ctrlmesh/internal/ticks"
 )
 
 // stalledAfter is how long without a check the agent counts as not ready.
@@ -75,7 +76,7 @@ func (n *Node) WatchHealth(ctx context.Context, socket *takeover.Socket) {
 		defer inbound.Wait()
 		inbound.Go(func() { n.watchInbound(ctx, socket) })
 	}
-	everyCheck(ctx, func() {
+	ticks.Every(ctx, func() time.Duration { return capture.CheckInterval }, func() {
 		if phase(n.shown.Load()) > handing {
 			return
 		}
@@ -90,23 +91,10 @@ func (n *Node) WatchHealth(ctx context.Context, socket *takeover.Socket) {
 	})
 }
 
-// everyCheck calls check now and at its interval until ctx ends.
-func everyCheck(ctx context.Context, check func()) {
-	ticker := time.NewTicker(capture.CheckInterval)
-	defer ticker.Stop()
-	for ctx.Err() == nil {
-		check()
-		select {
-		case <-ctx.Done():
-		case <-ticker.C:
-		}
-	}
-}
-
 // watchInbound steers the ports at which webhooks listen, and no others, while this agent owns
 // the pods. The sign of life does not wait for it.
 func (n *Node) watchInbound(ctx context.Context, socket *takeover.Socket) {
-	everyCheck(ctx, func() {
+	ticks.Every(ctx, n.Inbound.CheckInterval, func() {
 		if phase(n.shown.Load()) > handing || !socket.Current() {
 			return
 		}

@@ -27,6 +27,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/agent/state"
 	"github.com/ctrlmesh/ctrlmesh/agent/telemetry"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/ticks"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
 
@@ -206,8 +207,8 @@ func (n *Node) podsChanged() {
 
 // Run is the loop. It returns when ctx ends.
 func (n *Node) Run(ctx context.Context) {
-	ticker := time.NewTicker(checkInterval)
-	defer ticker.Stop()
+	timer := time.NewTimer(ticks.Until(checkInterval))
+	defer timer.Stop()
 	n.noteTurn()
 	for {
 		var eager <-chan time.Time
@@ -225,8 +226,9 @@ func (n *Node) Run(ctx context.Context) {
 			n.capturer.captureMissing()
 		case <-eager:
 			n.capturer.captureMissing()
-		case <-ticker.C:
+		case <-timer.C:
 			n.tick()
+			timer.Reset(ticks.Until(checkInterval))
 		}
 		n.reportChanges()
 		n.noteTurn()

@@ -145,8 +145,8 @@ func (n *Node) NoteLapse() { n.lapsed.Store(true) }
 
 // Check steers the ports at which applications listen, and no others. It restores what was
 // removed from outside, and ends connections that were made while no agent steered them, for as
-// many pods as there is time for. The next call continues. Call it several times a second: until
-// then the listener of an application that stopped still accepts connections.
+// many pods as there is time for. The next call continues. Call it each [Node.CheckInterval]:
+// until then the listener of an application that stopped still accepts connections.
 func (n *Node) Check() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -173,6 +173,16 @@ func (n *Node) Check() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// CheckInterval returns the longest time between checks.
+func (n *Node) CheckInterval() time.Duration {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if len(n.pods) == 0 {
+		return 500 * time.Millisecond
+	}
+	return 250 * time.Millisecond
 }
 
 // Sweep releases the captured pods that keep does not report, and removes what earlier

@@ -81,10 +81,10 @@ func OnOwnGoroutine(f func() error) error {
 // leave moves it back and unlocks it; if leave fails, the goroutine must end.
 func Enter(namespace *os.File) (leave func() error, err error) {
 	runtime.LockOSThread()
-	home, err := os.Open(Own)
+	home, err := unix.Open(Own, unix.O_RDONLY|unix.O_CLOEXEC, 0) // os.Open would offer it to the poller
 	if err == nil {
 		if err = Set(namespace); err != nil {
-			home.Close()
+			_ = unix.Close(home)
 		}
 	}
 	if err != nil {
@@ -92,9 +92,9 @@ func Enter(namespace *os.File) (leave func() error, err error) {
 		return nil, fmt.Errorf("entering the pod's network namespace: %w", err)
 	}
 	return func() error {
-		defer home.Close()
-		if err := Set(home); err != nil {
-			return fmt.Errorf("leaving the pod's network namespace: %w", err)
+		defer unix.Close(home)
+		if err := unix.Setns(home, unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("leaving the pod's network namespace: %w", os.NewSyscallError("setns", err))
 		}
 		runtime.UnlockOSThread()
 		return nil

@@ -104,7 +104,7 @@ func report(w io.Writer, measured figures) (missed []string) {
 		missed = append(missed, "capture: not measured")
 	}
 
-	p("\n| to check 110 captured pods, 4 times a second | %% of a core |\n|---|--:|\n")
+	p("\n| to check 110 captured pods, twice a second | %% of a core |\n|---|--:|\n")
 	for _, name := range slices.Sorted(maps.Keys(measured)) {
 		if way, ok := strings.CutPrefix(name, "Check/"); ok {
 			share, _ := measured.median(name, "%core")
