@@ -29,6 +29,7 @@ import (
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/internal/failure"
+	"github.com/ctrlmesh/ctrlmesh/internal/processors"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
 
@@ -190,6 +191,7 @@ func (a *agent) serve(ctx, stop context.Context, group *errgroup.Group) error {
 		// Requests in flight must not miss a change of their policy.
 		func() { a.manager.Run(draining, a.node.Policies(ctx)) },
 		func() { a.keeper.Run(draining) },
+		func() { processors.Adapt(ctx) },
 	} {
 		group.Go(func() error { part(); return nil })
 	}
