@@ -45,7 +45,7 @@ const (
 // connection of the peer that has the most is closed, unless the new one is that
 // peer's: a peer with many connections never keeps out one with few.
 func Limit(l net.Listener, bounds Bounds) net.Listener {
-	return &listener{Listener: l, bounds: bounds, peers: map[netip.Addr]*peer{}}
+	return &listener{Listener: l, bounds: bounds, peers: map[netip.Addr]*peer{}, counting: map[netip.Addr]*peer{}}
 }
 
 // Trust excludes a connection of a limited listener from the total: its peer has
@@ -67,6 +67,7 @@ type listener struct {
 	total    int // connections that count for Bounds.Total
 	accepted uint64
 	peers    map[netip.Addr]*peer
+	counting map[netip.Addr]*peer // those with connections that count for Bounds.Total
 }
 
 // peer is one address with open connections.
@@ -137,6 +138,7 @@ func (l *listener) add(c *conn) {
 	c.open, c.counted, c.number = true, true, l.accepted
 	p.open++
 	p.counted = append(p.counted, c)
+	l.counting[c.peer] = p
 	l.total++
 }
 
@@ -145,7 +147,7 @@ func (l *listener) add(c *conn) {
 // Replace, else nil.
 func (l *listener) ofLargest(than int) (closed *conn) {
 	var oldest *conn
-	for _, p := range l.peers {
+	for _, p := range l.counting {
 		n := len(p.counted)
 		if n > than {
 			than, closed = n, p.counted[n-1]
@@ -153,7 +155,7 @@ func (l *listener) ofLargest(than int) (closed *conn) {
 				closed = p.counted[0]
 			}
 		}
-		if l.bounds.Replace && n > 0 && (oldest == nil || p.counted[0].number < oldest.number) {
+		if l.bounds.Replace && (oldest == nil || p.counted[0].number < oldest.number) {
 			oldest = p.counted[0]
 		}
 	}
@@ -184,7 +186,9 @@ func (l *listener) discount(c *conn) {
 	c.counted = false
 	l.total--
 	p := l.peers[c.peer]
-	p.counted = slices.DeleteFunc(p.counted, func(o *conn) bool { return o == c })
+	if p.counted = slices.DeleteFunc(p.counted, func(o *conn) bool { return o == c }); len(p.counted) == 0 {
+		delete(l.counting, c.peer)
+	}
 }
 
 // conn is a connection that counts until it is closed.

@@ -53,7 +53,7 @@ func TestNoticedCountsLongWaitsOnly(t *testing.T) {
 	require.Equal(t, 32*time.Millisecond, noticed(h))
 }
 
-// TestAdaptGivesAllProcessorsBack: it changes the GOMAXPROCS of all tests of the package.
+// TestAdaptGivesAllProcessorsBack changes the GOMAXPROCS of all tests of the package.
 func TestAdaptGivesAllProcessorsBack(t *testing.T) {
 	t.Cleanup(runtime.SetDefaultGOMAXPROCS)
 	usual := runtime.GOMAXPROCS(0)
@@ -66,7 +66,7 @@ func TestAdaptGivesAllProcessorsBack(t *testing.T) {
 	go Adapt(ctx)
 	for range 4 {
 		go func() {
-			for ctx.Err() == nil { //nolint:revive // it keeps a processor busy
+			for ctx.Err() == nil {
 			}
 		}()
 	}

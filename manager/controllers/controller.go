@@ -43,7 +43,8 @@ type Spec struct {
 	// Next returns when time alone makes a change, the zero time for never. It may be nil.
 	Next func() time.Time
 	// Rests makes the controller wait twice as long as its last run took, at most
-	// longestRest, so that those that wait for the same locks have their turn.
+	// longestRest, so that it takes no more than a third of a processor, and those that wait for
+	// the same locks have their turn.
 	Rests bool
 }
 

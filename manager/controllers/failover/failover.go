@@ -47,7 +47,7 @@ type write struct {
 
 // Spec implements controllers.Reconciler.
 func (f *Controller) Spec() controllers.Spec {
-	return controllers.Spec{Name: "failover", Reconcile: f.Reconcile, On: []controllers.Source{&f.State.Changed.Agents}}
+	return controllers.Spec{Name: "failover", Reconcile: f.Reconcile, Rests: true, On: []controllers.Source{&f.State.Changed.Agents}}
 }
 
 // Reconcile frees what can be freed now.

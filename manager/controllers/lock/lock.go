@@ -77,6 +77,10 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 // all named locks together, and each discovered lock.
 func (r *Controller) handWrittenDemands(l *controllers.Listed, now time.Time) (out []locks.Demand) {
 	emptySince := map[types.UID]time.Time{}
+	pods := map[string][]*corev1.Pod{} // by namespace
+	for _, p := range l.Pods {
+		pods[p.Namespace] = append(pods[p.Namespace], p)
+	}
 	for _, c := range l.Configs {
 		if !compile.HandWritten(c) || compile.Shadows(c) {
 			continue
@@ -84,7 +88,7 @@ func (r *Controller) handWrittenDemands(l *controllers.Listed, now time.Time) (o
 		config := types.NamespacedName{Namespace: c.Namespace, Name: c.Name}
 		// Before a release, rounds have watched for membersGone: members that are seen meanwhile
 		// wait until a round has asked for the lock again.
-		one := locks.Demand{Config: config, Mode: locks.Acquire, Accounts: accountsOf(l.Pods, c), Asked: 1}
+		one := locks.Demand{Config: config, Mode: locks.Acquire, Accounts: accountsOf(pods[c.Namespace], c), Asked: 1}
 		if len(one.Accounts) == 0 {
 			since := collect.Since(r.emptySince, c.UID, now)
 			emptySince[c.UID] = since
@@ -121,14 +125,15 @@ func (r *Controller) holdsSome(c *v1alpha1.ShardingConfig) bool {
 	})
 }
 
-// accountsOf returns the ServiceAccounts of the members of a hand-written configuration.
+// accountsOf returns the ServiceAccounts of the members of a hand-written configuration, which are
+// among the pods of its namespace.
 func accountsOf(pods []*corev1.Pod, c *v1alpha1.ShardingConfig) (out []string) {
 	selects, problem := compile.Selects(c)
 	if problem != nil {
 		return nil
 	}
 	for _, p := range pods {
-		if p.Namespace != c.Namespace || !compile.Labelled(p) || compile.Ended(p) || p.Annotations[v1alpha1.TrustAnnotation] == "" || !selects(p) {
+		if !compile.Labelled(p) || compile.Ended(p) || p.Annotations[v1alpha1.TrustAnnotation] == "" || !selects(p) {
 			continue
 		}
 		if account := compile.AccountOf(p); !slices.Contains(out, account) {

@@ -53,7 +53,7 @@ type Controller struct {
 func (r *Controller) Spec() controllers.Spec {
 	changed := &r.State.Changed
 	return controllers.Spec{
-		Name: "status", Reconcile: r.Reconcile, Debounce: controllers.DebounceStatus, Resync: 10 * time.Second,
+		Name: "status", Reconcile: r.Reconcile, Debounce: controllers.DebounceStatus, Resync: 10 * time.Second, Rests: true,
 		On: []controllers.Source{&r.State.Compiled, &r.State.MissingBundles, &changed.Agents, &changed.Locks, &changed.Stamping},
 	}
 }

@@ -57,7 +57,7 @@ type Controller struct {
 func (r *Controller) Spec() controllers.Spec {
 	changed := &r.State.Changed
 	return controllers.Spec{
-		Name: "traffic", Reconcile: r.Reconcile, Debounce: controllers.DebounceStatus, Resync: 10 * time.Second,
+		Name: "traffic", Reconcile: r.Reconcile, Debounce: controllers.DebounceStatus, Resync: 10 * time.Second, Rests: true,
 		Next: func() time.Time { return r.next },
 		On:   []controllers.Source{&r.State.Compiled, &changed.Agents, &changed.Counts, &changed.Unrecorded},
 	}
