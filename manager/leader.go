@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
+	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -110,7 +111,7 @@ func (l *leader) controllers() []controllers.Reconciler {
 	namespaces := &label.Namespaces{Client: l.replica.live, Cache: l.reader, Limiter: l.sweeper.Limiter}
 	out := []controllers.Reconciler{
 		&policy.Controller{
-			Client: l.replica.live, Cache: l.reader, Namespace: l.replica.Namespace, ClusterCA: l.replica.clusterCA, MeshCA: l.replica.certificates.Mesh.Bundle,
+			Client: l.replica.live, Cache: l.reader, Pods: l.pods, Namespace: l.replica.Namespace, ClusterCA: l.replica.clusterCA, MeshCA: l.replica.certificates.Mesh.Bundle,
 			Roots: l.roots, Keeper: l.keeper, Resources: l.replica.resources, Push: l.push, State: s, Dialects: l.replica.Dialects, Log: l.replica.Log,
 		},
 		&address.Controller{Lookup: net.DefaultResolver.LookupNetIP, Now: time.Now, State: s},
@@ -141,6 +142,27 @@ func (l *leader) controllers() []controllers.Reconciler {
 		})
 	}
 	return out
+}
+
+// pods returns the labelled pods. They are the cache's: copies of very many pods, which a list of
+// structs has, are much of the manager's memory.
+func (l *leader) pods(ctx context.Context) ([]*corev1.Pod, error) {
+	informer, err := l.cache.GetInformer(ctx, &corev1.Pod{})
+	if err != nil {
+		return nil, fmt.Errorf("listing pods: %w", err)
+	}
+	shared, ok := informer.(toolscache.SharedIndexInformer)
+	if !ok {
+		return nil, fmt.Errorf("listing pods: %T has no store", informer)
+	}
+	stored := shared.GetStore().List()
+	pods := make([]*corev1.Pod, 0, len(stored))
+	for _, o := range stored {
+		if p, ok := o.(*corev1.Pod); ok {
+			pods = append(pods, p)
+		}
+	}
+	return pods, nil
 }
 
 // add adds all runnables, and lets events trigger the policies.

@@ -43,6 +43,8 @@ import (
 type Controller struct {
 	// Client reads past the cache: the record of shares must not be stale.
 	Client, Cache client.Reader
+	// Pods returns the labelled pods, which must not be changed.
+	Pods func(context.Context) ([]*corev1.Pod, error)
 	// Namespace of the mesh.
 	Namespace string
 	// ClusterCA and MeshCA return the bundles that verify the apiserver and the agents.
@@ -202,15 +204,15 @@ func unheld(names []types.NamespacedName, known func(types.NamespacedName) (lock
 // list reads the cache. known has the states of roots; nil while one of them is not known.
 func (r *Controller) list(ctx context.Context) (out *controllers.Listed, known map[origin.Name]compile.Root, err error) {
 	var configs v1alpha1.ShardingConfigList
-	var pods corev1.PodList
 	var namespaces metav1.PartialObjectMetadataList
 	namespaces.SetGroupVersionKind(controllers.NamespaceKind)
 	var breakers v1alpha1.CircuitBreakerList
 	var injections v1alpha1.FaultInjectionList
-	if err := errors.Join(
+	pods, err := r.Pods(ctx)
+	if err = errors.Join(err,
 		r.Cache.List(ctx, &configs),
 		// These are not changed here, and there may be very many.
-		r.Cache.List(ctx, &pods, client.UnsafeDisableDeepCopy), r.Cache.List(ctx, &namespaces, client.UnsafeDisableDeepCopy),
+		r.Cache.List(ctx, &namespaces, client.UnsafeDisableDeepCopy),
 		r.Cache.List(ctx, &breakers, client.UnsafeDisableDeepCopy), r.Cache.List(ctx, &injections, client.UnsafeDisableDeepCopy),
 	); err != nil {
 		return nil, nil, err
@@ -225,7 +227,7 @@ func (r *Controller) list(ctx context.Context) (out *controllers.Listed, known m
 			out.Rules.Breakers = append(out.Rules.Breakers, p.Breakers...)
 		}
 	}
-	out.Configs, out.Pods = collect.Pointers(configs.Items), collect.Pointers(pods.Items)
+	out.Configs, out.Pods = collect.Pointers(configs.Items), pods
 	// A cache lists in no order.
 	slices.SortFunc(out.Configs, func(a, b *v1alpha1.ShardingConfig) int { return strings.Compare(string(a.UID), string(b.UID)) })
 	labelled := make(map[string]labels.Set, len(namespaces.Items))

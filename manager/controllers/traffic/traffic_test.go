@@ -53,7 +53,7 @@ func newWorld(t *testing.T, objects ...client.Object) world {
 	w := world{
 		Env:        env,
 		Controller: &Controller{Client: env.Client, Cache: env.Cache, Recorder: env.Recorder, Push: server, State: state},
-		policy: &policy.Controller{Resources: &resources.Catalog{}, Client: env.Client, Cache: env.Cache, Namespace: "mesh", ClusterCA: bundle, MeshCA: bundle,
+		policy: &policy.Controller{Resources: &resources.Catalog{}, Client: env.Client, Cache: env.Cache, Pods: env.Cache.Pods, Namespace: "mesh", ClusterCA: bundle, MeshCA: bundle,
 			Roots: &roots.Roots{}, Keeper: &locks.Keeper{}, Push: server, State: state, Log: env.Log},
 		share: &share.Controller{Push: server, State: state},
 	}

@@ -12,12 +12,14 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/dialect/serve"
 )
@@ -50,6 +52,34 @@ func (c *Cache) Get(ctx context.Context, k client.ObjectKey, o client.Object, op
 func (c *Cache) List(ctx context.Context, o client.ObjectList, opts ...client.ListOption) error {
 	return c.Reader.List(ctx, o, opts...)
 }
+
+// Pods returns all pods.
+func (c *Cache) Pods(ctx context.Context) ([]*corev1.Pod, error) {
+	var pods corev1.PodList
+	err := c.List(ctx, &pods)
+	return collect.Pointers(pods.Items), err
+}
+
+// GetInformer implements cache.Informers for pods.
+func (c *Cache) GetInformer(ctx context.Context, _ client.Object, _ ...cache.InformerGetOption) (cache.Informer, error) {
+	pods, err := c.Pods(ctx)
+	if err != nil {
+		return nil, err
+	}
+	store := toolscache.NewStore(toolscache.MetaNamespaceKeyFunc)
+	for _, p := range pods {
+		_ = store.Add(p) // its key has no errors
+	}
+	return informer{store: store}, nil
+}
+
+type informer struct {
+	toolscache.SharedIndexInformer
+	store toolscache.Store
+}
+
+// GetStore implements toolscache.SharedInformer.
+func (i informer) GetStore() toolscache.Store { return i.store }
 
 // New returns an apiserver with objects, and with its own Service.
 func New(t *testing.T, objects ...client.Object) *Env {
