@@ -25,6 +25,10 @@ type client struct {
 }
 
 func newClients(addr string, ca []byte, token string) []*client {
+	return newClientsBy((&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext, addr, ca, token)
+}
+
+func newClientsBy(dial func(ctx context.Context, network, addr string) (net.Conn, error), addr string, ca []byte, token string) []*client {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(ca)
 	all := make([]*client, connections)
@@ -34,7 +38,7 @@ func newClients(addr string, ca []byte, token string) []*client {
 				TLSHandshakeTimeout: 10 * time.Second,
 				TLSClientConfig:     &tls.Config{RootCAs: roots, ServerName: serverName, MinVersion: tls.VersionTLS12},
 				MaxIdleConnsPerHost: 25,
-				DialContext:         (&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
+				DialContext:         dial,
 				DisableCompression:  true, // the row with gzip requests it itself, and does not decompress
 			}),
 		}}

@@ -1,14 +1,18 @@
 package main
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // haproxyConfig is HAProxy's fastest configuration here: HTTP/2 for clients, persistent
 // HTTP/1.1 connections to the apiserver, and the cipher that Go's TLS chooses, so that all
-// subjects use the same encryption.
-func haproxyConfig(o options, upstream string) string {
+// subjects use the same encryption. global are further lines for the whole process.
+func haproxyConfig(o options, global ...string) string {
 	return fmt.Sprintf(`
 global
   maxconn 2000
+  %[6]s
   ssl-default-bind-ciphersuites TLS_AES_128_GCM_SHA256
   ssl-default-server-ciphersuites TLS_AES_128_GCM_SHA256
 defaults
@@ -22,5 +26,5 @@ frontend pods
   default_backend apiserver
 backend apiserver
   server apiserver %[2]s ssl verify required ca-file %[3]s verifyhost %[4]s sni str(%[4]s) alpn %[5]s pool-purge-delay 60s
-`, o.cert, o.api, o.ca, serverName, upstream)
+`, o.cert, o.api, o.ca, serverName, o.haproxyUpstream, strings.Join(global, "\n  "))
 }

@@ -4,6 +4,7 @@
 //
 //	bench run       measures and prints the tables
 //	bench filter    compares lists that ctrlmesh filters with those that it passes
+//	bench captured  compares requests from a pod on the mesh with those from a pod off it
 //	bench observe   compares requests of observed pods with those that nobody counts
 //	bench reviews   compares admission reviews that ctrlmesh routes with those sent directly
 //	bench plain     runs the ReverseProxy
@@ -30,13 +31,13 @@ import (
 
 func main() {
 	if len(os.Args) < 2 {
-		fmt.Fprintln(os.Stderr, "usage: bench run|filter|observe|reviews|plain|mesh|router|webhook|informer|watcher [flags]")
+		fmt.Fprintln(os.Stderr, "usage: bench run|filter|captured|observe|reviews|plain|mesh|router|webhook|informer|watcher [flags]")
 		os.Exit(2)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	commands := map[string]func(context.Context, options) error{
-		"run": bounded(run), "filter": bounded(runFilter), "observe": bounded(runObserve), "reviews": inDirectory(runReviews),
+		"run": bounded(run), "filter": bounded(runFilter), "observe": bounded(runObserve), "reviews": inDirectory(runReviews), "captured": inDirectory(runCaptured),
 		"plain": servePlain, "mesh": serveMesh, "router": serveRouter, "webhook": serveWebhook, "informer": runInformer, "watcher": runWatcher,
 	}
 	name, command := os.Args[1], commands[os.Args[1]]
@@ -61,6 +62,7 @@ type options struct {
 	owns               string // parts of a scope, for ctrlmesh
 	policy             string // of the pod of ctrlmesh
 	webhooks           string // host:port of two webhooks, for ctrlmesh
+	pods               processes
 	rows, subjects     string
 	rounds             int
 	haproxyUpstream    string // h2 or http/1.1
@@ -73,8 +75,9 @@ func (o *options) define(fs *flag.FlagSet) {
 	fs.StringVar(&o.namespace, "namespace", os.Getenv("POD_NAMESPACE"), "namespace of the objects")
 	fs.StringVar(&o.cert, "cert", "", "file with a proxy's certificate and key")
 	fs.StringVar(&o.owns, "owns", "", "what ctrlmesh's shard owns, by namespace, as parts of a scope between semicolons; lists are filtered then")
-	fs.StringVar(&o.policy, "policy", "member", "of the pod of ctrlmesh: member of a shard, passing (of a shard that divides nothing) or observed (of none)")
+	fs.StringVar(&o.policy, "policy", "member", "of the pod of ctrlmesh: member of a shard, rules (with 100 of them), passing (of a shard that divides nothing) or observed (of none)")
 	fs.StringVar(&o.webhooks, "webhooks", "", "host:port of the webhooks of two pods, with a comma between, whose reviews ctrlmesh routes")
+	fs.Var(&o.pods, "pods", "processes of a pod off the mesh and of one on it, whose agent's process follows: PID,PID:PID")
 	fs.StringVar(&o.rows, "rows", "", "measure only rows that match this regular expression")
 	fs.StringVar(&o.subjects, "subjects", "", "measure only subjects that match this regular expression")
 	fs.IntVar(&o.rounds, "rounds", 18, "rounds; the result is their median")
@@ -88,7 +91,7 @@ func (o *options) forProxy(command string) []string {
 }
 
 func (o *options) profiled(name string, f func() error) error {
-	if o.profiles == "" || name == "run" || name == "filter" || name == "observe" || name == "reviews" {
+	if o.profiles == "" || name == "run" || name == "filter" || name == "captured" || name == "observe" || name == "reviews" {
 		return f()
 	}
 	out, err := os.Create(o.profiles + "/" + name + ".pprof")

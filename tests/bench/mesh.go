@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
+	"github.com/ctrlmesh/ctrlmesh/internal/processors"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
 
@@ -38,7 +39,7 @@ func serveMesh(ctx context.Context, o options) error {
 	pod := server.Pod(proxy.PodInfo{UID: "bench", Namespace: o.namespace, Name: "bench-0"}, (&net.Dialer{}).DialContext)
 	policyOf, ok := policies[o.policy]
 	if !ok {
-		return fmt.Errorf("no policy %q: there are member, passing and observed", o.policy)
+		return fmt.Errorf("no policy %q: there are member, rules, passing and observed", o.policy)
 	}
 	policy := policyOf(o.namespace)
 	if o.owns != "" {
@@ -53,6 +54,7 @@ func serveMesh(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
+	go processors.Adapt(ctx)
 	context.AfterFunc(ctx, func() {
 		now, cancel := context.WithCancel(context.Background())
 		cancel()
@@ -73,6 +75,26 @@ func newProxy(leaf *tls.Certificate) (*proxy.Server, error) {
 	})
 }
 
+// policies of the pod of ctrlmesh, by the flag that names them.
+var policies = map[string]func(namespace string) *meshv1.PodPolicy{
+	"member": policy,
+	"passing": func(namespace string) *meshv1.PodPolicy {
+		p := policy(namespace)
+		p.Sharding.Limits, p.Sharding.Locks = nil, nil
+		return p
+	},
+	"rules": func(namespace string) *meshv1.PodPolicy {
+		p := policy(namespace)
+		p.Traffic = &meshv1.Traffic{Breakers: []*meshv1.Breaker{{Name: "bench", Rules: hundredRules(namespace)}}}
+		return p
+	},
+	"observed": func(namespace string) *meshv1.PodPolicy {
+		p := policy(namespace)
+		p.Sharding = nil
+		return p
+	},
+}
+
 func policy(namespace string) *meshv1.PodPolicy {
 	return &meshv1.PodPolicy{
 		Uid: "bench", Namespace: namespace, Name: "bench-0", Workload: "bench", Version: "1",
@@ -85,4 +107,23 @@ func policy(namespace string) *meshv1.PodPolicy {
 			Locks: []*meshv1.Lock{{Namespace: namespace, Name: "leader", UpstreamName: "leader---shard-0"}},
 		},
 	}
+}
+
+// hundredRules limit requests in as many namespaces. The last of them limits those of the
+// benchmark, to more than it reaches.
+func hundredRules(namespace string) []*meshv1.LimitRule {
+	rules := make([]*meshv1.LimitRule, 100)
+	for i := range rules {
+		of := fmt.Sprintf("tenant-%02d", i)
+		if i == len(rules)-1 {
+			of = namespace
+		}
+		rules[i] = &meshv1.LimitRule{
+			Name: fmt.Sprintf("rule-%02d", i), Key: fmt.Sprint(i),
+			Resources: []*meshv1.ResourceMatch{{ApiGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get", "list", "watch"}, Namespaces: []string{of}}},
+			Bucket:    &meshv1.Bucket{Burst: 1_000_000, Limit: 1_000_000, IntervalNs: int64(time.Second)},
+			Trigger:   meshv1.Trigger_TRIGGER_LIMITER_ONLY,
+		}
+	}
+	return rules
 }

@@ -8,8 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-
-	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
 // mostObserve limits the ratio of the proxy's CPU time per request while it counts what an observed
@@ -94,19 +92,4 @@ func variants(ctx context.Context, o options, token, dir string, of []variant) (
 		all = append(all, &subject{name: v.name, pid: pid, clients: newClients(addr, cert, token)})
 	}
 	return all, nil
-}
-
-// policies of the pod of ctrlmesh, by the flag that names them.
-var policies = map[string]func(namespace string) *meshv1.PodPolicy{
-	"member": policy,
-	"passing": func(namespace string) *meshv1.PodPolicy {
-		p := policy(namespace)
-		p.Sharding.Limits, p.Sharding.Locks = nil, nil
-		return p
-	},
-	"observed": func(namespace string) *meshv1.PodPolicy {
-		p := policy(namespace)
-		p.Sharding = nil
-		return p
-	},
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -17,6 +18,9 @@ func report(w io.Writer, rows []row, subjects []*subject, results map[string]map
 		name := r.name
 		for _, s := range subjects {
 			of := results[r.name][s.name]
+			if len(of) == 0 {
+				continue
+			}
 			p("| %s | %s | %s | %s | %.2f | %.2f | %s | %s |\n", name, s.name, r.throughput(of),
 				times(metric(perSecond), of, results[r.name][direct]),
 				percentile(50).of(of), percentile(99).of(of), r.cpu(s, of), rss(s, of))
@@ -24,9 +28,15 @@ func report(w io.Writer, rows []row, subjects []*subject, results map[string]map
 		}
 	}
 	for _, name := range beside {
+		if !slices.ContainsFunc(subjects, func(s *subject) bool { return s.name == name }) {
+			continue
+		}
 		p("\n| ctrlmesh beside %s | throughput | p50 | p99 | CPU |\n|---|--:|--:|--:|--:|\n", name)
 		for _, r := range rows {
 			mesh, other := results[r.name][ctrlmesh], results[r.name][name]
+			if len(other) == 0 {
+				continue
+			}
 			cpu := "-"
 			if name != direct {
 				cpu = times(cpuEach, other, mesh)

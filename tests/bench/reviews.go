@@ -25,6 +25,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
+	"github.com/ctrlmesh/ctrlmesh/internal/processors"
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 	"github.com/ctrlmesh/ctrlmesh/proxy/review"
@@ -157,6 +158,7 @@ func serveRouter(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
+	go processors.Adapt(ctx)
 	first, err := inherited()
 	if err != nil {
 		return err

@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export KUBECONFIG=$PWD/.run/kubeconfig PATH=$PWD/.run/bin:$PATH:/usr/sbin
-tests/setup.sh test   # haproxy
+tests/setup.sh bench
 CGO_ENABLED=0 go build -o .run/bench ./tests/bench
 
 namespace=ctrlmesh-bench-$$
@@ -21,4 +21,5 @@ kubectl -n "$namespace" create token bench --duration=1h |
 kubectl -n "$namespace" create token bench --duration=1h |
   tests/cluster/node.sh exec netns .run/bench observe -api "$api" -ca "$dir/ca.crt" -namespace "$namespace" "$@"
 .run/bench reviews "$@"
+tests/bench/captured.sh "$namespace" "$@"
 tests/bench/agent.sh "$namespace"

@@ -7,10 +7,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
-	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/tests/stats"
 )
 
@@ -24,10 +25,13 @@ type subject struct {
 const connections = 4
 
 const (
-	direct   = "direct"
-	plain    = "ReverseProxy"
-	haproxy  = "HAProxy"
-	ctrlmesh = "ctrlmesh"
+	direct    = "direct"
+	plain     = "ReverseProxy"
+	haproxy   = "HAProxy"
+	oneThread = "HAProxy, 1 thread"
+	nginx     = "nginx"
+	ctrlmesh  = "ctrlmesh"
+	hundred   = "ctrlmesh, 100 rules"
 )
 
 // subjects starts the proxies. They exit with ctx, or with this process.
@@ -41,20 +45,31 @@ func subjects(ctx context.Context, o options, token, dir string) ([]*subject, er
 	if err != nil {
 		return nil, err
 	}
-	config := filepath.Join(dir, "haproxy.cfg")
-	if err := os.WriteFile(config, []byte(haproxyConfig(o, o.haproxyUpstream)), 0o600); err != nil {
-		return nil, err
-	}
 	all := []*subject{{name: direct, clients: newClients(o.api, ca, token)}}
 	for _, p := range []struct {
 		name    string
 		command []string
+		config  func(addr string) string // of the file that is the last argument; nil: there is none
 	}{
-		{plain, o.forProxy("plain")},
-		{haproxy, []string{"haproxy", "-q", "-db", "-f", config}},
-		{ctrlmesh, o.forProxy("mesh")},
+		{plain, o.forProxy("plain"), nil},
+		{haproxy, []string{"haproxy", "-q", "-db", "-f"}, func(string) string { return haproxyConfig(o) }},
+		{oneThread, []string{"haproxy", "-q", "-db", "-f"}, func(string) string { return haproxyConfig(o, "nbthread 1") }},
+		{nginx, []string{"nginx", "-e", "stderr", "-c"}, func(addr string) string { return nginxConfig(o, addr) }},
+		{ctrlmesh, o.forProxy("mesh"), nil},
+		{hundred, append(o.forProxy("mesh"), "-policy", "rules"), nil},
 	} {
-		pid, addr, err := start(ctx, p.command)
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		if p.config != nil {
+			config := filepath.Join(dir, p.name)
+			if err := os.WriteFile(config, []byte(p.config(l.Addr().String())), 0o600); err != nil {
+				return nil, err
+			}
+			p.command = append(p.command, config)
+		}
+		pid, addr, err := startAt(ctx, l, p.command)
 		if err != nil {
 			return nil, fmt.Errorf("starting %s: %w", p.name, err)
 		}
@@ -70,6 +85,11 @@ func start(ctx context.Context, command []string) (pid int, addr string, err err
 	if err != nil {
 		return 0, "", err
 	}
+	return startAt(ctx, l, command)
+}
+
+// startAt is start with the listener, which it closes.
+func startAt(ctx context.Context, l net.Listener, command []string) (pid int, addr string, err error) {
 	defer func() { _ = l.Close() }()
 	f, err := l.(*net.TCPListener).File()
 	if err != nil {
@@ -79,7 +99,7 @@ func start(ctx context.Context, command []string) (pid int, addr string, err err
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	cmd.ExtraFiles = []*os.File{f}
-	cmd.Env = append(os.Environ(), "GOMEMLIMIT=576MiB") // as in the agent's manifest
+	cmd.Env = append(os.Environ(), "GOMEMLIMIT=576MiB", "NGINX=3;") // as in the agent's manifest; the listener of nginx
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 2 * time.Second
@@ -99,8 +119,15 @@ func (s *subject) cpu() (time.Duration, error) {
 	if s.pid == 0 {
 		return 0, nil
 	}
-	used, err := stats.ProcessorTime(s.pid)
-	return used, failure.Wrap(err, "%s: CPU time", s.name)
+	var used time.Duration
+	for _, pid := range s.processes() {
+		of, err := stats.ProcessorTime(pid)
+		if err != nil {
+			return 0, fmt.Errorf("%s: CPU time: %w", s.name, err)
+		}
+		used += of
+	}
+	return used, nil
 }
 
 // rss returns the proxy's resident memory in bytes.
@@ -108,6 +135,25 @@ func (s *subject) rss() (int64, error) {
 	if s.pid == 0 {
 		return 0, nil
 	}
-	m, err := stats.MemoryOf(s.pid)
-	return m.Resident, failure.Wrap(err, "%s: memory", s.name)
+	var resident int64
+	for _, pid := range s.processes() {
+		m, err := stats.MemoryOf(pid)
+		if err != nil {
+			return 0, fmt.Errorf("%s: memory: %w", s.name, err)
+		}
+		resident += m.Resident
+	}
+	return resident, nil
+}
+
+// processes returns the proxy's process and its children, which are nginx's workers.
+func (s *subject) processes() []int {
+	all := []int{s.pid}
+	children, _ := os.ReadFile(fmt.Sprintf("/proc/%[1]d/task/%[1]d/children", s.pid))
+	for child := range strings.FieldsSeq(string(children)) {
+		if pid, err := strconv.Atoi(child); err == nil {
+			all = append(all, pid)
+		}
+	}
+	return all
 }

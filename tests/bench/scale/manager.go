@@ -28,7 +28,7 @@ type manager struct {
 	log     *os.File
 }
 
-// startManager starts the n-th replica, with the memory limit of the manifest, and waits until it is ready.
+// startManager starts the n-th replica, with the memory limit that the documentation names for such a cluster, and waits until it is ready.
 func (r *run) startManager(ctx context.Context, n int) (*manager, error) {
 	m := &manager{address: fmt.Sprintf("198.18.0.%d", n)}
 	var err error
@@ -38,7 +38,7 @@ func (r *run) startManager(ctx context.Context, n int) (*manager, error) {
 	m.command = exec.Command(r.program, "--kubeconfig", r.kubeconfig, "--namespace", kube.SystemNamespace,
 		"--pod-name", fmt.Sprintf("%s-%d", kube.ManagerName, n), "--pod-ip", m.address, "--push-address", m.address+":8443",
 		"--webhook-port", strconv.Itoa(9442+n), "--metrics-address", m.address+":8080", "--health-address", m.address+":8081")
-	m.command.Env = append(os.Environ(), "GOMEMLIMIT=384MiB")
+	m.command.Env = append(os.Environ(), "GOMEMLIMIT=768MiB")
 	m.command.Stdout, m.command.Stderr = m.log, m.log
 	if err := m.command.Start(); err != nil {
 		return nil, fmt.Errorf("starting the manager: %w", err)
