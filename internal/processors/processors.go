@@ -36,12 +36,12 @@ func Adapt(ctx context.Context) {
 	var s scale
 	before := read()
 	ticks.Every(ctx, func() time.Duration { return interval }, func() {
-		now := read()
-		switch s.next(runtime.GOMAXPROCS(0), now.since(before)) {
+		now, processors := read(), runtime.GOMAXPROCS(0)
+		switch s.next(processors, now.since(before)) {
 		case all:
 			runtime.SetDefaultGOMAXPROCS()
 		case half:
-			runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) / 2)
+			runtime.GOMAXPROCS(processors / 2)
 		}
 		before = now
 	})

@@ -3,12 +3,9 @@ package main
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
-	"strconv"
-	"strings"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
 )
@@ -17,23 +14,17 @@ import (
 const serviceAccount = "/var/run/secrets/kubernetes.io/serviceaccount/"
 
 // runCaptured measures requests from a pod on the mesh, through the redirection and the agent of its node,
-// and from a pod beside it that is not on the mesh. `bench run` has made the objects.
+// and from a pod of the same node that is not on the mesh. `bench run` has made the objects.
 func runCaptured(ctx context.Context, o options, _ string) error {
-	subjects := make([]*subject, 2)
-	for i, name := range []string{direct, ctrlmesh} {
-		pid, agent, _ := strings.Cut(o.pods[i], ":")
-		clients, err := clientsOf(pid)
-		if err != nil {
-			return fmt.Errorf("connecting from the pod of process %s: %w", pid, err)
-		}
-		s := &subject{name: name, clients: clients}
-		if agent != "" {
-			if s.pid, err = strconv.Atoi(agent); err != nil {
-				return fmt.Errorf("process of the agent: %w", err)
-			}
-		}
-		subjects[i] = s
+	off, err := clientsOf(o.off)
+	if err != nil {
+		return fmt.Errorf("connecting from the pod off the mesh: %w", err)
 	}
+	on, err := clientsOf(o.on)
+	if err != nil {
+		return fmt.Errorf("connecting from the pod on the mesh: %w", err)
+	}
+	subjects := []*subject{{name: direct, clients: off}, {name: ctrlmesh, clients: on, pid: o.agent}}
 	wanted, err := o.wanted(rows(o.namespace, subjects[0]))
 	if err != nil || len(wanted) == 0 {
 		return err
@@ -49,8 +40,8 @@ func runCaptured(ctx context.Context, o options, _ string) error {
 
 // clientsOf returns clients that connect to the apiserver as the pod of a process does: from its network
 // namespace, with its credentials.
-func clientsOf(pid string) ([]*client, error) {
-	process := "/proc/" + pid
+func clientsOf(pid int) ([]*client, error) {
+	process := fmt.Sprintf("/proc/%d", pid)
 	token, err := os.ReadFile(process + "/root" + serviceAccount + "token")
 	if err != nil {
 		return nil, err
@@ -85,18 +76,4 @@ func variable(environment []byte, name string) string {
 		}
 	}
 	return ""
-}
-
-// processes of two pods, from a flag.
-type processes [2]string
-
-func (p *processes) String() string { return strings.Join(p[:], ",") }
-
-func (p *processes) Set(text string) error {
-	off, on, ok := strings.Cut(text, ",")
-	if !ok {
-		return errors.New("not two processes with a comma between")
-	}
-	*p = processes{off, on}
-	return nil
 }

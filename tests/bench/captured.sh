@@ -28,5 +28,5 @@ groups=/sys/fs/cgroup/unified
 [ -d $groups ] || groups=/sys/fs/cgroup
 (
   echo $BASHPID >"$groups$(sed -n 's/^0:://p' "/proc/$on/cgroup")/cgroup.procs"
-  exec .run/bench captured -namespace "$namespace" -pods "$off,$on:$agent" "$@"
+  exec .run/bench captured -namespace "$namespace" -off "$off" -on "$on" -agent "$agent" "$@"
 )
