@@ -109,10 +109,12 @@ var connectBackoff = wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, J
 const (
 	// stableAfter is how long a stream lasts before the backoff starts over.
 	stableAfter = 10 * time.Second
-	// connectTimeout bounds one attempt to connect, 20 s by default. An attempt that began
-	// while the Service pointed at a former leader gets no answer, even after the Service
-	// points at the next.
-	connectTimeout = 3 * time.Second
+	// dialTimeout bounds one attempt to open a connection. An attempt that began while the Service
+	// pointed at a former leader gets no answer, even after the Service points at the next.
+	dialTimeout = 3 * time.Second
+	// connectTimeout bounds dial and handshake. It is longer, because a new leader serves the agents of
+	// all nodes one after another: it would work for nothing if they gave up while they waited.
+	connectTimeout = 10 * time.Second
 	// maxReport bounds a report in bytes: the manager takes four times as much.
 	maxReport = 1 << 20
 )
@@ -201,12 +203,20 @@ func (m *Manager) dial(ctx context.Context) (*grpc.ClientConn, error) {
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectTimeout}),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 20 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(meshv1.MaxMessageBytes)),
-	}
-	if m.Dial != nil {
-		options = append(options, grpc.WithContextDialer(m.Dial))
+		grpc.WithContextDialer(m.open),
 	}
 	conn, err := grpc.NewClient("passthrough:///"+m.Address, options...)
 	return conn, failure.Wrap(err, "connecting to the manager")
+}
+
+// open opens a connection.
+func (m *Manager) open(ctx context.Context, address string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	if m.Dial != nil {
+		return m.Dial(ctx, address)
+	}
+	return (&net.Dialer{}).DialContext(ctx, "tcp", address)
 }
 
 // abilities of this agent.

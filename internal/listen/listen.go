@@ -19,6 +19,11 @@ type Bounds struct {
 	// the new one refused. It suits short exchanges: no number of connections that
 	// stall keeps out one that does not, even from the same address.
 	Replace bool
+	// Wait lets the only connection of a peer wait where otherwise it is refused, because each of
+	// the peers that reach the total has one, too. It suits connections that soon end, or are passed to
+	// Trust: peers that come all at once are served in the order of arrival. Those that came
+	// later wait in the kernel.
+	Wait bool
 	// Refused, if set, is called for each connection that a bound closes. It must
 	// not block and may be called from any goroutine.
 	Refused func(Refusal)
@@ -45,7 +50,9 @@ const (
 // connection of the peer that has the most is closed, unless the new one is that
 // peer's: a peer with many connections never keeps out one with few.
 func Limit(l net.Listener, bounds Bounds) net.Listener {
-	return &listener{Listener: l, bounds: bounds, peers: map[netip.Addr]*peer{}, counting: map[netip.Addr]*peer{}}
+	limited := &listener{Listener: l, bounds: bounds, peers: map[netip.Addr]*peer{}, counting: map[netip.Addr]*peer{}}
+	limited.room.L = &limited.mu
+	return limited
 }
 
 // Trust excludes a connection of a limited listener from the total: its peer has
@@ -64,6 +71,8 @@ type listener struct {
 	bounds Bounds
 
 	mu       sync.Mutex
+	room     sync.Cond // signalled when total falls, and when closed
+	closed   bool
 	total    int // connections that count for Bounds.Total
 	accepted uint64
 	peers    map[netip.Addr]*peer
@@ -97,11 +106,23 @@ func (l *listener) Accept() (net.Conn, error) {
 	}
 }
 
+// Close implements net.Listener.
+func (l *listener) Close() error {
+	l.mu.Lock()
+	l.closed = true
+	l.mu.Unlock()
+	l.room.Broadcast()
+	return l.Listener.Close()
+}
+
 // count counts a connection and returns the one to close for it, if a bound is
 // reached, which may be c itself.
 func (l *listener) count(c *conn) (closed *conn, bound Bound) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	for l.bounds.Wait && !l.closed && l.full() && l.counting[c.peer] == nil && l.ofLargest(1) == nil {
+		l.room.Wait()
+	}
 	var own peer
 	if p := l.peers[c.peer]; p != nil {
 		own = *p
@@ -112,7 +133,7 @@ func (l *listener) count(c *conn) (closed *conn, bound Bound) {
 		if l.bounds.Replace && len(own.counted) > 0 {
 			closed = own.counted[0]
 		}
-	case l.bounds.Total > 0 && l.total >= l.bounds.Total:
+	case l.full():
 		bound = Total
 		closed = l.ofLargest(len(own.counted) + 1)
 	default:
@@ -126,6 +147,9 @@ func (l *listener) count(c *conn) (closed *conn, bound Bound) {
 	l.add(c)
 	return closed, bound
 }
+
+// full reports whether the total is reached.
+func (l *listener) full() bool { return l.bounds.Total > 0 && l.total >= l.bounds.Total }
 
 // add begins the count of a connection. It is called with mu locked.
 func (l *listener) add(c *conn) {
@@ -185,6 +209,7 @@ func (l *listener) discount(c *conn) {
 	}
 	c.counted = false
 	l.total--
+	l.room.Signal()
 	p := l.peers[c.peer]
 	if p.counted = slices.DeleteFunc(p.counted, func(o *conn) bool { return o == c }); len(p.counted) == 0 {
 		delete(l.counting, c.peer)

@@ -186,6 +186,66 @@ func TestFullListenerKeepsEqualPeers(t *testing.T) {
 	assertOpen(t, servers["127.0.0.3"], two)
 }
 
+func TestFirstConnectionWaitsForRoom(t *testing.T) {
+	for name, free := range map[string]func(net.Conn){
+		"until another has authenticated": Trust,
+		"until another has ended":         func(c net.Conn) { _ = c.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBenchOf(t, Bounds{Total: 1, Wait: true})
+			b.dial("127.0.0.2")
+			first := b.accept()
+			waiting := b.dial("127.0.0.3")
+			require.Never(t, func() bool { return len(b.accepted)+len(b.refusals) > 0 }, 100*time.Millisecond, 10*time.Millisecond)
+			free(first)
+			assertOpen(t, b.accept(), waiting)
+			require.Empty(t, b.refusals)
+		})
+	}
+	t.Run("but not where a peer has more", func(t *testing.T) {
+		b := newBenchOf(t, Bounds{Total: 2, Wait: true})
+		b.dial("127.0.0.2")
+		b.accept()
+		second := b.dial("127.0.0.2")
+		b.accept()
+		other := b.dial("127.0.0.3")
+		assertOpen(t, b.accept(), other)
+		assertClosed(t, second)
+	})
+	t.Run("and a second one is refused", func(t *testing.T) {
+		b := newBenchOf(t, Bounds{Total: 1, Wait: true})
+		b.dial("127.0.0.2")
+		b.accept()
+		assertClosed(t, b.dial("127.0.0.2"))
+	})
+}
+
+func TestCloseEndsAWaitingAccept(t *testing.T) {
+	inner, err := net.Listen("tcp4", "127.0.0.1:0")
+	require.NoError(t, err)
+	l := Limit(inner, Bounds{Total: 1, Wait: true})
+	for _, from := range []string{"127.0.0.2", "127.0.0.3"} {
+		c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}).Dial("tcp4", inner.Addr().String())
+		require.NoError(t, err)
+		defer func() { _ = c.Close() }()
+	}
+	_, err = l.Accept()
+	require.NoError(t, err)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := l.Accept()
+		ended <- err
+	}()
+	time.Sleep(10 * time.Millisecond) // or it does not wait yet, which must end as well
+	require.NoError(t, l.Close())
+	select {
+	case err := <-ended:
+		require.ErrorIs(t, err, net.ErrClosed)
+	case <-time.After(patience):
+		require.Fail(t, "it waits")
+	}
+}
+
 func TestTrustedConnectionsLeaveTheTotal(t *testing.T) {
 	b := newBench(t, 1, 2)
 	trusted := b.dial("127.0.0.2")

@@ -36,7 +36,7 @@ const (
 // valid token, and what is read of the latter.
 func guard(l net.Listener) net.Listener {
 	return guarded{listen.Limit(l, listen.Bounds{
-		Total: maxUnauthenticated, PerPeer: maxConnsPerPeer,
+		Total: maxUnauthenticated, PerPeer: maxConnsPerPeer, Wait: true,
 		Refused: func(r listen.Refusal) { metrics.ConnectionsRefused.WithLabelValues("push", string(r.Bound)).Inc() },
 	})}
 }
