@@ -69,7 +69,7 @@ func BenchmarkCheck(b *testing.B) {
 			var checking time.Duration
 			start, before, losses := time.Now(), processorTimes(b), 0
 			for b.Loop() {
-				time.Sleep(CheckInterval)
+				time.Sleep(calmInterval)
 				began := time.Now()
 				losses += len(m.Check(true))
 				checking += time.Since(began)

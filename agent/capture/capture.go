@@ -162,6 +162,10 @@ type Backend interface {
 	// that one repairs.
 	Check(repair bool) []Loss
 
+	// CheckInterval returns the longest time between checks. It is shorter while a pod's redirection is
+	// damaged, because each check starts one repair.
+	CheckInterval() time.Duration
+
 	// Sweep releases the captured pods that keep does not report, and removes what earlier
 	// agents left of such pods: their connections go direct. keep must report every pod of
 	// the node that any agent is to capture, and must not call the Backend.
@@ -172,8 +176,11 @@ type Backend interface {
 	Close() error
 }
 
-// CheckInterval is the longest time between checks.
-const CheckInterval = 500 * time.Millisecond
+// The longest time between checks, without and with damage.
+const (
+	calmInterval   = 500 * time.Millisecond
+	urgentInterval = 250 * time.Millisecond
+)
 
 // ErrHostNetwork means that a pod has no network namespace of its own.
 var ErrHostNetwork = netns.ErrHostNetwork

@@ -46,6 +46,7 @@ type health struct {
 	own     *Pod
 	to      netip.AddrPort // destination of its probes
 	probing []*Pod         // those with a probe under way when the last check ended
+	damaged atomic.Bool    // a pod's redirection was, at the last check, or its probe had failed
 	lapsed  bool           // no agent gave a sign of life for so long that pods may have gone direct
 	probed  time.Time      // when captured pods were probed last
 	audited time.Time
@@ -165,8 +166,17 @@ func (h *health) repairLosses() []Loss {
 	h.endDirect(pods, start.Add(repairBudget))
 	h.repairNext(pods)
 	h.begin(h.due(pods, start))
+	h.damaged.Store(slices.ContainsFunc(pods, func(p *Pod) bool { return p.status.damage != nil || p.status.failed > 0 }))
 	h.probing = slices.DeleteFunc(pods, func(p *Pod) bool { return p.status.probe == nil })
 	return losses
+}
+
+// CheckInterval implements Backend. It does not wait for node.mu, nor does the sign of life.
+func (n *node) CheckInterval() time.Duration {
+	if n.health.damaged.Load() {
+		return urgentInterval
+	}
+	return calmInterval
 }
 
 // all returns the captured pods and, first, the agent's own.

@@ -38,7 +38,7 @@ func check(t testing.TB, m Backend) *checker {
 		<-done
 	})
 	t.Cleanup(c.stop)
-	ticker := time.NewTicker(CheckInterval / 5)
+	ticker := time.NewTicker(calmInterval / 5)
 	go func() {
 		defer close(done)
 		defer ticker.Stop()
@@ -404,7 +404,7 @@ func agentMain(what string) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	for range time.Tick(CheckInterval) {
+	for range time.Tick(calmInterval) {
 		m.Check(true)
 	}
 }
@@ -462,7 +462,7 @@ func TestSignOfLifeRepairsNothing(t *testing.T) {
 	r.FailOpen = true
 	p := capturedBy(t, m, r, "mesh")
 	require.NoError(t, m.(*node).modes[0].redirector.(*ebpf.Backend).SetPod(bpf.ByCookie(p.known.Cookie), bpf.Pod{UID: p.known.UID, Port: 1, Open: true}))
-	for start := time.Now(); time.Since(start) < 2*rotation; time.Sleep(CheckInterval / 5) {
+	for start := time.Now(); time.Since(start) < 2*rotation; time.Sleep(calmInterval / 5) {
 		require.Empty(t, m.Check(false))
 	}
 	entry, _, err := m.(*node).modes[0].redirector.(*ebpf.Backend).Pod(bpf.ByCookie(p.known.Cookie))
@@ -481,12 +481,12 @@ func TestLapseOfTheSignOfLifeIsReported(t *testing.T) {
 	w := newWorld(t)
 	m := w.agent(cfg)
 	await := func(n int) {
-		for start := time.Now(); lapses < n && time.Since(start) < soon; time.Sleep(CheckInterval / 5) {
+		for start := time.Now(); lapses < n && time.Since(start) < soon; time.Sleep(calmInterval / 5) {
 			m.Check(true)
 		}
 		require.Equal(t, n, lapses)
 	}
 	await(1) // there was no agent before
-	time.Sleep(stallAfter + CheckInterval)
+	time.Sleep(stallAfter + calmInterval)
 	await(2)
 }

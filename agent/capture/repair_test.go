@@ -274,6 +274,30 @@ func TestPodWithFullTablesDelaysNoOther(t *testing.T) {
 	}
 }
 
+// Each check starts one repair: with many damaged pods the last would wait for long.
+func TestChecksAreMoreFrequentWhileAPodIsDamaged(t *testing.T) {
+	forEachBackend(t, func(t *testing.T, cfg Config) {
+		if cfg.Mode != IPTables {
+			t.Skip("the others are repaired in the check that finds them")
+		}
+		w := newWorld(t)
+		pod := w.pod()
+		m := w.agent(cfg)
+		p := captured(t, m, uid, pod, "mesh")
+		interval := func(want time.Duration) {
+			t.Helper()
+			require.Eventually(t, func() bool { return m.CheckInterval() == want }, soon, time.Millisecond)
+		}
+		check(t, m)
+		interval(calmInterval)
+		for _, table := range p.redirector.(*iptables.Backend).Tables {
+			require.NoError(t, pod.Do(func() error { return table.Restore(t.Context(), "*nat\n-F OUTPUT\nCOMMIT\n") }))
+		}
+		interval(urgentInterval)
+		interval(calmInterval)
+	})
+}
+
 func TestLossIsReportedWhileRepairsFail(t *testing.T) {
 	cfg := ebpfConfig(t)
 	w := newWorld(t)

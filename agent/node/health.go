@@ -76,7 +76,7 @@ func (n *Node) WatchHealth(ctx context.Context, socket *takeover.Socket) {
 		defer inbound.Wait()
 		inbound.Go(func() { n.watchInbound(ctx, socket) })
 	}
-	ticks.Every(ctx, func() time.Duration { return capture.CheckInterval }, func() {
+	ticks.Every(ctx, n.Capture.CheckInterval, func() {
 		if phase(n.shown.Load()) > handing {
 			return
 		}

@@ -58,6 +58,7 @@ type fakeBackend struct {
 func (*fakeBackend) Modes() []capture.Mode               { return []capture.Mode{capture.EBPF} }
 func (*fakeBackend) HostNetwork() error                  { return nil }
 func (*fakeBackend) Unavailable() map[capture.Mode]error { return nil }
+func (*fakeBackend) CheckInterval() time.Duration        { return 500 * time.Millisecond }
 func (n *fakeBackend) Check(repair bool) []capture.Loss {
 	n.checks.Add(1)
 	n.repairs.Store(repair)

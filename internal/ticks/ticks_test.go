@@ -11,7 +11,7 @@ import (
 
 func TestEveryCallsAtMultiples(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		time.Sleep(70 * time.Millisecond) // between two multiples
+		time.Sleep(Until(100*time.Millisecond) + 70*time.Millisecond) // between two multiples
 		ctx, cancel := context.WithCancel(t.Context())
 		start := time.Now()
 		var at []time.Duration
@@ -26,6 +26,26 @@ func TestEveryCallsAtMultiples(t *testing.T) {
 		})
 		const ms = time.Millisecond
 		require.Equal(t, []time.Duration{0, 30 * ms, 280 * ms, 330 * ms, 430 * ms}, at)
+	})
+}
+
+func TestIntervalsMayChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(Until(100 * time.Millisecond))
+		ctx, cancel := context.WithCancel(t.Context())
+		start, interval := time.Now(), 100*time.Millisecond
+		var at []time.Duration
+		Every(ctx, func() time.Duration { return interval }, func() {
+			at = append(at, time.Since(start).Round(time.Millisecond))
+			switch len(at) {
+			case 2:
+				interval = 50 * time.Millisecond
+			case 4:
+				cancel()
+			}
+		})
+		const ms = time.Millisecond
+		require.Equal(t, []time.Duration{0, 100 * ms, 150 * ms, 200 * ms}, at)
 	})
 }
 
