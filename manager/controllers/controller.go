@@ -125,7 +125,8 @@ func (c *Controller) run(ctx context.Context) {
 	defer c.mu.Unlock()
 	c.running, c.interval = false, c.Debounce
 	if c.Rests {
-		c.interval = max(c.Debounce, min(2*took, longestRest))
+		rest := min(2*took, longestRest)
+		c.interval, after = max(c.interval, rest), max(after, rest)
 	}
 	if c.due && (!again || c.interval < after) {
 		after, again = c.interval, true

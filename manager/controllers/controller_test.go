@@ -43,25 +43,26 @@ func TestControllerRunsWhenItFailedAndWhenTriggered(t *testing.T) {
 	})
 }
 
-// However often it is triggered, a controller that rests leaves two thirds of the time to others.
+// However often it is triggered, or runs by itself, a controller that rests leaves two thirds of the time to others.
 func TestControllerRests(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), 3100*time.Millisecond)
-		defer cancel()
-		runs := 0
-		var changed Signal
-		c := New(slog.New(slog.DiscardHandler), Spec{
-			Name: "shares", Debounce: 10 * time.Millisecond, Rests: true, On: []Source{&changed},
-			Reconcile: func(context.Context) error {
-				runs++
+	var changed Signal
+	for name, s := range map[string]struct {
+		spec      Spec
+		reconcile func()
+	}{
+		"triggered":           {Spec{On: []Source{&changed}}, changed.Notify},
+		"with something next": {Spec{Next: time.Now}, func() {}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s.spec.Debounce, s.spec.Rests = 10*time.Millisecond, true
+			runs := runsOf(t, 3100*time.Millisecond, s.spec, func(int) error {
 				time.Sleep(100 * time.Millisecond)
-				changed.Notify()
+				s.reconcile()
 				return nil
-			},
+			})
+			require.Len(t, runs, 11)
 		})
-		require.NoError(t, c.Start(ctx))
-		require.Equal(t, 11, runs)
-	})
+	}
 }
 
 // runsOf returns the times of the runs of a controller, as offsets from its start.
