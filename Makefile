@@ -118,8 +118,7 @@ operators: cluster-ensure images test-images install ## Try published operators:
 	@tests/setup.sh operators
 	@go run ./tests/operators/real $(if $(ONLY),-only $(ONLY)) $(if $(PAGE),-page $(PAGE))
 bench: deps cluster-ensure images ## Measure the proxy beside others, and what capture costs
-	@tests/bench/run.sh
-	@tests/bench/costs.sh
+	@missed=0; tests/bench/run.sh || missed=1; tests/bench/costs.sh || missed=1; exit $$missed
 bench-density: images ## Measure an agent with 110 pods, on a cluster of its own: ends the one that runs
 	@tests/bench/density.sh
 bench-scale: deps ## Measure a manager with 5,000 nodes, on a control plane of its own: ends the cluster that runs

@@ -8,6 +8,7 @@ import (
 	"os"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
+	"github.com/ctrlmesh/ctrlmesh/tests/stats"
 )
 
 // serviceAccount is where a pod has its credentials.
@@ -16,6 +17,10 @@ const serviceAccount = "/var/run/secrets/kubernetes.io/serviceaccount/"
 // runCaptured measures requests from a pod on the mesh, through the redirection and the agent of its node,
 // and from a pod of the same node that is not on the mesh. `bench run` has made the objects.
 func runCaptured(ctx context.Context, o options, _ string) error {
+	agent, err := stats.ProcessOf(o.agent, stats.Runs("ctrlmesh-agent"))
+	if err != nil {
+		return fmt.Errorf("looking for the agent: %w", err)
+	}
 	off, err := clientsOf(o.off)
 	if err != nil {
 		return fmt.Errorf("connecting from the pod off the mesh: %w", err)
@@ -24,7 +29,7 @@ func runCaptured(ctx context.Context, o options, _ string) error {
 	if err != nil {
 		return fmt.Errorf("connecting from the pod on the mesh: %w", err)
 	}
-	subjects := []*subject{{name: direct, clients: off}, {name: ctrlmesh, clients: on, pid: o.agent}}
+	subjects := []*subject{{name: direct, clients: off}, {name: ctrlmesh, clients: on, pid: agent}}
 	wanted, err := o.wanted(rows(o.namespace, subjects[0]))
 	if err != nil || len(wanted) == 0 {
 		return err
@@ -38,9 +43,20 @@ func runCaptured(ctx context.Context, o options, _ string) error {
 	return nil
 }
 
-// clientsOf returns clients that connect to the apiserver as the pod of a process does: from its network
-// namespace, with its credentials.
-func clientsOf(pid int) ([]*client, error) {
+// clientsOf returns clients that connect to the apiserver as the pod with uid does: from its network namespace,
+// with its credentials. The calling process moves to the pod's control group, because redirection is for processes
+// below that of the node.
+func clientsOf(uid string) ([]*client, error) {
+	pid, err := stats.ProcessOf(uid, func(dir string) bool { // of a container: the sandbox has no credentials
+		_, err := os.Stat(dir + "/root" + serviceAccount + "token")
+		return err == nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := stats.Join(pid); err != nil {
+		return nil, err
+	}
 	process := fmt.Sprintf("/proc/%d", pid)
 	token, err := os.ReadFile(process + "/root" + serviceAccount + "token")
 	if err != nil {

@@ -62,7 +62,7 @@ type options struct {
 	owns               string // parts of a scope, for ctrlmesh
 	policy             string // of the pod of ctrlmesh
 	webhooks           string // host:port of two webhooks, for ctrlmesh
-	off, on, agent     int    // processes of a pod off the mesh, of one on it, and of its agent
+	off, on, agent     string // uids of a pod off the mesh, of one on it, and of its agent
 	rows, subjects     string
 	rounds             int
 	haproxyUpstream    string // h2 or http/1.1
@@ -77,9 +77,9 @@ func (o *options) define(fs *flag.FlagSet) {
 	fs.StringVar(&o.owns, "owns", "", "what ctrlmesh's shard owns, by namespace, as parts of a scope between semicolons; lists are filtered then")
 	fs.StringVar(&o.policy, "policy", "member", "of the pod of ctrlmesh: member of a shard, rules (with 100 of them), passing (of a shard that divides nothing) or observed (of none)")
 	fs.StringVar(&o.webhooks, "webhooks", "", "host:port of the webhooks of two pods, with a comma between, whose reviews ctrlmesh routes")
-	fs.IntVar(&o.off, "off", 0, "process of a pod off the mesh")
-	fs.IntVar(&o.on, "on", 0, "process of a pod on the mesh")
-	fs.IntVar(&o.agent, "agent", 0, "process of its agent")
+	fs.StringVar(&o.off, "off", "", "uid of a pod off the mesh")
+	fs.StringVar(&o.on, "on", "", "uid of a pod on the mesh")
+	fs.StringVar(&o.agent, "agent", "", "uid of its agent")
 	fs.StringVar(&o.rows, "rows", "", "measure only rows that match this regular expression")
 	fs.StringVar(&o.subjects, "subjects", "", "measure only subjects that match this regular expression")
 	fs.IntVar(&o.rounds, "rounds", 18, "rounds; the result is their median")

@@ -64,14 +64,6 @@ func (r row) cpu(s *subject, of []sample) string {
 	return fmt.Sprintf("%.1f us/%s", metric(cpuEach).of(of), r.unit)
 }
 
-// limited returns how a limit of a ratio is printed, and whether the ratio exceeds it.
-func limited(ratio, most float64) (text string, over bool) {
-	if ratio > most {
-		return fmt.Sprintf("<= %g MISSED", most), true
-	}
-	return fmt.Sprintf("<= %g ok", most), false
-}
-
 func rss(s *subject, of []sample) string {
 	if s.pid == 0 {
 		return "-"

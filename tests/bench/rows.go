@@ -18,6 +18,17 @@ const (
 	listTurn = 2 // requests
 )
 
+// Names of rows.
+const (
+	oneGet       = "GET 1 KB, one at a time"
+	manyGets     = "GET 1 KB, 32 at a time on 4 connections"
+	listJSON     = "LIST 5,000, JSON"
+	listProtobuf = "LIST 5,000, protobuf"
+	listGzip     = "LIST 5,000, JSON, gzip"
+	oneWatch     = "WATCH, 500 updates/s, 1 watch"
+	manyWatches  = "WATCH, 500 updates/s, 10 watches"
+)
+
 // row is one thing to measure.
 type row struct {
 	name string
@@ -42,19 +53,19 @@ func rows(namespace string, api *subject) []row {
 		return watches{namespace: namespace, count: n, writer: api.clients[0]}.run
 	}
 	return append(gets(namespace), []row{
-		{"LIST 5,000, JSON", "request", true, list(jsonType, false)},
-		{"LIST 5,000, protobuf", "request", true, list(protobufType, false)},
-		{"LIST 5,000, JSON, gzip", "request", true, list(jsonType, true)},
-		{"WATCH, 500 updates/s, 1 watch", "event", false, watch(1)},
-		{"WATCH, 500 updates/s, 10 watches", "event", false, watch(10)},
+		{listJSON, "request", true, list(jsonType, false)},
+		{listProtobuf, "request", true, list(protobufType, false)},
+		{listGzip, "request", true, list(jsonType, true)},
+		{oneWatch, "event", false, watch(1)},
+		{manyWatches, "event", false, watch(10)},
 	}...)
 }
 
 func gets(namespace string) []row {
 	get := request{path: collection(namespace) + "/" + objectName(objects-1), accept: jsonType}
 	return []row{
-		{"GET 1 KB, one at a time", "request", false, loop{request: get, workers: 1, lasts: getTurn, least: 800}.run},
-		{"GET 1 KB, 32 at a time on 4 connections", "request", false, loop{request: get, workers: 32, lasts: getTurn, least: 800}.run},
+		{oneGet, "request", false, loop{request: get, workers: 1, lasts: getTurn, least: 800}.run},
+		{manyGets, "request", false, loop{request: get, workers: 32, lasts: getTurn, least: 800}.run},
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 var running sync.WaitGroup
 
 // longest bounds a whole run.
-const longest = 10 * time.Minute
+const longest = 20 * time.Minute
 
 // bounded runs a command that measures, for at most the longest time, and waits for the
 // proxies that it started. The command gets the token of a service account, from standard
@@ -78,7 +78,7 @@ func run(ctx context.Context, o options, token, dir string) error {
 		return err
 	}
 	report(os.Stdout, wanted, all, results, plain, nginx, haproxy, oneThread)
-	return nil
+	return reportLimits(os.Stdout, results)
 }
 
 // warm opens all connections, and requires that a subject does its work: without a policy in

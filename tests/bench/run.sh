@@ -16,10 +16,12 @@ kubectl -n "$namespace" apply -f tests/bench/objects.yaml >/dev/null
 kubectl config view --raw --minify -o 'jsonpath={.clusters[0].cluster.certificate-authority-data}' | base64 -d >"$dir/ca.crt"
 api=$(kubectl get endpointslice kubernetes -o 'jsonpath={.endpoints[0].addresses[0]}:{.ports[0].port}')
 
-kubectl -n "$namespace" create token bench --duration=1h |
-  tests/cluster/node.sh exec netns .run/bench run -api "$api" -ca "$dir/ca.crt" -namespace "$namespace" "$@"
-kubectl -n "$namespace" create token bench --duration=1h |
-  tests/cluster/node.sh exec netns .run/bench observe -api "$api" -ca "$dir/ca.crt" -namespace "$namespace" "$@"
-.run/bench reviews "$@"
-tests/bench/captured.sh "$namespace" "$@"
-tests/bench/agent.sh "$namespace"
+missed=0
+for command in run observe; do
+  kubectl -n "$namespace" create token bench --duration=1h |
+    tests/cluster/node.sh exec netns .run/bench $command -api "$api" -ca "$dir/ca.crt" -namespace "$namespace" "$@" || missed=1
+done
+.run/bench reviews "$@" || missed=1
+tests/bench/captured.sh "$namespace" "$@" || missed=1
+tests/bench/agent.sh "$namespace" || missed=1
+exit $missed

@@ -20,6 +20,7 @@ type sample struct {
 type metric func(sample) float64
 
 func perSecond(s sample) float64   { return float64(s.count) / s.elapsed.Seconds() }
+func timeEach(s sample) float64    { return 1 / perSecond(s) }
 func megabytes(s sample) float64   { return float64(s.bytes) / 1e6 / s.elapsed.Seconds() }
 func cpuEach(s sample) float64     { return s.cpu.Seconds() * 1e6 / float64(s.count) }
 func cpuMegabyte(s sample) float64 { return s.cpu.Seconds() * 1e6 / (float64(s.bytes) / 1e6) }
@@ -39,12 +40,15 @@ func (m metric) of(rounds []sample) float64 {
 	return stats.Median(values)
 }
 
-// ratio returns the median of the ratios of a to b in the same round: other load of the
-// machine changes less within a round than between rounds.
-func (m metric) ratio(a, b []sample) float64 {
+// ratio returns the median of the ratios.
+func (m metric) ratio(a, b []sample) float64 { return stats.Median(m.ratios(a, b)) }
+
+// ratios returns the ratios of a to b in the same round: other load of the machine changes less within a round than
+// between rounds.
+func (m metric) ratios(a, b []sample) []float64 {
 	values := make([]float64, len(a))
 	for i := range a {
 		values[i] = m(a[i]) / m(b[i])
 	}
-	return stats.Median(values)
+	return values
 }

@@ -14,7 +14,8 @@ import (
 // Limits on a node with 110 captured pods.
 const (
 	enrolledWithin = 2 * time.Second
-	mostMemory     = 150e6
+	mostMemory     = 60e6
+	mostAtRest     = 5 * time.Millisecond // of processor time a second
 )
 
 // patience is how long a busy machine may take to start, or stop, a node full of pods.
@@ -53,7 +54,8 @@ func run(ctx context.Context, pods int, node string, modes []string) (held bool,
 // figures are the results of one capture mode.
 type figures struct {
 	enrolled, answered time.Duration // since the start of the process after the killed one
-	idle               stats.Memory
+	memory             stats.Memory  // after the time without requests
+	atRest             time.Duration // of processor time a second, without requests
 	handover, rollout  time.Duration // of the pods, since the process's start; of the whole rollout
 	peakOld, peakNew   int64
 	failed             int // requests during the roll-out
@@ -63,8 +65,11 @@ func (f figures) missed() (what []string) {
 	if f.enrolled >= enrolledWithin {
 		what = append(what, fmt.Sprintf("enrolled_s < %v", enrolledWithin.Seconds()))
 	}
-	if f.idle.Resident >= mostMemory {
+	if f.memory.Resident >= mostMemory {
 		what = append(what, fmt.Sprintf("rss_mb < %v", mostMemory/1e6))
+	}
+	if f.atRest > mostAtRest {
+		what = append(what, fmt.Sprintf("idle_ms_per_s <= %v", mostAtRest.Milliseconds()))
 	}
 	if f.failed > 0 {
 		what = append(what, "handover_failed = 0")
@@ -73,7 +78,7 @@ func (f figures) missed() (what []string) {
 }
 
 func (f figures) String() string {
-	return fmt.Sprintf("enrolled_s=%.2f answered_s=%.2f rss_mb=%d rss_file_mb=%d handover_s=%.2f rollout_s=%.1f handover_failed=%d peak_old_mb=%d peak_new_mb=%d",
-		f.enrolled.Seconds(), f.answered.Seconds(), f.idle.Resident/1e6, f.idle.File/1e6,
+	return fmt.Sprintf("enrolled_s=%.2f answered_s=%.2f rss_mb=%d rss_file_mb=%d idle_ms_per_s=%.1f handover_s=%.2f rollout_s=%.1f handover_failed=%d peak_old_mb=%d peak_new_mb=%d",
+		f.enrolled.Seconds(), f.answered.Seconds(), f.memory.Resident/1e6, f.memory.File/1e6, float64(f.atRest.Microseconds())/1000,
 		f.handover.Seconds(), f.rollout.Seconds(), f.failed, f.peakOld/1e6, f.peakNew/1e6)
 }

@@ -13,7 +13,7 @@ import (
 
 const (
 	settle = 10 * time.Second // wait before disturbing an agent that has just started
-	idle   = 30 * time.Second // wait before reading its memory
+	idle   = 30 * time.Second // without requests, before reading its memory
 )
 
 func measure(ctx context.Context, f *full) (out figures, err error) {
@@ -62,10 +62,10 @@ func (f *full) measureStart(ctx context.Context, out *figures) error {
 		return err
 	}
 	out.enrolled, out.answered = enrolled.Sub(after.started), answered.Sub(after.started)
-	if err := kube.Sleep(ctx, idle); err != nil {
+	if out.atRest, err = after.atRest(ctx); err != nil {
 		return err
 	}
-	out.idle, err = stats.MemoryOf(after.pid)
+	out.memory, err = stats.MemoryOf(after.pid)
 	return err
 }
 

@@ -1,15 +1,18 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+	"github.com/ctrlmesh/ctrlmesh/tests/stats"
 )
 
 // agentProgram is the agent's process name.
@@ -23,27 +26,12 @@ type process struct {
 
 // agentProcess finds the agent of a pod, by the pod's uid.
 func agentProcess(uid string) (*process, error) {
-	dirs, err := filepath.Glob("/proc/[0-9]*")
+	pid, err := stats.ProcessOf(uid, stats.Runs(agentProgram))
 	if err != nil {
 		return nil, err
 	}
-	for _, dir := range dirs {
-		comm, err := os.ReadFile(dir + "/comm")
-		if err != nil || strings.TrimSpace(string(comm)) != agentProgram {
-			continue
-		}
-		cgroup, err := os.ReadFile(dir + "/cgroup")
-		if err != nil || !strings.Contains(string(cgroup), uid) {
-			continue
-		}
-		pid, err := strconv.Atoi(filepath.Base(dir))
-		if err != nil {
-			return nil, err
-		}
-		started, err := startTime(dir)
-		return &process{pid, started}, err
-	}
-	return nil, fmt.Errorf("no process of pod %s", uid)
+	started, err := startTime(fmt.Sprintf("/proc/%d", pid))
+	return &process{pid, started}, err
 }
 
 // startTime returns when a process started. The resolution is 10 ms: the kernel counts ticks
@@ -67,6 +55,22 @@ func startTime(dir string) (time.Time, error) {
 		return time.Time{}, err
 	}
 	return time.Now().Add(time.Duration(ticks)*10*time.Millisecond - time.Duration(up.Nano())), nil
+}
+
+// atRest returns the processor time a second that the process takes while nobody sends a request.
+func (p *process) atRest(ctx context.Context) (time.Duration, error) {
+	if err := kube.Sleep(ctx, settle); err != nil {
+		return 0, err
+	}
+	before, err := stats.ProcessorTime(p.pid)
+	if err != nil {
+		return 0, err
+	}
+	if err := kube.Sleep(ctx, idle); err != nil {
+		return 0, err
+	}
+	after, err := stats.ProcessorTime(p.pid)
+	return (after - before) / (idle / time.Second), err
 }
 
 // kill kills the process and waits until it has exited.
