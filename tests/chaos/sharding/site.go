@@ -91,7 +91,7 @@ func (s *site) rounds(ctx context.Context) error {
 }
 
 // adopt creates a root and labels the pod template, in either order. Every fifth time the
-// rollout is paused for a while.
+// rollout is paused for a while, and every seventh time all shards must lead, too.
 func (s *site) adopt(ctx context.Context, round int) error {
 	root := s.NewRoot(operator.NewSpec(2, meshv1alpha1.OnChangeRelist))
 	create := func(ctx context.Context) error {
@@ -122,8 +122,18 @@ func (s *site) adopt(ctx context.Context, round int) error {
 		if c := meta.FindStatusCondition(root.Status.Conditions, meshv1alpha1.ConditionReady); c != nil && c.Status != metav1.ConditionTrue {
 			return errors.New(kube.ReadyMessage(root))
 		}
+		if round%7 == 6 && !ledByAll(root) {
+			return errors.New("not every shard leads")
+		}
 		return s.Settled(ctx)
 	})
+}
+
+// ledByAll reports whether every shard of the root has a leader.
+func ledByAll(root *meshv1alpha1.ShardingConfig) bool {
+	without := func(shard meshv1alpha1.ShardStatus) bool { return shard.Leader == "" }
+	status := root.Status.Root
+	return status != nil && len(status.Shards) > 0 && !slices.ContainsFunc(status.Shards, without)
 }
 
 // roll adds the label to the pod template or removes it. A partitioned rollout pauses after
