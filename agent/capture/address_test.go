@@ -13,8 +13,6 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-var byAddress = backends[len(backends)-1]
-
 func TestConnectionsOfUnknownClientsAreClosed(t *testing.T) {
 	w := newWorld(t)
 	pod, strange := w.pod(), w.pod()

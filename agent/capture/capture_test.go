@@ -208,10 +208,7 @@ func TestRedirectionIsReplacedAtomically(t *testing.T) {
 }
 
 func TestDestinationsAreReplacedWithoutDirectConnects(t *testing.T) {
-	forEachBackend(t, func(t *testing.T, cfg Config) {
-		if cfg.Mode == Address {
-			t.Skip("mode Address has a single destination: the agent")
-		}
+	forEachRedirection(t, func(t *testing.T, cfg Config) { // mode Address has a single destination: the agent
 		w := newWorld(t)
 		pod := w.pod()
 		m := w.agent(cfg)
@@ -418,10 +415,7 @@ func TestPodsWithoutIPv6AreCaptured(t *testing.T) {
 }
 
 func TestListenersShareNoPort(t *testing.T) {
-	forEachBackend(t, func(t *testing.T, cfg Config) {
-		if cfg.Mode == Address {
-			t.Skip("mode Address opens no listener in the pod")
-		}
+	forEachRedirection(t, func(t *testing.T, cfg Config) { // mode Address opens no listener in the pod
 		w := newWorld(t)
 		pod := w.pod()
 		p := captured(t, w.agent(cfg), uid, pod, "mesh")
@@ -444,7 +438,7 @@ func TestListenersShareNoPort(t *testing.T) {
 }
 
 func TestAutoOpensAllModesThatWork(t *testing.T) {
-	cfg := backends[0].config(t)
+	cfg := byEBPF.config(t)
 	cfg.Mode = Auto
 	cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
 	require.Equal(t, EBPF, agent(t, cfg).Modes()[0])
@@ -493,10 +487,7 @@ func TestThreadInAnotherNamespaceServesNoGoroutine(t *testing.T) {
 }
 
 func TestCloseLetsFailOpenPodsGoDirect(t *testing.T) {
-	forEachBackend(t, func(t *testing.T, cfg Config) {
-		if cfg.Mode != IPTables {
-			t.Skip("only mode IPTables removes a redirection when it closes")
-		}
+	with(t, byIPTables, func(t *testing.T, cfg Config) { // only mode IPTables removes a redirection when it closes
 		w := newWorld(t)
 		uids := []string{"00000000-0000-4000-8000-000000000001", "00000000-0000-4000-8000-000000000002", "00000000-0000-4000-8000-000000000003"}
 		pods := []*ns{w.pod(), w.pod(), w.pod()}
@@ -550,7 +541,7 @@ func TestPodKeepsItsOwnPorts(t *testing.T) {
 
 func TestPodsOfOneNodeUseDifferentModes(t *testing.T) {
 	w := newWorld(t)
-	cfg := backends[0].config(t)
+	cfg := byEBPF.config(t)
 	cfg.Mode, cfg.Address = Auto, ":7443"
 	m := w.agent(cfg)
 	require.Equal(t, []Mode{EBPF, IPTables, Address}, m.Modes())

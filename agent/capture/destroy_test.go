@@ -261,10 +261,7 @@ func TestNextAgentEndsDirectConnections(t *testing.T) {
 
 // The pod fails open while the agent gives no sign of life.
 func TestConnectionsOfALapseEnd(t *testing.T) {
-	forEachBackend(t, func(t *testing.T, cfg Config) {
-		if cfg.Mode != EBPF {
-			t.Skip("only mode EBPF lets connections go direct during a lapse")
-		}
+	with(t, byEBPF, func(t *testing.T, cfg Config) { // only mode EBPF lets connections go direct during a lapse
 		w := newWorld(t)
 		pod, q := w.pod(), w.quiet()
 		m := w.agent(cfg)
@@ -305,10 +302,7 @@ func podCgroup(t *testing.T, root string) (id uint64, container string) {
 
 // They are in the pod's network namespace, and are not this process's.
 func TestConnectionsOfAnotherAgentContinue(t *testing.T) {
-	forEachBackend(t, func(t *testing.T, cfg Config) {
-		if cfg.Mode == Address {
-			t.Skip("mode Address ends no connections of a pod")
-		}
+	forEachRedirection(t, func(t *testing.T, cfg Config) { // mode Address ends no connections of a pod
 		cfg.CgroupRoot = bpftest.Cgroup(t)
 		id, container := podCgroup(t, cfg.CgroupRoot)
 		w := newWorld(t)

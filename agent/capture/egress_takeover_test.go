@@ -88,7 +88,7 @@ func TestTakeoverRefusesNoEgress(t *testing.T) {
 func TestEgressOutlivesAChangeOfMode(t *testing.T) {
 	w := newWorld(t)
 	pod := w.pod()
-	cfg := backends[0].config(t)
+	cfg := byEBPF.config(t)
 	cfg.Mode = Auto
 	var last Backend
 	for i, mode := range []Mode{EBPF, IPTables, EBPF} {

@@ -23,16 +23,6 @@ import (
 // egressPorts are all that other4 and other6 are reached at, and the apiservers too.
 var egressPorts = []uint16{443, 6443}
 
-// forEachRedirection is forEachBackend without mode Address.
-func forEachRedirection(t *testing.T, test func(t *testing.T, cfg Config)) {
-	forEachBackend(t, func(t *testing.T, cfg Config) {
-		if cfg.Mode == Address {
-			t.Skip("mode Address has no redirection")
-		}
-		test(t, cfg)
-	})
-}
-
 // relays says who it is, and where each connection was to go.
 func relays(t testing.TB, name string, listeners []net.Listener) {
 	t.Helper()

@@ -16,9 +16,12 @@ import (
 )
 
 const (
-	// rotation is how long it takes to probe all captured pods once, and the time between
+	// rotation is how long it takes to look at all captured pods once, and the time between
 	// two audits of what no probe shows.
 	rotation = time.Second
+	// provenRotations is how many rotations pass between two probes of a pod while what the kernel holds
+	// of it does not change.
+	provenRotations = 15
 	// patience is how long a probe may take to connect, and landing how long to arrive if it
 	// has connected: then the kernel knows where to.
 	patience = time.Second
@@ -63,10 +66,12 @@ type status struct {
 	// Under health.mu:
 	probe   *probe // under way
 	began   time.Time
-	failed  int   // probes in a row
-	excused bool  // one of them does not count, because it began before a repair
-	reason  error // why they failed, once a repair was tried
-	lost    *Loss // that repair had no effect
+	looked  time.Time // whether a probe is due
+	proof   *uint32   // the redirection's state at the last probe, if that arrived and it was known
+	failed  int       // probes in a row
+	excused bool      // one of them does not count, because it began before a repair
+	reason  error     // why they failed, once a repair was tried
+	lost    *Loss     // that repair had no effect
 
 	// Under node.mu:
 	direct bool // the pod may have direct connections
@@ -188,8 +193,8 @@ func (n *node) all() []*Pod {
 	return slices.AppendSeq(pods, maps.Values(n.pods))
 }
 
-// due returns the pods to probe now: those whose probe failed, and a share of the others
-// by the time since the last check, those first that were not probed for longest.
+// due returns the pods to probe now: those whose probe failed, and of a share of the others by the time since
+// the last check, those whose redirection the last probe does not prove any more.
 func (h *health) due(pods []*Pod, now time.Time) []*Pod {
 	var due, others []*Pod
 	for _, p := range pods {
@@ -203,9 +208,25 @@ func (h *health) due(pods []*Pod, now time.Time) []*Pod {
 	}
 	since := min(now.Sub(h.probed), h.node.rotation)
 	h.probed = now
-	slices.SortFunc(others, func(a, b *Pod) int { return a.status.began.Compare(b.status.began) })
+	slices.SortFunc(others, func(a, b *Pod) int { return a.status.looked.Compare(b.status.looked) })
 	share := int(int64(len(h.node.pods)) * int64(since) / int64(h.node.rotation))
-	return append(due, others[:min(share+1, len(others))]...)
+	for _, p := range others[:min(share+1, len(others))] {
+		p.status.looked = now
+		if now.Sub(p.status.began) >= provenRotations*h.node.rotation || !p.proven() {
+			due = append(due, p)
+		}
+	}
+	return due
+}
+
+// proven reports, under node.mu, whether the last probe arrived, and nothing is known to have changed since.
+func (p *Pod) proven() bool {
+	s := &p.status
+	if s.proof == nil || s.reason != nil || s.damage != nil {
+		return false
+	}
+	state, known := p.redirector.State(p.target())
+	return known && state == *s.proof
 }
 
 // audit checks what no probe shows, and repairs it.
@@ -305,6 +326,7 @@ func (h *health) arrived(p *Pod) (repaired *Loss) {
 			repaired = p.loss(nil)
 		}
 	}
+	s.proof = s.probe.state
 	s.end()
 	s.failed, s.excused, s.reason, s.lost = 0, false, nil, nil
 	h.setStalled(p, false)
@@ -341,6 +363,9 @@ func (h *health) failed(p *Pod) {
 		s.lost = p.loss(err)
 	} else if p == h.own {
 		h.repaired = time.Now()
+		for _, q := range h.node.captured(p.mode) {
+			q.noteLoss()
+		}
 	}
 }
 

@@ -2,12 +2,16 @@ package capture
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -19,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/ebpf"
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/redirect"
 	"github.com/ctrlmesh/ctrlmesh/bpf"
 )
 
@@ -88,6 +93,7 @@ func probesOf(t testing.TB, p *Pod, n int) {
 			last = began
 			n--
 		}
+		p.status.proof = nil // so that the next is due soon
 		return n < 0
 	}, soon, time.Millisecond)
 }
@@ -107,7 +113,7 @@ func becomesWithin(t testing.TB, within time.Duration, pod *ns, who string, to n
 }
 
 func ebpfConfig(t testing.TB) Config {
-	cfg := backends[0].config(t)
+	cfg := byEBPF.config(t)
 	cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
 	return cfg
 }
@@ -144,6 +150,7 @@ func TestAcceptReturnsNoProbes(t *testing.T) {
 		require.Empty(t, c.losses())
 		requireHome(t)
 		c.stop()
+		require.NoError(t, pods[0].Abandon())
 		for _, p := range pods {
 			require.NoError(t, p.Release())
 		}
@@ -267,7 +274,7 @@ func TestStalledPodGoesDirectIfItFailsOpen(t *testing.T) {
 }
 
 func TestAgentsAcceptEachOthersProbes(t *testing.T) {
-	for _, backend := range backends[:2] {
+	for _, backend := range redirections {
 		t.Run(backend.name, func(t *testing.T) {
 			cfg := backend.config(t)
 			w := newWorld(t)
@@ -489,4 +496,49 @@ func TestLapseOfTheSignOfLifeIsReported(t *testing.T) {
 	await(1) // there was no agent before
 	time.Sleep(stallAfter + calmInterval)
 	await(2)
+}
+
+// seen is a redirector that has only State.
+type seen struct {
+	redirector
+	state uint32
+	known bool
+}
+
+func (s seen) State(redirect.Pod) (uint32, bool) { return s.state, s.known }
+
+// What each pod's redirection is like, and whether probes that arrive prove it for long.
+func TestProvenPodsAreProbedSeldom(t *testing.T) {
+	n := &node{rotation: rotation, pods: map[string]*Pod{}}
+	proven := map[*Pod]bool{}
+	add := func(s seen, proves bool, change func(*status)) {
+		for range 4 {
+			p := &Pod{node: n, redirector: s}
+			if change(&p.status); s.known {
+				p.status.proof = new(uint32(7))
+			}
+			n.pods[strconv.Itoa(len(proven))], proven[p] = p, proves
+		}
+	}
+	add(seen{state: 7, known: true}, true, func(*status) {})
+	add(seen{state: 7, known: false}, false, func(*status) {})
+	add(seen{state: 8, known: true}, false, func(*status) {})
+	add(seen{state: 7, known: true}, false, func(s *status) { s.reason = errors.New("it was lost") })
+	add(seen{state: 7, known: true}, false, func(s *status) { s.damage = errors.New("it is damaged") })
+	pods := slices.Collect(maps.Keys(proven))
+	h, probes, now := &health{node: n}, map[*Pod]int{}, time.Now()
+	for range 2 * provenRotations * int(rotation/calmInterval) {
+		now = now.Add(calmInterval)
+		for _, p := range h.due(pods, now) {
+			p.status.began = now
+			probes[p]++
+		}
+	}
+	for p, proves := range proven {
+		if proves {
+			require.InDelta(t, 2, probes[p], 1)
+		} else {
+			require.GreaterOrEqual(t, probes[p], 2*provenRotations)
+		}
+	}
 }

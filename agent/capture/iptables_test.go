@@ -44,16 +44,18 @@ func TestListingOfFilledChainIsBounded(t *testing.T) {
 }
 
 func TestDamagedRulesAreRepaired(t *testing.T) {
-	forEachBackend(t, func(t *testing.T, cfg Config) {
-		if cfg.Mode != IPTables {
-			t.Skip("only mode IPTables has rules")
-		}
+	with(t, byIPTables, func(t *testing.T, cfg Config) { // only mode IPTables has rules
 		w := newWorld(t)
 		pod := w.pod()
 		p := captured(t, w.agent(cfg), uid, pod, "mesh")
 		tables := p.redirector.(*iptables.Backend).Tables
 		damage := func(rules string) func(iptables.Table) error {
 			return func(table iptables.Table) error { return table.Restore(t.Context(), "*nat\n"+rules+"\nCOMMIT\n") }
+		}
+		state := func() uint32 {
+			state, known := p.redirector.State(p.target())
+			require.True(t, known)
+			return state
 		}
 		for name, damage := range map[string]func(iptables.Table) error{
 			"chain flushed":  damage("-F " + iptables.Chain),
@@ -65,9 +67,12 @@ func TestDamagedRulesAreRepaired(t *testing.T) {
 			"rules reversed": damage("-A " + iptables.Chain + " " + fmt.Sprintf("-m mark --mark %#x -j RETURN", iptables.Mark)),
 		} {
 			t.Run(name, func(t *testing.T) {
+				before := state()
+				require.Equal(t, before, state(), "nothing has changed")
 				for _, table := range tables {
 					require.NoError(t, pod.Do(func() error { return damage(table) }))
 				}
+				require.NotEqual(t, before, state(), "a probe is due")
 				require.NoError(t, p.redirector.Apply(t.Context(), p.target()))
 				for _, to := range listed {
 					requireAnswer(t, pod, client{}, to, "mesh", "")
@@ -87,10 +92,7 @@ func TestDamagedRulesAreRepaired(t *testing.T) {
 }
 
 func TestDuplicateJumpsAreRemoved(t *testing.T) {
-	forEachBackend(t, func(t *testing.T, cfg Config) {
-		if cfg.Mode != IPTables {
-			t.Skip("only mode IPTables has rules")
-		}
+	with(t, byIPTables, func(t *testing.T, cfg Config) { // only mode IPTables has rules
 		for _, jumps := range []int{0, 1, 2, 5} {
 			w := newWorld(t)
 			pod := w.pod()

@@ -55,6 +55,9 @@ type redirector interface {
 	// Check returns what is wrong and a probe of these pods would not show. Pods that failed
 	// are repaired one by one, all else by Repair.
 	Check(pods []redirect.Pod) (redirect.Failed, error)
+	// State returns a number for what the kernel holds of the pod's redirection, unless it is unknown or not as it
+	// was made. While it is the one of a probe that arrived, the next is expected to arrive.
+	State(p redirect.Pod) (state uint32, known bool)
 	// Repair restores what the pods share, and what Check finds of these.
 	Repair(destinations []netip.AddrPort, pods []redirect.Pod) error
 	// Close ends the work on these pods: those that fail open go direct without a listener.

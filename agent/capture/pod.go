@@ -62,12 +62,12 @@ func (p *Pod) Release() error {
 	p.node.mu.Lock()
 	defer p.node.mu.Unlock()
 	if !p.isCurrent() {
-		p.known.NetNS.Close()
+		_ = p.closeNamespace()
 		return nil
 	}
 	delete(p.node.pods, p.known.UID.String())
 	p.stopRepair()
-	err := errors.Join(p.closeListeners(), p.redirector.Release(p.target()), p.known.NetNS.Close())
+	err := errors.Join(p.closeListeners(), p.redirector.Release(p.target()), p.closeNamespace())
 	return failure.Wrap(err, "releasing pod %s", p.known.UID)
 }
 
@@ -177,6 +177,9 @@ func (p *Pod) open(r Request) error {
 func (p *Pod) openSockets(r Request) error {
 	ctx, cancel := context.WithTimeout(context.Background(), iptables.Timeout)
 	defer cancel()
+	if p.mode == IPTables {
+		p.known.Rules, _ = netns.OpenRules(p.known.NetNS) // without them it is probed in each rotation
+	}
 	last, lastEgress := p.redirector.Last(ctx, p.target())
 	given, givenEgress := r.Files.listeners(p.known.NetNS)
 	var err error
@@ -240,5 +243,10 @@ func closeAll(listeners []net.Listener) error {
 
 func (p *Pod) closeFiles() error {
 	p.stopRepair()
-	return errors.Join(p.closeListeners(), p.known.NetNS.Close())
+	return errors.Join(p.closeListeners(), p.closeNamespace())
+}
+
+func (p *Pod) closeNamespace() error {
+	p.known.Rules.Close()
+	return p.known.NetNS.Close()
 }

@@ -24,7 +24,8 @@ type probe struct {
 	fd      int
 	port    int // its source port
 	began   time.Time
-	err     error // of connect
+	err     error   // of connect
+	state   *uint32 // of the redirection before it; nil: unknown
 	arrived atomic.Bool
 }
 
@@ -112,13 +113,16 @@ func (h *health) begin(pods []*Pod) {
 		}
 		for i, p := range pods {
 			s := &p.status
-			s.began = now
+			s.began, s.proof = now, nil
 			to := h.destinationOf(p)
 			if !to.IsValid() || i > 0 && netns.Set(p.known.NetNS) != nil {
 				continue // released meanwhile
 			}
 			if pr, err := newProbe(to); err == nil {
 				pr.began, s.probe = now, pr
+				if state, known := p.redirector.State(p.target()); known {
+					pr.state = &state
+				}
 				s.awaited.Store(pr)
 				pr.connect(to)
 			}

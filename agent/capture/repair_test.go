@@ -181,6 +181,7 @@ func TestProbesBeforeARepairAreNoLoss(t *testing.T) {
 
 			detach(t, cfg, "connect4")
 			damaged := time.Now()
+			p.began = time.Time{} // its probe is due
 			losses := until(func() bool {
 				if own().failed == attempts-1 && p.began.After(damaged) {
 					return true
@@ -220,66 +221,56 @@ func TestRepairsHideNoLossOfAPod(t *testing.T) {
 }
 
 func TestPodWithFullTablesDelaysNoOther(t *testing.T) {
-	for _, m := range backends {
-		if !strings.HasPrefix(m.name, string(IPTables)) {
-			continue
+	with(t, byIPTables, func(t *testing.T, cfg Config) {
+		w := newWorld(t)
+		hostile, pod := w.pod(), w.pod()
+		agent := w.agent(cfg)
+		captured(t, agent, uid, hostile, "mesh")
+		other := captured(t, agent, "00000000-0000-4000-8000-000000000001", pod, "mesh")
+		c := check(t, agent)
+		probesOf(t, other, 1)
+
+		var rules strings.Builder
+		rules.WriteString("*nat\n-F " + iptables.Chain + "\n-F OUTPUT\n")
+		for i := range 60000 {
+			fmt.Fprintf(&rules, "-A OUTPUT -d 10.%d.%d.%d/32 -p tcp -m tcp --dport 1 -j ACCEPT\n", i>>16, i>>8&255, i&255)
 		}
-		t.Run(m.name, func(t *testing.T) {
-			cfg := m.config(t)
-			cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
-			w := newWorld(t)
-			hostile, pod := w.pod(), w.pod()
-			agent := w.agent(cfg)
-			captured(t, agent, uid, hostile, "mesh")
-			other := captured(t, agent, "00000000-0000-4000-8000-000000000001", pod, "mesh")
-			c := check(t, agent)
-			probesOf(t, other, 1)
+		rules.WriteString("COMMIT\n")
+		fill := exec.Command("iptables-restore", "--noflush")
+		fill.Stdin = strings.NewReader(rules.String())
+		require.NoError(t, hostile.Do(fill.Run))
+		becomes(t, hostile, "direct", service4)
 
-			var rules strings.Builder
-			rules.WriteString("*nat\n-F " + iptables.Chain + "\n-F OUTPUT\n")
-			for i := range 60000 {
-				fmt.Fprintf(&rules, "-A OUTPUT -d 10.%d.%d.%d/32 -p tcp -m tcp --dport 1 -j ACCEPT\n", i>>16, i>>8&255, i&255)
+		looks, looked := 0, time.Time{} // at the other pod, while this one is repaired
+		for lost := true; lost; time.Sleep(time.Millisecond) {
+			n := agent.(*node)
+			n.mu.Lock()
+			p := n.pods[uid]
+			if last := other.status.looked; p.repair != nil && last != looked {
+				looks, looked = looks+1, last
 			}
-			rules.WriteString("COMMIT\n")
-			fill := exec.Command("iptables-restore", "--noflush")
-			fill.Stdin = strings.NewReader(rules.String())
-			require.NoError(t, hostile.Do(fill.Run))
-			becomes(t, hostile, "direct", service4)
-
-			probes, probed := 0, time.Time{} // of the other pod, while this one is repaired
-			for lost := true; lost; time.Sleep(time.Millisecond) {
-				n := agent.(*node)
-				n.mu.Lock()
-				p := n.pods[uid]
-				if began := other.status.began; p.repair != nil && began != probed {
-					probes, probed = probes+1, began
-				}
-				lost = p.status.repairs == 0
-				n.mu.Unlock()
-			}
-			t.Log("probes of the other pod meanwhile:", probes)
-			require.Greater(t, probes, 1, "the other pod was not checked meanwhile")
-			becomes(t, hostile, "mesh", service4)
-			require.Eventually(t, func() bool { return len(c.losses()) > 0 }, soon, time.Millisecond)
-			for _, loss := range c.losses() {
-				require.Equal(t, uid, loss.UID)
-			}
-			require.NoError(t, agent.SetDestinations(append(listed, other4), nil))
-			// Commands that read full tables take seconds, and end at a limit on a busy machine.
-			becomesWithin(t, 4*soon, hostile, "mesh", other4)
-			start := time.Now()
-			_ = agent.(*node).pods[uid].Release() // it is the pod's own doing if the rules stay
-			require.Less(t, time.Since(start), soon)
-		})
-	}
+			lost = p.status.repairs == 0
+			n.mu.Unlock()
+		}
+		t.Log("looks at the other pod meanwhile:", looks)
+		require.Greater(t, looks, 1, "the other pod was not checked meanwhile")
+		becomes(t, hostile, "mesh", service4)
+		require.Eventually(t, func() bool { return len(c.losses()) > 0 }, soon, time.Millisecond)
+		for _, loss := range c.losses() {
+			require.Equal(t, uid, loss.UID)
+		}
+		require.NoError(t, agent.SetDestinations(append(listed, other4), nil))
+		// Commands that read full tables take seconds, and end at a limit on a busy machine.
+		becomesWithin(t, 4*soon, hostile, "mesh", other4)
+		start := time.Now()
+		_ = agent.(*node).pods[uid].Release() // it is the pod's own doing if the rules stay
+		require.Less(t, time.Since(start), soon)
+	})
 }
 
 // Each check starts one repair: with many damaged pods the last would wait for long.
 func TestChecksAreMoreFrequentWhileAPodIsDamaged(t *testing.T) {
-	forEachBackend(t, func(t *testing.T, cfg Config) {
-		if cfg.Mode != IPTables {
-			t.Skip("the others are repaired in the check that finds them")
-		}
+	with(t, byIPTables, func(t *testing.T, cfg Config) { // the others are repaired in the check that finds them
 		w := newWorld(t)
 		pod := w.pod()
 		m := w.agent(cfg)

@@ -123,10 +123,7 @@ func TestNextAgentCapturesByAnotherMode(t *testing.T) {
 }
 
 func TestTakeoverRefusesNoConnection(t *testing.T) {
-	forEachBackend(t, func(t *testing.T, cfg Config) {
-		if cfg.Mode == Address {
-			t.Skip("in mode Address agents that overlap have their own addresses")
-		}
+	forEachRedirection(t, func(t *testing.T, cfg Config) { // in mode Address agents that overlap have their own addresses
 		w := newWorld(t)
 		pod := w.pod()
 		h := (*hammer)(nil)

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -182,16 +183,18 @@ type backend struct {
 	config func(t testing.TB) Config
 }
 
-var backends = []backend{
-	{"ebpf", func(t testing.TB) Config {
+var (
+	byEBPF = backend{"ebpf", func(t testing.TB) Config {
 		programtest.Link(t) // for tests that change the mode
 		return Config{Mode: EBPF, CgroupRoot: bpftest.Cgroup(t), PinDir: filepath.Join(bpftest.BPFFS(t), "ctrlmesh")}
-	}},
-	{"iptables", iptablesConfig},
-	{"address", func(t testing.TB) Config {
+	}}
+	byIPTables = backend{"iptables", iptablesConfig}
+	byAddress  = backend{"address", func(t testing.TB) Config {
 		return Config{Mode: Address, Address: ":7443", PinDir: filepath.Join(t.TempDir(), "none")}
-	}},
-}
+	}}
+	redirections = []backend{byEBPF, byIPTables}
+	backends     = append(slices.Clone(redirections), byAddress)
+)
 
 // destinations are where a pod that is captured like this looks for the apiserver.
 func destinations(cfg Config) []netip.AddrPort {
@@ -219,13 +222,25 @@ func iptablesConfig(t testing.TB) Config {
 
 // forEachBackend runs a test for every way of capture that the machine has.
 func forEachBackend(t *testing.T, test func(t *testing.T, cfg Config)) {
-	for _, m := range backends {
-		t.Run(m.name, func(t *testing.T) {
-			cfg := m.config(t)
-			cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
-			test(t, cfg)
-		})
+	for _, b := range backends {
+		with(t, b, test)
 	}
+}
+
+// forEachRedirection is forEachBackend without mode Address.
+func forEachRedirection(t *testing.T, test func(t *testing.T, cfg Config)) {
+	for _, b := range redirections {
+		with(t, b, test)
+	}
+}
+
+// with runs a test for one way of capture.
+func with(t *testing.T, b backend, test func(t *testing.T, cfg Config)) {
+	t.Run(b.name, func(t *testing.T) {
+		cfg := b.config(t)
+		cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
+		test(t, cfg)
+	})
 }
 
 // agent opens a backend with the listed destinations.

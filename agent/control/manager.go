@@ -99,6 +99,11 @@ type Manager struct {
 
 // New returns a connection that Run opens.
 func New(c Config) *Manager {
+	if c.Dial == nil {
+		c.Dial = func(ctx context.Context, address string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "tcp", address)
+		}
+	}
 	return &Manager{Config: c, wake: make(chan struct{}, 1), pending: map[string]*meshv1.PodReport{}, all: map[string]*meshv1.PodReport{}}
 }
 
@@ -213,10 +218,7 @@ func (m *Manager) dial(ctx context.Context) (*grpc.ClientConn, error) {
 func (m *Manager) open(ctx context.Context, address string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	if m.Dial != nil {
-		return m.Dial(ctx, address)
-	}
-	return (&net.Dialer{}).DialContext(ctx, "tcp", address)
+	return m.Dial(ctx, address)
 }
 
 // abilities of this agent.

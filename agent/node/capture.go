@@ -120,7 +120,7 @@ func (c *capturer) capturePod(uid string, p *pod, f pods.Found) error {
 	if len(p.info.Addresses) == 0 {
 		p.info.Addresses = captured.Addresses() // for the next agent
 	}
-	p.redirection = redirection{captured: captured, netns: ns.Inode, cgroup: request.Cgroup, failOpen: request.FailOpen}
+	p.redirection = redirection{captured: captured, netns: ns.Inode, process: ns.PID, cgroup: request.Cgroup, failOpen: request.FailOpen}
 	c.serve(uid, p)
 	if c.phase == serving && p.state.Presence != lifecycle.Restored {
 		c.logError(c.Store.SavePod(p.info), "failed to save a pod for the next start", p)
@@ -151,9 +151,13 @@ func (c *capturer) serve(uid string, p *pod) {
 // checkSandboxes releases the captured pods that run in another network namespace and no
 // longer in the captured one: their sandbox was replaced. A pod without a process stays
 // captured, because it may be between two. The runtime or the pod watch reports pods that
-// were deleted.
+// were deleted. While the process that was found last is in the captured namespace, no other
+// is looked for: that would cost most of what an agent with many pods takes at rest.
 func (c *capturer) checkSandboxes() {
-	c.checkSandboxesOf(c.uids(func(p *pod) bool { return p.redirection.captured != nil }))
+	c.checkSandboxesOf(c.uids(func(p *pod) bool {
+		is := &p.redirection
+		return is.captured != nil && (p.info.HostNetwork || !c.Locator.In(is.process, is.netns))
+	}))
 }
 
 func (c *capturer) checkSandboxesOf(captured map[string]bool) {
@@ -177,7 +181,9 @@ func (c *capturer) checkSandboxesOf(captured map[string]bool) {
 			c.Logger.Info("the pod has a new sandbox", "pod", p.info.String())
 			c.effects.handle(uid, p, lifecycle.SandboxExit)
 			p.since, p.assignment.fresh = time.Now(), true
+			continue
 		}
+		p.redirection.process = ns.PID
 	}
 }
 

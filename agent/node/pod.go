@@ -72,6 +72,7 @@ type redirection struct {
 	proxied  *proxy.Pod
 	journal  *journal.Pod // of proxied
 	netns    uint64       // inode of the captured network namespace
+	process  int          // one in it, if it still runs
 	cgroup   uint64       // of a pod under hostNetwork
 	failOpen bool         // as captured knows it
 

@@ -46,7 +46,9 @@ func NewLocator(cgroupRoot, procDir string) (*Locator, error) {
 type NetNS struct {
 	// Inode identifies the namespace as long as it exists.
 	Inode uint64
-	file  *os.File
+	// PID is the process of the pod by which it was found.
+	PID  int
+	file *os.File
 }
 
 // Path returns a path of the namespace that is valid until Close.
@@ -230,6 +232,12 @@ func (l *Locator) Open(uid string, pids []int, hostNetwork bool, captured uint64
 	return oldest, nil
 }
 
+// In reports whether a process is in the network namespace of that inode.
+func (l *Locator) In(pid int, netns uint64) bool {
+	ino, err := inode(os.Stat(filepath.Join(l.procDir, strconv.Itoa(pid), "ns/net")))
+	return err == nil && ino == netns
+}
+
 // open returns the network namespace of a process of a pod, and when the process started;
 // nil if it has exited.
 func (l *Locator) open(uid string, pid int) (ns *NetNS, started uint64, err error) {
@@ -241,7 +249,7 @@ func (l *Locator) open(uid string, pid int) (ns *NetNS, started uint64, err erro
 	if err != nil {
 		return nil, 0, err
 	}
-	ns = &NetNS{file: file}
+	ns = &NetNS{PID: pid, file: file}
 	ns.Inode, err = inode(file.Stat())
 	var cgroups, stat []byte
 	// Open first, check afterwards: a pid that was reused in between belongs to another

@@ -157,6 +157,9 @@ func TestOpenIgnoresNamespacesThatProcessesCreate(t *testing.T) {
 		ns, err := l.Open(uid, []int{7, 8, 9, 1 << 30}, false, inodes[captured])
 		require.NoError(t, err)
 		assert.Equal(t, inodes[want], ns.Inode, "captured: %q", captured)
+		assert.True(t, l.In(ns.PID, ns.Inode))
+		assert.False(t, l.In(1<<30, ns.Inode), "it has exited")
+		assert.False(t, l.In(ns.PID, ns.Inode+1), "it is in another")
 		ns.Close()
 	}
 }

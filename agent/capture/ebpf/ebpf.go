@@ -134,6 +134,13 @@ func (b *Backend) SetDestinations(destinations []netip.AddrPort, _ []redirect.Po
 // by a process in none of the pods' cgroups, and to no other host than the apiserver.
 func unprobed(p redirect.Pod) bool { return p.HostNetwork || p.Egress != nil }
 
+// State returns always the same while the pod's entry is as it was made. All else that redirects the pod's
+// connections, a probe of the agent's own pod covers.
+func (b *Backend) State(p redirect.Pod) (state uint32, known bool) {
+	entry, ok, err := b.Pod(keyOf(p))
+	return 0, err == nil && ok && entry == wanted(p)
+}
+
 // Check returns what a probe of these pods does not show.
 func (b *Backend) Check(pods []redirect.Pod) (redirect.Failed, error) {
 	errs := []error{b.Redirect.Check()}

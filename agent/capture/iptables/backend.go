@@ -87,6 +87,12 @@ func (b *Backend) Last(ctx context.Context, p redirect.Pod) (port uint16, egress
 // Egress returns nil: connections to other hosts can be redirected.
 func (b *Backend) Egress() error { return nil }
 
+// State returns the generation of the rules in the pod's network namespace.
+func (b *Backend) State(p redirect.Pod) (state uint32, known bool) {
+	generation, err := p.Rules.Generation()
+	return generation, err == nil
+}
+
 // Origin asks connection tracking for the address that a redirected connection was made to.
 func (b *Backend) Origin(_ uint64, conn *net.TCPConn, local, _ netip.AddrPort) (netip.AddrPort, error) {
 	var to netip.AddrPort

@@ -6,16 +6,19 @@ import (
 	"os"
 
 	"github.com/google/uuid"
+
+	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
 )
 
 // Pod is what a backend needs to know to redirect a pod.
 type Pod struct {
 	UID         uuid.UUID
 	NetNS       *os.File
-	Cookie      uint64 // of NetNS; 0 if the kernel gives none
-	HostNetwork bool   // NetNS is the node's
-	Cgroup      uint64 // 0 if it is unknown; never under HostNetwork
-	Port        uint16 // of the pod's listeners
+	Rules       *netns.Rules // of NetNS; nil if nobody looks at them
+	Cookie      uint64       // of NetNS; 0 if the kernel gives none
+	HostNetwork bool         // NetNS is the node's
+	Cgroup      uint64       // 0 if it is unknown; never under HostNetwork
+	Port        uint16       // of the pod's listeners
 	Egress      *Egress
 	FailOpen    bool
 	Stalled     bool // its connections are not accepted
@@ -42,6 +45,9 @@ func (Nothing) Sweep(func(uid [16]byte) bool) error { return nil }
 
 // Beat reports false.
 func (Nothing) Beat() bool { return false }
+
+// State returns that nothing is known: only a probe shows whether the pod is redirected.
+func (Nothing) State(Pod) (state uint32, known bool) { return 0, false }
 
 // Repair does nothing.
 func (Nothing) Repair([]netip.AddrPort, []Pod) error { return nil }

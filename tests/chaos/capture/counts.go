@@ -16,7 +16,7 @@ const (
 	wantStarts    = 200
 	wantKills     = 50
 	wantUpgrades  = 10
-	wantLosses    = 20
+	wantLosses    = 24
 	minReviews    = 10_000
 	maxRecovery   = 5 * time.Second         // of the slowest member, since its agent restarted: in mode address, a Service is restored too
 	maxDirect     = 2500 * time.Millisecond // until members that fail open bypass the mesh

@@ -15,7 +15,7 @@ import (
 func passed() (*suite, harness.Suite) {
 	s := &suite{Result: &harness.Result{}, counts: counts{
 		modes: fleet.Modes, starts: 200, kills: 50, recoveries: []time.Duration{time.Second}, upgrades: 10,
-		losses: 20, repaired: 20, openDirect: "ok", left: []string{}, hostile: hostile{attacks: 9, repelled: 9, tenants: 4, tenantsRepelled: 4},
+		losses: 24, repaired: 24, openDirect: "ok", left: []string{}, hostile: hostile{attacks: 9, repelled: 9, tenants: 4, tenantsRepelled: 4},
 		reviewed: reviews.Verdict{Reviews: 10_000},
 	}}
 	exported := harness.Suite{Name: "capture", Counts: s.counts.list}
@@ -29,7 +29,7 @@ func TestLineOfSuccessfulRun(t *testing.T) {
 	s, suite := passed()
 	require.Empty(t, s.Failures(suite))
 	require.Equal(t, "capture: modes=3 starts=200 leaked=0 agent_kills=50 unsharded=0 recover_p99_ms=1000 upgrades=10 failed=0 relists=0 "+
-		"hook_losses=20 repaired=20 open_direct=ok cleanup_left=0 hostile=9/9 tenants=4/4 reviews=10000 misrouted=0 failed=0", s.Line(suite))
+		"hook_losses=24 repaired=24 open_direct=ok cleanup_left=0 hostile=9/9 tenants=4/4 reviews=10000 misrouted=0 failed=0", s.Line(suite))
 }
 
 func TestEachCountOutOfBoundsFailsTheRun(t *testing.T) {
@@ -47,8 +47,8 @@ func TestEachCountOutOfBoundsFailsTheRun(t *testing.T) {
 		{"upgrades=9", func(c *counts) { c.upgrades-- }},
 		{"failed=1", func(c *counts) { c.failed++ }},
 		{"relists=1", func(c *counts) { c.relists++ }},
-		{"hook_losses=19", func(c *counts) { c.losses-- }},
-		{"repaired=19", func(c *counts) { c.repaired-- }},
+		{"hook_losses=23", func(c *counts) { c.losses-- }},
+		{"repaired=23", func(c *counts) { c.repaired-- }},
 		{"open_direct=", func(c *counts) { c.openDirect = "" }},
 		{"cleanup_left=1", func(c *counts) { c.left = []string{"a chain"} }},
 		{"left: a chain", func(c *counts) { c.left = []string{"a chain"} }},

@@ -35,6 +35,7 @@ var lossKinds = []loss{
 		return err
 	}, runOnNode("inventory", pinDir)},
 	{"rules flushed", "iptables", inNetns("iptables", "-t", "nat", "-F"), nil},
+	{"a rule before them", "iptables", inNetns("iptables", "-t", "nat", "-I", "OUTPUT", "1", "-p", "tcp", "-j", "ACCEPT"), nil},
 }
 
 // runOnNode returns a function that runs a command of package onnode.
