@@ -87,14 +87,14 @@ fuzz: ## Run each fuzz target for FUZZTIME (default 20s)
 e2e: cluster-ensure images test-images install e2e-installed ## End-to-end tests on the real cluster
 e2e-installed:
 	@go build -o .run/gotest ./hack/gotest
-	.run/gotest -tests $(if $(CI),-rerun) e2e -count=1 -timeout=60m -parallel=8 ./tests/e2e/... $(if $(RUN),-run '$(RUN)')
+	.run/gotest -tests $(if $(CI),-rerun) e2e -count=1 -timeout=60m -parallel=10 ./tests/e2e/... $(if $(RUN),-run '$(RUN)')
 e2e-ipv6: images ## Those of IPv6, on a cluster of their own: ends the one that runs
 	@tests/cluster/down.sh
 	@FAMILY=dual6 tests/cluster/up.sh $(NODES)
 	@$(MAKE) test-images
 	@hack/install.sh
 	@go build -o .run/gotest ./hack/gotest
-	.run/gotest -tests $(if $(CI),-rerun) e2e-ipv6 -count=1 -timeout=20m ./tests/e2e/... -run '$(or $(RUN),^TestIPv6$$|^TestTraffic$$/^Egress)'
+	.run/gotest -tests $(if $(CI),-rerun) e2e-ipv6 -count=1 -timeout=20m ./tests/e2e/... -run '$(or $(RUN),^TestIPv6$$|^TestEgress)'
 	@tests/cluster/down.sh
 e2e-kubernetes: images ## All of them on another Kubernetes (KUBERNETES=1.34, 1.35 or 1.37): ends the cluster that runs
 	@tests/cluster/down.sh

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -36,9 +37,6 @@ type running struct {
 
 func newRunning(t *testing.T, kind string, lock types.NamespacedName) *running {
 	t.Helper()
-	for _, file := range []string{"namespace.yaml", "crd.yaml", "rbac.yaml"} {
-		require.NoError(t, cluster.ApplyPath(t.Context(), "tests/operators/tally/deploy/"+file))
-	}
 	op := &running{home: namespace(t, "adopted"), kind: kind, lock: lock}
 	if op.lock.Name == "" {
 		op.lock = types.NamespacedName{Namespace: op.home, Name: tallyLock}
@@ -328,7 +326,8 @@ func heldByMesh(t *testing.T, key client.ObjectKey) {
 
 // A running operator is adopted by a rolling update, and removed from the mesh by another.
 // At no time do two pods reconcile the same object.
-func testAdoptedStatefulSet(t *testing.T) {
+func TestAdoptedStatefulSet(t *testing.T) {
+	t.Parallel()
 	op := newRunning(t, "StatefulSet", types.NamespacedName{})
 	op.works(t)
 	op.adopt(t)
@@ -359,7 +358,8 @@ func testAdoptedStatefulSet(t *testing.T) {
 	t.Run("deleted", func(t *testing.T) { op.removed(t) })
 }
 
-func testAdoptedDeployment(t *testing.T) {
+func TestAdoptedDeployment(t *testing.T) {
+	t.Parallel()
 	op := newRunning(t, "Deployment", types.NamespacedName{})
 	op.label(t, true, 0)
 	op.rolledOut(t)
@@ -369,7 +369,8 @@ func testAdoptedDeployment(t *testing.T) {
 	op.removed(t)
 }
 
-func testAdoptedWithUnnamedLock(t *testing.T) {
+func TestAdoptedWithUnnamedLock(t *testing.T) {
+	t.Parallel()
 	lock := types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: fmt.Sprintf("tally-%d", time.Now().UnixNano())}
 	t.Cleanup(func() {
 		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: lock.Namespace, Name: lock.Name}}
@@ -445,13 +446,8 @@ func (op *running) losesLeader(t *testing.T) {
 	root, err := op.root(t.Context())
 	require.NoError(t, err)
 	shard := root.Status.Root.Shards[0]
-	pod := ready(t, op.home, shard.Leader)
-	signal := func(name string) {
-		const kill = `for p in $(pidof tally); do grep -qs "pod$1" "/proc/$p/cgroup" && exec kill -"$2" "$p"; done; exit 1`
-		_, err := cluster.NodeExec(t.Context(), pod.Spec.NodeName, "bash", "-c", kill, "bash", string(pod.UID), name)
-		require.NoError(t, err)
-	}
-	signal("STOP")
+	leader := operatorProcess(t, ready(t, op.home, shard.Leader), "tally")
+	require.NoError(t, leader.Signal(unix.SIGSTOP))
 	root = op.is(t, metav1.ConditionFalse, "NoLeader") // 30 s after its last lease, which runs 15 s
 	missing := meta.FindStatusCondition(root.Status.Conditions, meshv1alpha1.ConditionLeaderMissing)
 	require.Equal(t, metav1.ConditionTrue, missing.Status)
@@ -466,12 +462,13 @@ func (op *running) losesLeader(t *testing.T) {
 		}
 		return nil
 	})
-	signal("CONT")
+	require.NoError(t, leader.Signal(unix.SIGCONT))
 	op.sharded(t)
 }
 
 // Members of a hand-written shard wait, too, until no pod outside the mesh leads.
-func testHandWrittenShardWaitsForTheLock(t *testing.T) {
+func TestHandWrittenShardWaitsForTheLock(t *testing.T) {
+	t.Parallel()
 	op := newRunning(t, "StatefulSet", types.NamespacedName{})
 	op.works(t)
 	c := shard(op.home, "all", []string{"member-0"}, op.owned, "tallies.tally.example.com")

@@ -23,9 +23,10 @@ import (
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
-// testBalance shards all kinds of a group, some created later, in namespaces created later
+// TestBalance shards all kinds of a group, some created later, in namespaces created later
 // that are neighbours in the key space.
-func testBalance(t *testing.T) {
+func TestBalance(t *testing.T) {
+	t.Parallel()
 	apple, pear := newKind(t, "Apple"), newKind(t, "Pear")
 	r := newRoot(t, "e2e-balance", 2, meshv1alpha1.ShardingConfigSpec{Root: &meshv1alpha1.RootConfig{
 		TargetStatefulSet: workload,
@@ -141,7 +142,7 @@ func (r root) weighing(t *testing.T, holds func(note string) bool) (note string)
 	return note
 }
 
-// newKind creates a namespaced kind of the group that testBalance shards.
+// newKind creates a namespaced kind of the group that TestBalance shards.
 func newKind(t *testing.T, kind string) schema.GroupVersionKind {
 	t.Helper()
 	gvk := schema.GroupVersionKind{Group: "balance.example.com", Version: "v1", Kind: kind}

@@ -16,10 +16,10 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
-// How long the breakers of testBreakers stay open: longer than a request takes on a busy machine.
+// How long the breakers of TestBreakers stay open: longer than a request takes on a busy machine.
 const bucketSleeps, tripSleeps = 20 * time.Second, 15 * time.Second
 
-// breakerTest has the subtests of testBreakers: one pod under one CircuitBreaker.
+// breakerTest has the subtests of TestBreakers: one pod under one CircuitBreaker.
 type breakerTest struct {
 	pod    *corev1.Pod
 	ns     string
@@ -29,7 +29,8 @@ type breakerTest struct {
 }
 
 // A breaker opens, reports it, and recovers: by itself, or when a user requests it.
-func testBreakers(t *testing.T) {
+func TestBreakers(t *testing.T) {
+	t.Parallel()
 	pod := clientPod(t)
 	ns, caller := pod.Namespace, hastyClient(t, pod)
 	in := "/api/v1/namespaces/" + ns

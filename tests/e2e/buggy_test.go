@@ -19,7 +19,8 @@ import (
 
 // The operator sloppy has bugs. Each shows only under the fault that exposes it, and the
 // operator without the bug works under the same fault.
-func testBuggyOperator(t *testing.T) {
+func TestBuggyOperator(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct{ bug, rule string }{
 		{"stale-read", `
   match: {resources: [{resources: [configmaps], verbs: [list]}]}

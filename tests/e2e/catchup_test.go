@@ -14,9 +14,10 @@ import (
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
-// testCatchUp moves a namespace between two running operators while owners in it are deleted.
+// TestCatchUp moves a namespace between two running operators while owners in it are deleted.
 // The operator lets an owner go if its cache has no dependents of it. None may be left behind.
-func testCatchUp(t *testing.T) {
+func TestCatchUp(t *testing.T) {
+	t.Parallel()
 	const rounds, owners, dependents, ownerLabel, tier = 5, 4, 3, "keeper-owner", "e2e-catch-up"
 	tenants := newTenants(t, 2)
 	stays, moves := tenants[0], tenants[1]

@@ -21,9 +21,10 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/operators/fleet/fleetv1"
 )
 
-// testClusters divides an operator that manages two clusters behind one apiserver. One of them is
+// TestClusters divides an operator that manages two clusters behind one apiserver. One of them is
 // handed over and back, and is away for a while. Then the namespaces of both are divided.
-func testClusters(t *testing.T) {
+func TestClusters(t *testing.T) {
+	t.Parallel()
 	if _, err := os.Stat(filepath.Join(cluster.Root, ".run", "kubeconfig")); err != nil {
 		t.Skip("only the cluster of tests/cluster can be given others, and there is another")
 	}

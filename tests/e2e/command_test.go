@@ -162,7 +162,8 @@ func (op *running) identities(t *testing.T) []string {
 }
 
 // The plugin adopts a running operator, and removes it. Run again, it changes nothing.
-func testAdoptedByPlugin(t *testing.T) {
+func TestAdoptedByPlugin(t *testing.T) {
+	t.Parallel()
 	op := newRunning(t, "StatefulSet", types.NamespacedName{})
 	op.works(t)
 	file := filepath.Join(t.TempDir(), "root.yaml")
@@ -200,7 +201,8 @@ func testAdoptedByPlugin(t *testing.T) {
 }
 
 // An operator is put on the mesh without a configuration, observed, and divided as advised.
-func testAdoptedAsAdvised(t *testing.T) {
+func TestAdoptedAsAdvised(t *testing.T) {
+	t.Parallel()
 	op := newRunning(t, "StatefulSet", types.NamespacedName{})
 	workload := "statefulset/tally"
 	says(t, 2, []string{"advise", workload, "-n", op.home}, "kubectl -n "+op.home+" patch "+workload)
@@ -232,7 +234,8 @@ func testAdoptedAsAdvised(t *testing.T) {
 }
 
 // The plugin shows open breakers and faults in force, and ends them.
-func testTrafficByPlugin(t *testing.T) {
+func TestTrafficByPlugin(t *testing.T) {
+	t.Parallel()
 	pod := clientPod(t)
 	ns, caller := pod.Namespace, hastyClient(t, pod)
 	in := "/api/v1/namespaces/" + ns
@@ -275,7 +278,8 @@ httpFault:
 }
 
 // The plugin shows the requests of one pod, and what they cost, and ends when it is interrupted.
-func testTap(t *testing.T) {
+func TestTap(t *testing.T) {
+	t.Parallel()
 	pod := clientPod(t)
 	caller := hastyClient(t, pod)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

@@ -15,6 +15,5 @@
 //
 // Some tests change the mesh itself: they scale the manager to zero, kill agents, and roll
 // out others (mesh_test.go). They undo this, and no other test runs in parallel with them.
-// Tests that do not change the mesh run in parallel: those of TestRoots with each other, and
-// those that call t.Parallel themselves after all others.
+// Of the others, those that take long call t.Parallel, and run after all that do not.
 package e2e

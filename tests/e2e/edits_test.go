@@ -16,9 +16,10 @@ import (
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
-// testEdits has a root whose author misspells a resource, first at its creation and then
+// TestEdits has a root whose author misspells a resource, first at its creation and then
 // while its shards act. Neither gives an object two owners.
-func testEdits(t *testing.T) {
+func TestEdits(t *testing.T) {
+	t.Parallel()
 	tenants := newTenants(t, 4)
 	tenants.fill(t, "one")
 	r := newRoot(t, "e2e-edits", 2, meshv1alpha1.ShardingConfigSpec{Root: &meshv1alpha1.RootConfig{

@@ -167,7 +167,7 @@ func shut(t *testing.T, pod *corev1.Pod, what string, flags ...string) {
 	require.Contains(t, complaint, "access denied", what)
 }
 
-// egressTest has the subtests of testEgress: one pod under one CircuitBreaker for other hosts.
+// egressTest has the subtests of TestEgress: one pod under one CircuitBreaker for other hosts.
 type egressTest struct {
 	pod   *corev1.Pod
 	ns    string
@@ -178,7 +178,8 @@ type egressTest struct {
 }
 
 // A pod reaches the other hosts that the rules allow, by the names that its clients send.
-func testEgress(t *testing.T) {
+func TestEgress(t *testing.T) {
+	t.Parallel()
 	ns := namespace(t, "traffic")
 	probeRights(t, ns)
 	h := newHosts(t, ns)
@@ -397,7 +398,8 @@ func goClient(t *testing.T, pod *corev1.Pod, h hosts, roots *x509.CertPool) *htt
 }
 
 // The pod reaches two hosts, and no other.
-func testExampleEgress(t *testing.T) {
+func TestExampleEgress(t *testing.T) {
+	t.Parallel()
 	ns := namespace(t, "operator-demo")
 	probeRights(t, ns)
 	h := newHosts(t, ns)

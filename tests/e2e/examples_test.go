@@ -77,7 +77,8 @@ func examplePods(t *testing.T, replicas int32, labels ...string) (ns string, pod
 }
 
 // An operator that sends too many requests is limited.
-func testExampleCap(t *testing.T) {
+func TestExampleCap(t *testing.T) {
+	t.Parallel()
 	ns, pods := examplePods(t, 1)
 	caller := hastyClient(t, pods[0])
 	example[meshv1alpha1.CircuitBreaker](t, "breaker-cap.yaml", ns, "cap", 1)
@@ -143,7 +144,8 @@ httpFault:
 }
 
 // All pods together delete one object in ten seconds.
-func testExampleDeletes(t *testing.T) {
+func TestExampleDeletes(t *testing.T) {
+	t.Parallel()
 	ns, pods := examplePods(t, 3)
 	b := example[meshv1alpha1.CircuitBreaker](t, "breaker-deletes.yaml", ns, "deletes", 3)
 	for _, pod := range pods {
@@ -192,7 +194,8 @@ func testExampleDeletes(t *testing.T) {
 }
 
 // A canary gets a conflict on one update in twenty.
-func testExampleConflicts(t *testing.T) {
+func TestExampleConflicts(t *testing.T) {
+	t.Parallel()
 	ns := namespace(t, "operator-demo")
 	probeRights(t, ns)
 	labels := func(shard string) map[string]string {

@@ -6,15 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -25,32 +22,21 @@ import (
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
+	"github.com/ctrlmesh/ctrlmesh/tests/stats"
 )
 
 // knowing is the age at which an agent has seen all requests in flight, also if no agent has handed over
 // to it.
 const knowing = 70 * time.Second
 
-// TestFailover tests the loss of leaders. The tests run in parallel because they mostly wait, but
-// not in parallel with tests that take the manager or agents away.
-func TestFailover(t *testing.T) {
-	beside(t, []named{
-		{"KubeControllerManager", testKubeControllerManager},
-		{"BeforeLeaseExpiry", testFailoverBeforeLeaseExpiry},
-		{"OldLocks", testFailoverOfOldLocks},
-	})
-}
-
 // The next leader of a shard need not wait until the lock of a dead leader expires. With the
 // defaults of client-go, candidates read the lock every 2 s to 4.4 s, and it expires after 15 s.
-func testFailoverBeforeLeaseExpiry(t *testing.T) {
-	for _, file := range []string{"namespace.yaml", "crd.yaml", "rbac.yaml"} {
-		require.NoError(t, cluster.ApplyPath(t.Context(), "tests/operators/tally/deploy/"+file))
-	}
+func TestFailoverBeforeLeaseExpiry(t *testing.T) {
+	t.Parallel()
 	ns, owned := namespace(t, "failover"), namespace(t, "owned")
 	probeRights(t, ns)
 	shardTally(t, ns)
-	create(t, &tallyv1.Tally{ObjectMeta: metav1.ObjectMeta{Namespace: owned, Name: "t"}})
+	create(t, &tallyv1.Tally{ObjectMeta: metav1.ObjectMeta{Namespace: owned, Name: "t", Labels: map[string]string{"operator": ns}}})
 	shard, members := membersOf(t, ns, working(t, owned, "hello")[0])
 
 	awaitKnowing(t)
@@ -90,7 +76,8 @@ func awaitKnowing(t *testing.T) {
 }
 
 // Clients before client-go 0.24 elect by ConfigMaps and Endpoints, alone or with a Lease.
-func testFailoverOfOldLocks(t *testing.T) {
+func TestFailoverOfOldLocks(t *testing.T) {
+	t.Parallel()
 	awaitKnowing(t)
 	for _, kind := range []string{"configmaps", "endpoints", "configmapsleases", "endpointsleases"} {
 		t.Run(kind, func(t *testing.T) {
@@ -179,7 +166,8 @@ func closely(t *testing.T, what string, cond func(context.Context) error) (stall
 	return stalled
 }
 
-// shardTally runs the operator in two shards of two members, and waits until they are settled.
+// shardTally runs the operator in two shards of two members, for objects with its own label, and waits
+// until they are settled.
 func shardTally(t *testing.T, ns string) {
 	t.Helper()
 	root := &meshv1alpha1.ShardingConfig{
@@ -207,8 +195,9 @@ func shardTally(t *testing.T, ns string) {
 	set := (&tally{namespace: ns}).workload("tally")
 	set.Spec.Replicas = new(int32(4))
 	set.Spec.Template.Spec.Containers = set.Spec.Template.Spec.Containers[1:] // the operator alone
+	operator := &set.Spec.Template.Spec.Containers[0]
+	operator.Args = append(operator.Args, "-selector=operator="+ns)
 	create(t, set)
-	t.Cleanup(func() { require.NoError(t, goneWithPods(set)) }) // it works in namespaces of other tests too
 	until(t, "the shards", func(ctx context.Context) error {
 		if err := cluster.Get(ctx, client.ObjectKeyFromObject(root), root); err != nil {
 			return err
@@ -218,23 +207,6 @@ func shardTally(t *testing.T, ns string) {
 			return fmt.Errorf("%+v", s)
 		}
 		return nil
-	})
-}
-
-// goneWithPods deletes a StatefulSet and waits until its pods are gone.
-func goneWithPods(set *appsv1.StatefulSet) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	if err := cluster.Delete(ctx, set); err != nil {
-		return err
-	}
-	return kube.Until(ctx, "the end of the operator", func(ctx context.Context) error {
-		var pods corev1.PodList
-		err := cluster.List(ctx, &pods, client.InNamespace(set.Namespace))
-		if err == nil && len(pods.Items) > 0 {
-			err = fmt.Errorf("%d pods are left", len(pods.Items))
-		}
-		return err
 	})
 }
 
@@ -304,23 +276,9 @@ func killBetweenRenewals(t *testing.T, process *os.Process) (at time.Time) {
 // long on a busy machine.
 func operatorProcess(t *testing.T, pod *corev1.Pod, program string) *os.Process {
 	t.Helper()
-	all, err := filepath.Glob("/proc/[0-9]*")
+	pid, err := stats.ProcessOf(string(pod.UID), stats.Runs(program)) // the nodes' processes are visible on the machine
 	require.NoError(t, err)
-	for _, dir := range all { // the nodes' processes are visible on the machine
-		name, err := os.ReadFile(filepath.Join(dir, "comm"))
-		if err != nil || strings.TrimSpace(string(name)) != program {
-			continue // most have another name, and some have ended
-		}
-		cgroup, err := os.ReadFile(filepath.Join(dir, "cgroup"))
-		if err != nil || !strings.Contains(string(cgroup), string(pod.UID)) {
-			continue
-		}
-		pid, err := strconv.Atoi(filepath.Base(dir))
-		require.NoError(t, err)
-		process, err := os.FindProcess(pid)
-		require.NoError(t, err)
-		return process
-	}
-	require.Fail(t, "no process", "%s of pod %s", program, pod.Name)
-	return nil
+	process, err := os.FindProcess(pid)
+	require.NoError(t, err)
+	return process
 }

@@ -28,7 +28,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
-// faultTest has the subtests of testFaults: one pod under one FaultInjection.
+// faultTest has the subtests of TestFaults: one pod under one FaultInjection.
 type faultTest struct {
 	pod       *corev1.Pod
 	ns        string
@@ -41,7 +41,8 @@ type faultTest struct {
 }
 
 // Each fault in requests and answers, as clients observe it.
-func testFaults(t *testing.T) {
+func TestFaults(t *testing.T) {
+	t.Parallel()
 	pod := clientPod(t)
 	ns, caller := pod.Namespace, hastyClient(t, pod)
 	clientset, err := kubernetes.NewForConfig(from(t, pod))
@@ -317,7 +318,8 @@ func faultLine(ns, pod, rule string) error {
 
 // No fault is injected into pods outside the mesh, into namespaces whose label forbids it,
 // into locks, while the rule is disabled, and after it has expired.
-func testFaultExemptions(t *testing.T) {
+func TestFaultExemptions(t *testing.T) {
+	t.Parallel()
 	pod := clientPod(t)
 	ns, caller := pod.Namespace, hastyClient(t, pod)
 	exempt := namespace(t, "exempt")
@@ -372,7 +374,8 @@ httpFault:
 }
 
 // A leader whose renewals fail stops leading, if a rule names its lock.
-func testLockLost(t *testing.T) {
+func TestLockLost(t *testing.T) {
+	t.Parallel()
 	pod := clientPod(t)
 	ns := pod.Namespace
 	clientset, err := kubernetes.NewForConfig(from(t, pod))

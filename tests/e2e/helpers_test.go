@@ -106,23 +106,6 @@ func probeSpec() corev1.PodSpec {
 	}
 }
 
-// named is a test with a name.
-type named struct {
-	name string
-	run  func(*testing.T)
-}
-
-// beside runs tests beside each other.
-func beside(t *testing.T, tests []named) {
-	t.Helper()
-	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			test.run(t)
-		})
-	}
-}
-
 // ready waits until a pod is ready and returns it.
 func ready(t *testing.T, namespace, name string) *corev1.Pod {
 	t.Helper()

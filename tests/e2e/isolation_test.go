@@ -173,9 +173,10 @@ func (i isolation) testDryRun(t *testing.T) {
 	require.NoError(t, i.write(t.Context(), i.own, "one"))
 }
 
-// testLockInAnotherNamespace has an operator whose Lease is in kube-system and named in its
+// TestLockInAnotherNamespace has an operator whose Lease is in kube-system and named in its
 // Role, which is common: each shard has a leader.
-func testLockInAnotherNamespace(t *testing.T) {
+func TestLockInAnotherNamespace(t *testing.T) {
+	t.Parallel()
 	lock := types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: fmt.Sprintf("tally-%d", time.Now().UnixNano())}
 	t.Cleanup(func() {
 		for _, name := range []string{lock.Name, lock.Name + "---tally-1-normal", lock.Name + "---tally-2-normal"} {

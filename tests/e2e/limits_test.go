@@ -31,7 +31,7 @@ import (
 // slowly is how long a fault delays lists of Endpoints.
 const slowly = 3 * time.Second
 
-// limitTest has the subtests of testLimits: one pod under one CircuitBreaker.
+// limitTest has the subtests of TestLimits: one pod under one CircuitBreaker.
 type limitTest struct {
 	pod     *corev1.Pod
 	ns      string
@@ -42,7 +42,8 @@ type limitTest struct {
 }
 
 // A pod's requests are limited by its rules. Refusals name the rule and when to retry.
-func testLimits(t *testing.T) {
+func TestLimits(t *testing.T) {
+	t.Parallel()
 	pod := clientPod(t)
 	ns, caller := pod.Namespace, hastyClient(t, pod)
 	create(t, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "big"}, StringData: map[string]string{"a": "b"}})
@@ -280,7 +281,8 @@ func (s *limitTest) disabled(t *testing.T) {
 
 // The pods of a workload together never pass more requests than the rule allows, by the
 // apiserver's audit log, also while the workload is scaled.
-func testWorkloadLimit(t *testing.T) {
+func TestWorkloadLimit(t *testing.T) {
+	t.Parallel()
 	ns := namespace(t, "traffic")
 	probeRights(t, ns)
 	pods := clientSet(t, ns, "set", 3, map[string]string{"app": "set"})

@@ -49,7 +49,16 @@ func setUp() (err error) {
 			return err
 		}
 	}
-	return sweep(ctx)
+	if err := sweep(ctx); err != nil {
+		return err
+	}
+	// The operator tally's kind, and the rights to it. Admission by policies knows a new kind only after a while.
+	for _, file := range []string{"crd.yaml", "clusterroles.yaml"} {
+		if err := cluster.ApplyPath(ctx, "tests/operators/tally/deploy/"+file); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // sweep deletes the namespaces of an interrupted run, without waiting, and those of make

@@ -19,8 +19,9 @@ import (
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
-// testObjects divides what is in no namespace, ClusterRoles, by their uids.
-func testObjects(t *testing.T) {
+// TestObjects divides what is in no namespace, ClusterRoles, by their uids.
+func TestObjects(t *testing.T) {
+	t.Parallel()
 	r := newRoot(t, "e2e-objects", 2, meshv1alpha1.ShardingConfigSpec{Root: &meshv1alpha1.RootConfig{
 		TargetStatefulSet: workload,
 		Key:               meshv1alpha1.KeyObject,

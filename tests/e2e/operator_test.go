@@ -35,9 +35,6 @@ type tallyShard struct{ name, owns string }
 
 func newTally(t *testing.T) *tally {
 	t.Helper()
-	for _, file := range []string{"namespace.yaml", "crd.yaml", "rbac.yaml"} { // the last also lets the mesh stamp the kind
-		require.NoError(t, cluster.ApplyPath(t.Context(), "tests/operators/tally/deploy/"+file))
-	}
 	op := &tally{namespace: namespace(t, "tally")}
 	probeRights(t, op.namespace)
 	for _, name := range []string{"a", "b"} {

@@ -38,7 +38,7 @@ trafficInterceptRules:
   methods: [DELETE]
 egress: {ports: [80, 443, 3128, 8082]`
 
-// protocolTest has the subtests of testEgressProtocols: two pods under one Blacklist.
+// protocolTest has the subtests of TestEgressProtocols: two pods under one Blacklist.
 type protocolTest struct {
 	pod      *corev1.Pod
 	iptables *corev1.Pod
@@ -51,7 +51,8 @@ type protocolTest struct {
 
 // Rules apply to every protocol that pods speak with other hosts, and what passes works as
 // without the mesh. What a Blacklist does not name passes.
-func testEgressProtocols(t *testing.T) {
+func TestEgressProtocols(t *testing.T) {
+	t.Parallel()
 	ns := namespace(t, "traffic")
 	probeRights(t, ns)
 	h := newHosts(t, ns)

@@ -23,9 +23,10 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/sharding"
 )
 
-// testResize changes one shard into three, and into two; a canary keeps its namespaces. The
+// TestResize changes one shard into three, and into two; a canary keeps its namespaces. The
 // informers of members that lose namespaces list again; the members are not restarted.
-func testResize(t *testing.T) {
+func TestResize(t *testing.T) {
+	t.Parallel()
 	tenants := newTenants(t, 8)
 	tenants.fill(t, "cm")
 	named, bucket := tenants[0], sharding.BucketLabel(tenants[1])
@@ -148,8 +149,9 @@ func has(t *testing.T, what string, store cache.Store, want []string) {
 	})
 }
 
-// testDisable disables the root of a Deployment: its pods are restarted and see everything.
-func testDisable(t *testing.T) {
+// TestDisable disables the root of a Deployment: its pods are restarted and see everything.
+func TestDisable(t *testing.T) {
+	t.Parallel()
 	tenants := newTenants(t, 8)
 	tenants.fill(t, "cm")
 	r := newRoot(t, "e2e-disable", 2, meshv1alpha1.ShardingConfigSpec{Root: &meshv1alpha1.RootConfig{

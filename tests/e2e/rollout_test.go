@@ -21,9 +21,10 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 )
 
-// testRollout rolls out a version whose image does not exist, which stops at the canary, rolls it
+// TestRollout rolls out a version whose image does not exist, which stops at the canary, rolls it
 // back, and rolls out another one, which goes through all shards.
-func testRollout(t *testing.T) {
+func TestRollout(t *testing.T) {
+	t.Parallel()
 	const soak = 5 * time.Second
 	r := newRoot(t, "e2e-rollout", 3, meshv1alpha1.ShardingConfigSpec{Root: &meshv1alpha1.RootConfig{
 		TargetStatefulSet: workload,

@@ -18,35 +18,6 @@ import (
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
-// TestRoots tests roots and the operators that they shard. Each test has a root and pods of
-// its own. The tests run in parallel because they mostly wait, but not in parallel with tests
-// whose shards stamp objects.
-func TestRoots(t *testing.T) {
-	beside(t, []named{
-		{"AdoptedStatefulSet", testAdoptedStatefulSet}, // takes longest
-		{"AdoptedDeployment", testAdoptedDeployment},
-		{"AdoptedByPlugin", testAdoptedByPlugin},
-		{"AdoptedAsAdvised", testAdoptedAsAdvised},
-		{"AdoptedWithUnnamedLock", testAdoptedWithUnnamedLock},
-		{"LockInAnotherNamespace", testLockInAnotherNamespace},
-		{"HandWrittenShardWaitsForTheLock", testHandWrittenShardWaitsForTheLock},
-		{"Balance", testBalance},
-		{"Scopes", testScopes},
-		{"Resize", testResize},
-		{"Disable", testDisable},
-		{"Subsets", testSubsets},
-		{"Clusters", testClusters},
-		{"SeedsOfVirtualApps", testSeedsOfVirtualApps},
-		{"Rollout", testRollout},
-		{"CatchUp", testCatchUp},
-		{"Edits", testEdits},
-		{"Objects", testObjects},
-		{"Undivided", testUndivided},
-		{"Verbs", testVerbs},
-		{"ShadowOfAShard", testShadowOfAShard},
-	})
-}
-
 // root is a configuration with spec.root, in a namespace of its own with the workload that
 // it shards.
 type root struct{ home string }

@@ -17,7 +17,7 @@ import (
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
-// scopeTest has the subtests of testScopes: two members of a root, and the objects of its
+// scopeTest has the subtests of TestScopes: two members of a root, and the objects of its
 // tenants.
 type scopeTest struct {
 	tenants tenants
@@ -28,9 +28,10 @@ type scopeTest struct {
 // perTenant is how many objects each tenant has, until the subtest watch adds one.
 const perTenant = 3
 
-// testScopes has two members of a root's shards, whose objects have no label of the mesh.
+// TestScopes has two members of a root's shards, whose objects have no label of the mesh.
 // For every client, each namespace belongs to one member, and no object is missing.
-func testScopes(t *testing.T) {
+func TestScopes(t *testing.T) {
+	t.Parallel()
 	tenants := newTenants(t, 8)
 	for i := range perTenant {
 		tenants.fill(t, fmt.Sprintf("cm-%d", i))

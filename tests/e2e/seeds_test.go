@@ -166,8 +166,9 @@ func (s seedShard) migrated(t *testing.T) *unstructured.Unstructured {
 	return o
 }
 
-// testSeedsOfVirtualApps applies the manifests of VirtualApps word for word.
-func testSeedsOfVirtualApps(t *testing.T) {
+// TestSeedsOfVirtualApps applies the manifests of VirtualApps word for word.
+func TestSeedsOfVirtualApps(t *testing.T) {
+	t.Parallel()
 	for _, name := range []string{"controllermesh-virtualapp", "controllermesh-virtualapp-leaderElectionName"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -27,9 +27,6 @@ import (
 // is outside the mesh. Each version records its pod in each object: that is what they differ in.
 func TestShadowWritesNothing(t *testing.T) {
 	t.Parallel()
-	for _, file := range []string{"namespace.yaml", "crd.yaml", "rbac.yaml"} {
-		require.NoError(t, cluster.ApplyPath(t.Context(), "tests/operators/tally/deploy/"+file))
-	}
 	op := &tally{namespace: namespace(t, "shadow")}
 	probeRights(t, op.namespace)
 	owned := namespace(t, "owned")
@@ -108,9 +105,10 @@ func TestShadowWritesNothing(t *testing.T) {
 	})
 }
 
-// testShadowOfAShard runs a shadow of one of two shards. It sees what its shard sees, also after that has
+// TestShadowOfAShard runs a shadow of one of two shards. It sees what its shard sees, also after that has
 // got another namespace, and writes nothing. Its configuration names the shard wrongly at first.
-func testShadowOfAShard(t *testing.T) {
+func TestShadowOfAShard(t *testing.T) {
+	t.Parallel()
 	tenants := newTenants(t, 8)
 	tenants.fill(t, "cm")
 	r := newRoot(t, "e2e-shadow-of", 2, meshv1alpha1.ShardingConfigSpec{Root: &meshv1alpha1.RootConfig{

@@ -17,10 +17,11 @@ import (
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
-// testSubsets runs two workloads under one root. Namespaces are relabelled from one to the
+// TestSubsets runs two workloads under one root. Namespaces are relabelled from one to the
 // other: the informers of both follow, and the pods keep running. A limit excludes a namespace
 // from both.
-func testSubsets(t *testing.T) {
+func TestSubsets(t *testing.T) {
+	t.Parallel()
 	tenants := newTenants(t, 4)
 	tenants.fill(t, "cm")
 	excluded := tenants[3]

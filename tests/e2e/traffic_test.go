@@ -26,30 +26,6 @@ import (
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
-// CircuitBreakers and FaultInjections apply to pods that no shard selects. Each test has pods
-// of its own. The tests run in parallel because they mostly wait.
-func TestTraffic(t *testing.T) {
-	t.Parallel()
-	beside(t, []named{
-		{"Egress", testEgress},
-		{"EgressProtocols", testEgressProtocols},
-		{"WorkloadLimit", testWorkloadLimit},
-		{"Limits", testLimits},
-		{"Breakers", testBreakers},
-		{"ByPlugin", testTrafficByPlugin},
-		{"Tap", testTap},
-		{"WatchFaults", testWatchFaults},
-		{"LockLost", testLockLost},
-		{"Faults", testFaults},
-		{"FaultExemptions", testFaultExemptions},
-		{"BuggyOperator", testBuggyOperator},
-		{"ExampleCap", testExampleCap},
-		{"ExampleDeletes", testExampleDeletes},
-		{"ExampleEgress", testExampleEgress},
-		{"ExampleConflicts", testExampleConflicts},
-	})
-}
-
 // clientPod creates a pod on the mesh, with clients of all kinds in it, in a namespace of its own.
 func clientPod(t *testing.T, change ...func(*corev1.Pod)) *corev1.Pod {
 	t.Helper()

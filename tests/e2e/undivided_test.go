@@ -13,7 +13,7 @@ import (
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 )
 
-// undividedTest has the subtests of testUndivided, which depend on one another in this order:
+// undividedTest has the subtests of TestUndivided, which depend on one another in this order:
 // both members of a root write all objects of its tenants.
 type undividedTest struct {
 	tenants tenants
@@ -21,9 +21,10 @@ type undividedTest struct {
 	pods    []*corev1.Pod
 }
 
-// testUndivided has two shards that both write resources in the same namespaces. Those that the
+// TestUndivided has two shards that both write resources in the same namespaces. Those that the
 // root divides are no reason for a warning, even if isolation lets the writes pass.
-func testUndivided(t *testing.T) {
+func TestUndivided(t *testing.T) {
+	t.Parallel()
 	tenants := newTenants(t, 4)
 	tenants.fill(t, "divided")
 	for _, ns := range tenants {

@@ -84,9 +84,10 @@ func verbsSeed(ns string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "seed", Labels: map[string]string{"sweep": "yes"}}}
 }
 
-// testVerbs has a canary, which owns one namespace, use every verb there and in a namespace
+// TestVerbs has a canary, which owns one namespace, use every verb there and in a namespace
 // of another shard.
-func testVerbs(t *testing.T) {
+func TestVerbs(t *testing.T) {
+	t.Parallel()
 	own, foreign := namespace(t, "e2e-own"), namespace(t, "e2e-foreign")
 	r := newRoot(t, "e2e-verbs", 2, meshv1alpha1.ShardingConfigSpec{Reads: meshv1alpha1.ReadsOwn, Root: &meshv1alpha1.RootConfig{
 		TargetStatefulSet: workload,

@@ -19,7 +19,8 @@ import (
 )
 
 // Each fault is injected into watches, and client-go's informer recovers from it by itself.
-func testWatchFaults(t *testing.T) {
+func TestWatchFaults(t *testing.T) {
+	t.Parallel()
 	pod := clientPod(t)
 	ns := pod.Namespace
 	for _, c := range []struct {
