@@ -139,7 +139,9 @@ func (s *Server) Set(cluster *meshv1.Cluster, policies map[types.UID]compile.Pol
 			if first {
 				n.removeUnknown(st)
 			}
-			st.ready.Set()
+			if first || st.clusterDirty || len(st.dirty) > 0 { // to wake thousands of others takes time
+				st.ready.Set()
+			}
 		}
 		s.nodes.forget(name)
 	}
