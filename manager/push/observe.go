@@ -153,21 +153,28 @@ func (s *Server) Observe(nodeName, uid string) Observation {
 	// reports. So a policy is in force only once it is in force in both. An agent that died
 	// a moment ago may have writes in flight, so it counts too.
 	wanted := n.policies[uid].GetVersion()
-	for _, st := range slices.Concat(streams, n.lost) {
-		o, said := st.seen[uid]
-		out.addSerial(o)
-		if !said || o.Capture == "" && o.Reported {
-			continue
-		}
-		out.TrafficMessage = cmp.Or(out.TrafficMessage, o.TrafficMessage)
-		if o.Version != wanted {
-			out.Version = o.Version
-			if o.Nacked == wanted {
-				out.Nacked, out.Nack, out.Withheld = o.Nacked, o.Nack, o.Withheld
-			}
+	for _, of := range [...][]*stream{streams, n.lost} {
+		for _, st := range of {
+			out.addInForce(st.seen, uid, wanted)
 		}
 	}
 	return out
+}
+
+// addInForce adds what an agent reported about the policy that is in force in the pod, and its serials.
+func (out *Observation) addInForce(seen map[string]Observation, uid, wanted string) {
+	o, said := seen[uid]
+	out.addSerial(o)
+	if !said || o.Capture == "" && o.Reported {
+		return
+	}
+	out.TrafficMessage = cmp.Or(out.TrafficMessage, o.TrafficMessage)
+	if o.Version != wanted {
+		out.Version = o.Version
+		if o.Nacked == wanted {
+			out.Nacked, out.Nack, out.Withheld = o.Nacked, o.Nack, o.Withheld
+		}
+	}
 }
 
 // addSerial adds what an agent reported about the serials that the pod has had.
