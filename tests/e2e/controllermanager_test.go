@@ -12,8 +12,6 @@ import (
 // Kubernetes' own controllers are adopted in place, sharded, deprived of a leader and
 // removed, while their objects change. Until the test ends, the cluster's controller manager
 // runs without the controllers under test, so those of other tests may have to wait.
-//
-// It takes longest. The parallel tests start in about the reverse order of their files.
 func TestKubeControllerManager(t *testing.T) {
 	t.Parallel()
 	operator, err := trial.Build(t.Context(), cluster, trial.Find(trial.KubeControllerManager))
