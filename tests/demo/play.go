@@ -81,7 +81,7 @@ func (d *demo) prepare(ctx context.Context, names []string) error {
 			return err
 		}
 	}
-	for _, file := range []string{"namespace.yaml", "crd.yaml", "rbac.yaml"} {
+	for _, file := range []string{"namespace.yaml", "crd.yaml", "clusterroles.yaml", "rbac.yaml"} {
 		if err := d.ApplyPath(ctx, deploy+file); err != nil {
 			return err
 		}

@@ -49,7 +49,7 @@ type share struct{ of, bytes float64 }
 
 // operator measures the operator in all settings, which take turns.
 func (b *bench) operator(ctx context.Context) ([]string, error) {
-	for _, file := range []string{"namespace.yaml", "crd.yaml", "rbac.yaml"} { // the last permits the mesh to count the objects
+	for _, file := range []string{"namespace.yaml", "crd.yaml", "rbac.yaml", "clusterroles.yaml"} { // the last permits the mesh to count the objects
 		if err := b.ApplyPath(ctx, operatorDeploy+file); err != nil {
 			return nil, err
 		}
