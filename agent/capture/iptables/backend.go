@@ -87,10 +87,10 @@ func (b *Backend) Last(ctx context.Context, p redirect.Pod) (port uint16, egress
 // Egress returns nil: connections to other hosts can be redirected.
 func (b *Backend) Egress() error { return nil }
 
-// State returns the generation of the rules in the pod's network namespace.
+// State returns how often the rules in the pod's network namespace were seen to change.
 func (b *Backend) State(p redirect.Pod) (state uint32, known bool) {
-	generation, err := p.Rules.Generation()
-	return generation, err == nil
+	changes, err := p.Rules.Changes()
+	return changes, err == nil
 }
 
 // Origin asks connection tracking for the address that a redirected connection was made to.

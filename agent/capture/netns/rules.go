@@ -1,29 +1,34 @@
 package netns
 
 import (
-	"encoding/binary"
 	"errors"
 	"os"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
-// Rules are the rules of nftables in a network namespace. They keep a socket in it: to enter the namespace for
-// each question takes six times as long.
-type Rules struct{ socket *nl.SocketHandle }
+// Rules notice changes of nftables' rules in a network namespace, by a socket in it to which the kernel sends them.
+type Rules struct {
+	socket  int
+	changes uint32
+}
+
+// atOnce bounds the messages that one call of Changes reads: a pod can cause them without end.
+const atOnce = 16
 
 // OpenRules opens the rules of a network namespace, which stays until Close.
 func OpenRules(namespace *os.File) (r *Rules, err error) {
 	err = Do(namespace, func() error {
-		socket, err := nl.Subscribe(unix.NETLINK_NETFILTER)
+		socket, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
 		if err != nil {
 			return err
 		}
-		r = &Rules{&nl.SocketHandle{Socket: socket}}
-		return socket.SetReceiveTimeout(&unix.Timeval{Sec: 1})
+		r = &Rules{socket: socket}
+		return errors.Join(
+			unix.SetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_RCVBUF, 1), // the least there is: that messages were lost says enough
+			unix.Bind(socket, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: 1 << (unix.NFNLGRP_NFTABLES - 1)}))
 	})
 	if err != nil {
 		r.Close()
@@ -32,35 +37,29 @@ func OpenRules(namespace *os.File) (r *Rules, err error) {
 	return r, nil
 }
 
-// Generation returns a number that is another one after every change of the rules.
-func (r *Rules) Generation() (uint32, error) {
+// Changes returns a number that is another one after every change of the rules. It is called by one goroutine at a
+// time.
+func (r *Rules) Changes() (uint32, error) {
 	if r == nil {
 		return 0, os.ErrClosed
 	}
-	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0)
-	request.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: r.socket}
-	request.AddData(&nl.Nfgenmsg{})
-	answers, err := request.Execute(unix.NETLINK_NETFILTER, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN)
-	if err != nil {
-		return 0, failure.Wrap(err, "asking for the generation of rules")
-	}
-	for _, answer := range answers {
-		attributes, err := nl.ParseRouteAttr(answer[min(nl.SizeofNfgenmsg, len(answer)):])
-		if err != nil {
-			return 0, failure.Wrap(err, "reading the generation of rules")
-		}
-		for _, a := range attributes {
-			if a.Attr.Type == unix.NFTA_GEN_ID && len(a.Value) == 4 {
-				return binary.BigEndian.Uint32(a.Value), nil
-			}
+	var unused [1]byte // the kernel drops the rest of a message
+	for range atOnce {
+		switch _, _, err := unix.Recvfrom(r.socket, unused[:], unix.MSG_DONTWAIT); {
+		case errors.Is(err, unix.EAGAIN):
+			return r.changes, nil
+		case err == nil, errors.Is(err, unix.ENOBUFS): // messages were lost
+			r.changes++
+		default:
+			return 0, failure.Wrap(err, "reading changes of rules")
 		}
 	}
-	return 0, errors.New("asking for the generation of rules: the kernel named none")
+	return r.changes, nil
 }
 
 // Close closes the socket, unless r is nil.
 func (r *Rules) Close() {
 	if r != nil {
-		r.socket.Close()
+		_ = unix.Close(r.socket)
 	}
 }
