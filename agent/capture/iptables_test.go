@@ -62,6 +62,7 @@ func TestDamagedRulesAreRepaired(t *testing.T) {
 			"OUTPUT flushed": damage("-F OUTPUT"),
 			"all removed":    func(table iptables.Table) error { return table.Remove(t.Context(), 0, nil) },
 			"jump not first": damage("-I OUTPUT 1 -p tcp -j ACCEPT"),
+			"narrow jump":    damage("-R OUTPUT 1 -p udp -j " + iptables.Chain),
 			"jumps doubled":  damage("-I OUTPUT 1 -j " + iptables.Chain),
 			"a rule added":   damage("-I " + iptables.Chain + " 1 -p tcp -j ACCEPT"),
 			"rules reversed": damage("-A " + iptables.Chain + " " + fmt.Sprintf("-m mark --mark %#x -j RETURN", iptables.Mark)),
@@ -77,6 +78,9 @@ func TestDamagedRulesAreRepaired(t *testing.T) {
 				for _, to := range listed {
 					requireAnswer(t, pod, client{}, to, "mesh", "")
 				}
+				before = state()
+				require.NoError(t, p.redirector.Apply(t.Context(), p.target()))
+				require.Equal(t, before, state(), "rules that hold are not written")
 				for _, table := range tables {
 					require.NoError(t, pod.Do(func() error {
 						program := map[int]string{4: "iptables", 6: "ip6tables"}[table.Family]

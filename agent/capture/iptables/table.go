@@ -16,8 +16,6 @@ import (
 	"time"
 
 	goiptables "github.com/coreos/go-iptables/iptables"
-	"github.com/vishvananda/netlink/nl"
-	"golang.org/x/sys/unix"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/program"
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/redirect"
@@ -108,9 +106,13 @@ func egressRule(at, port uint16) rule {
 	return rule{"-p", "tcp", "-m", "tcp", "--dport", strconv.Itoa(int(at)), "-j", "REDIRECT", "--to-ports", strconv.Itoa(int(port))}
 }
 
-func refuseRule(at uint16) rule {
-	return rule{"-p", "udp", "-m", "udp", "--dport", strconv.Itoa(int(at)), "-j", "REJECT"}
+func (t Table) refuseRule(at uint16) rule {
+	with := map[int]string{4: "icmp-port-unreachable", 6: "icmp6-port-unreachable"}[t.Family]
+	return rule{"-p", "udp", "-m", "udp", "--dport", strconv.Itoa(int(at)), "-j", "REJECT", "--reject-with", with}
 }
+
+// line returns the line that adds the rule.
+func (r rule) line() string { return "-A " + Chain + " " + strings.Join(r, " ") }
 
 // value returns the number after an option; 0 if there is none.
 func (r rule) value(option string) uint16 {
@@ -159,19 +161,6 @@ func (l Lead) isAnothers(port uint16, e *redirect.Egress) bool {
 // MayExist reports whether the nat table may have a chain of ours.
 func (t Table) MayExist() bool { return t.mayExist(nat) }
 
-// mayExist reports whether the table may have a chain of ours. It starts no program: for a
-// pod that is captured for the first time, no other question is necessary.
-func (t Table) mayExist(table string) bool {
-	const getChain = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETCHAIN
-	request := nl.NewNetlinkRequest(getChain, 0)
-	request.AddData(&nl.Nfgenmsg{NfgenFamily: map[int]uint8{4: unix.NFPROTO_IPV4, 6: unix.NFPROTO_IPV6}[t.Family]})
-	request.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_TABLE, nl.ZeroTerminated(table)))
-	request.AddData(nl.NewRtAttr(unix.NFTA_CHAIN_NAME, nl.ZeroTerminated(Chain)))
-	_, err := request.Execute(unix.NETLINK_NETFILTER, 0)
-	absent := []error{unix.ENOENT, unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EINVAL}
-	return !slices.ContainsFunc(absent, func(is error) bool { return errors.Is(err, is) })
-}
-
 // Lead returns where our chain redirects to.
 func (t Table) Lead(ctx context.Context) (Lead, error) {
 	if !t.mayExist(nat) {
@@ -189,14 +178,20 @@ func (t Table) Lead(ctx context.Context) (Lead, error) {
 	return leadsOf(lines), failure.Wrap(err, "listing chain %s", Chain)
 }
 
-// LastLead is Lead for the capture of a pod. It runs iptables directly, because the
-// commands run it through the agent's binary, which takes several times as long to start.
+// LastLead is Lead for the capture of a pod.
 func (t Table) LastLead(ctx context.Context) (Lead, error) {
 	if t.err != nil || !t.mayExist(nat) {
 		return Lead{}, t.err
 	}
-	out, err := program.Run(ctx, "", t.lister, "-t", nat, "-S", Chain, waitOption)
-	return leadsOf(strings.Split(out, "\n")), err
+	lines, err := t.list(ctx, nat)
+	return leadsOf(lines), err
+}
+
+// list returns the lines that make our chain. It runs iptables directly, because the
+// commands run it through the agent's binary, which takes several times as long to start.
+func (t Table) list(ctx context.Context, table string) ([]string, error) {
+	out, err := program.Run(ctx, "", t.lister, "-t", table, "-S", Chain, waitOption)
+	return strings.Split(strings.TrimSuffix(out, "\n"), "\n"), err
 }
 
 // Sync makes our chain redirect the table's share of the destinations to port, and the
@@ -245,18 +240,35 @@ func (t Table) rulesFor(destinations []netip.AddrPort, port uint16, e *redirect.
 	redirected = append(redirected, stayRule)
 	for _, at := range e.Ports {
 		redirected = append(redirected, egressRule(at, e.Port))
-		refused = append(refused, refuseRule(at))
+		refused = append(refused, t.refuseRule(at))
 	}
 	return redirected, refused
 }
 
-// put makes the rules those of our chain in the table, and OUTPUT go through it first.
+// holds reports whether our chain has these rules, and OUTPUT goes through it first.
+func (t Table) holds(ctx context.Context, table string, rules []rule) bool {
+	if t.err != nil || !t.jumpsFirst(table) {
+		return false
+	}
+	wanted := []string{"-N " + Chain}
+	for _, r := range rules {
+		wanted = append(wanted, r.line())
+	}
+	lines, err := t.list(ctx, table)
+	return err == nil && slices.Equal(lines, wanted)
+}
+
+// put makes the rules those of our chain in the table, and OUTPUT go through it first. If they
+// are, nothing is written: a change takes the kernel some ten times as long as the question.
 func (t Table) put(ctx context.Context, table string, rules []rule, exists bool) error {
+	if exists && t.holds(ctx, table, rules) {
+		return nil
+	}
 	// Naming a chain empties it. All is committed together, so no packet sees it empty.
 	var b strings.Builder
 	fmt.Fprintf(&b, "*%s\n:%s - [0:0]\n", table, Chain)
 	for _, r := range rules {
-		fmt.Fprintf(&b, "-A %s %s\n", Chain, strings.Join(r, " "))
+		b.WriteString(r.line() + "\n")
 	}
 	deleteJump := fmt.Sprintf("-D OUTPUT %s\n", strings.Join(jump, " ")) // fails if there is none
 	insert := fmt.Sprintf("-I OUTPUT 1 %s\nCOMMIT\n", strings.Join(jump, " "))
