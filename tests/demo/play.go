@@ -81,10 +81,8 @@ func (d *demo) prepare(ctx context.Context, names []string) error {
 			return err
 		}
 	}
-	for _, file := range []string{"namespace.yaml", "crd.yaml", "clusterroles.yaml", "rbac.yaml"} {
-		if err := d.ApplyPath(ctx, deploy+file); err != nil {
-			return err
-		}
+	if err := d.ApplyPath(ctx, deploy, "StatefulSet"); err != nil {
+		return err
 	}
 	d.say("deleting the objects of an earlier run")
 	if err := d.clear(ctx); err != nil {

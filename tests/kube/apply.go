@@ -35,6 +35,10 @@ func (c *Cluster) Apply(ctx context.Context, documents []byte) error {
 	if err != nil {
 		return err
 	}
+	return c.applyAll(ctx, objects)
+}
+
+func (c *Cluster) applyAll(ctx context.Context, objects []*unstructured.Unstructured) error {
 	for _, obj := range objects {
 		if err := c.ApplyObject(ctx, obj); err != nil {
 			return err
@@ -82,36 +86,53 @@ func mayPass(err error) bool {
 }
 
 // ApplyPath applies a file, all .yaml files of a directory, or a directory with a
-// kustomization.yaml. The path may be relative to the repository's root.
-func (c *Cluster) ApplyPath(ctx context.Context, path string) error {
+// kustomization.yaml, except objects of the kinds in without. The path may be relative to
+// the repository's root.
+func (c *Cluster) ApplyPath(ctx context.Context, path string, without ...string) error {
 	if !filepath.IsAbs(path) {
 		path = filepath.Join(c.Root, path)
 	}
+	objects, err := c.read(ctx, path)
+	if err != nil {
+		return fmt.Errorf("applying %s: %w", path, err)
+	}
+	objects = slices.DeleteFunc(objects, func(obj *unstructured.Unstructured) bool { return slices.Contains(without, obj.GetKind()) })
+	if err := c.applyAll(ctx, objects); err != nil {
+		return fmt.Errorf("applying %s: %w", path, err)
+	}
+	return nil
+}
+
+// read returns the objects of a path of ApplyPath.
+func (c *Cluster) read(ctx context.Context, path string) ([]*unstructured.Unstructured, error) {
 	if _, err := os.Stat(filepath.Join(path, "kustomization.yaml")); err == nil {
 		documents, err := c.Kubectl(ctx, "kustomize", path)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		return c.Apply(ctx, []byte(documents))
+		return decode([]byte(documents))
 	}
 	files := []string{path}
 	if info, err := os.Stat(path); err != nil {
-		return fmt.Errorf("applying: %w", err)
+		return nil, err
 	} else if info.IsDir() {
 		if files, err = filepath.Glob(filepath.Join(path, "*.yaml")); err != nil {
-			return fmt.Errorf("applying %s: %w", path, err)
+			return nil, err
 		}
 	}
+	var all []*unstructured.Unstructured
 	for _, file := range files {
 		documents, err := os.ReadFile(file)
 		if err != nil {
-			return fmt.Errorf("applying: %w", err)
+			return nil, err
 		}
-		if err := c.Apply(ctx, documents); err != nil {
-			return fmt.Errorf("applying %s: %w", file, err)
+		objects, err := decode(documents)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
 		}
+		all = append(all, objects...)
 	}
-	return nil
+	return all, nil
 }
 
 // Kubectl runs the cluster's kubectl and returns what it printed. An error holds

@@ -49,10 +49,8 @@ type share struct{ of, bytes float64 }
 
 // operator measures the operator in all settings, which take turns.
 func (b *bench) operator(ctx context.Context) ([]string, error) {
-	for _, file := range []string{"namespace.yaml", "crd.yaml", "rbac.yaml", "clusterroles.yaml"} { // the last permits the mesh to count the objects
-		if err := b.ApplyPath(ctx, operatorDeploy+file); err != nil {
-			return nil, err
-		}
+	if err := b.ApplyPath(ctx, operatorDeploy, "StatefulSet"); err != nil {
+		return nil, err
 	}
 	var results []*result
 	for _, shards := range append([]int32{0}, b.shards...) {
