@@ -23,8 +23,28 @@ import (
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/tests/kube"
+	"github.com/ctrlmesh/ctrlmesh/tests/operators/real/trial"
 	tallyv1 "github.com/ctrlmesh/ctrlmesh/tests/operators/tally/v1"
 )
+
+// Kubernetes' own controllers are adopted in place, sharded, deprived of a leader and
+// removed, while their objects change. Until the test ends, the cluster's controller manager
+// runs without the controllers under test, so those of other tests may have to wait.
+//
+// It takes longest, so it is the first of the parallel tests, which begin about in the order of
+// the source: else it would end long after the others.
+func TestKubeControllerManager(t *testing.T) {
+	t.Parallel()
+	operator, err := trial.Build(t.Context(), cluster, trial.Find(trial.KubeControllerManager))
+	require.NoError(t, err)
+	result, err := trial.Run(t.Context(), cluster, operator, trial.Schedule{
+		Churn: 3 * time.Second, Sizes: []int32{2}, Kill: true, Say: t.Logf,
+	})
+	require.NoError(t, err)
+	require.Zero(t, result.TwoOwners, "%s: %s", never, result)
+	require.True(t, result.OK(), "%s", result)
+	require.NotZero(t, result.OutsideWrites, "it was at work before it was adopted")
+}
 
 // running is an operator that runs outside the mesh: two replicas of tests/operators/tally,
 // which reconciles the objects with its own label in four namespaces.
