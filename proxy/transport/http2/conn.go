@@ -273,7 +273,6 @@ type output struct {
 	waiting []*Stream
 	window  int64  // of the connection
 	initial int64  // of new streams
-	frame   int    // the largest payload
 	data    int    // updates of windows that frames of DATA have paid for
 	head    []byte // of a header block
 	emptied bool   // the client knows that the table of HPACK is empty

@@ -42,8 +42,7 @@ const (
 const (
 	frameHead = 9
 	flagsAt   = 4 // in it
-	// maxFrame is of payloads that are received, and of those that are sent until the client allows more: the
-	// initial value of SETTINGS_MAX_FRAME_SIZE.
+	// maxFrame is of payloads: the least that SETTINGS_MAX_FRAME_SIZE may allow.
 	maxFrame      = 16 << 10
 	initialWindow = 1<<16 - 1
 	maxWindow     = 1<<31 - 1

@@ -8,7 +8,9 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -262,11 +264,46 @@ func TestHeadersOfNetHTTP(t *testing.T) {
 // A response and its end share one write, and one frame of DATA.
 func TestResponsesAreOneWrite(t *testing.T) {
 	t.Parallel()
+	c, writes := recorded(t, hello)
+	before := len(writes())
+	require.NoError(t, c.WriteHeaders(get))
+	c.next(xhttp2.FrameHeaders)
+	require.True(t, c.next(xhttp2.FrameData).(*xhttp2.DataFrame).StreamEnded())
+	require.Len(t, writes()[before:], 1)
+}
+
+// Each write of a long response fills its records of TLS, whatever the sizes of the handler's writes.
+func TestLongResponsesFillRecords(t *testing.T) {
+	t.Parallel()
+	const size, piece, record = 1 << 20, 64<<10 - 1, 16 << 10
+	c, writes := recorded(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		for rest := make([]byte, size); len(rest) > 0; rest = rest[min(piece, len(rest)):] {
+			_, _ = w.Write(rest[:min(piece, len(rest))])
+		}
+	}))
+	require.NoError(t, c.WriteSettings(xhttp2.Setting{ID: xhttp2.SettingInitialWindowSize, Val: size}))
+	require.NoError(t, c.WriteWindowUpdate(0, size))
+	c.next(xhttp2.FrameSettings)
+	before := len(writes())
+	require.NoError(t, c.WriteHeaders(get))
+	for !c.next(xhttp2.FrameData).(*xhttp2.DataFrame).StreamEnded() {
+	}
+	sizes := writes()[before:]
+	for _, n := range sizes[:len(sizes)-1] {
+		require.Zero(t, n%record, sizes)
+	}
+}
+
+// get is a GET of "/".
+var get = xhttp2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte{0x82, 0x84, 0x87}, EndStream: true, EndHeaders: true}
+
+// recorded returns a client after its preface, and a function that returns how many bytes each write to it had.
+func recorded(t *testing.T, h http.Handler) (*client, func() []int) {
+	t.Helper()
 	ours, theirs := tcptest.Pair(t)
-	counted := &countingConn{Conn: theirs}
-	s := NewServer(testConfig(hello))
-	go s.Serve(context.Background(), counted, nil, false)
-	defer ours.Close()
+	conn := &recordingConn{Conn: theirs}
+	go NewServer(testConfig(h)).Serve(context.Background(), conn, nil, false)
+	t.Cleanup(func() { _ = ours.Close() })
 	c := &client{t: t, Framer: xhttp2.NewFramer(ours, ours), conn: ours}
 	_, err := io.WriteString(ours, xhttp2.ClientPreface)
 	require.NoError(t, err)
@@ -275,21 +312,26 @@ func TestResponsesAreOneWrite(t *testing.T) {
 	for f := c.next(xhttp2.FrameSettings); !f.(*xhttp2.SettingsFrame).IsAck(); {
 		f = c.next(xhttp2.FrameSettings)
 	}
-	before := counted.writes.Load()
-	require.NoError(t, c.WriteHeaders(xhttp2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte{0x82, 0x84, 0x87}, EndStream: true, EndHeaders: true}))
-	c.next(xhttp2.FrameHeaders)
-	require.True(t, c.next(xhttp2.FrameData).(*xhttp2.DataFrame).StreamEnded())
-	require.EqualValues(t, 1, counted.writes.Load()-before)
+	return c, conn.sizes
 }
 
-type countingConn struct {
+type recordingConn struct {
 	net.Conn
-	writes atomic.Int32
+	mu     sync.Mutex
+	writes []int
 }
 
-func (c *countingConn) Write(p []byte) (int, error) {
-	c.writes.Add(1)
+func (c *recordingConn) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	c.writes = append(c.writes, len(p))
+	c.mu.Unlock()
 	return c.Conn.Write(p)
+}
+
+func (c *recordingConn) sizes() []int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.writes)
 }
 
 func TestWritesWaitForWindows(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 )
 
 func (o *output) init() {
-	o.window, o.initial, o.frame = initialWindow, initialWindow, maxFrame
+	o.window, o.initial = initialWindow, initialWindow
 }
 
 // outBuffers are pooled: idle connections have none.
@@ -130,12 +130,22 @@ func (c *conn) settings() {
 func (s *Stream) room(n int) (int, error) {
 	o := &s.c.out
 	for s.err == nil {
-		if n := int(min(int64(n), o.window, s.window, int64(o.frame))); n > 0 && len(o.b) <= maxOut {
+		if n := int(min(int64(n), o.window, s.window, int64(o.fit()))); n > 0 && len(o.b) <= maxOut {
 			return n, nil
 		}
 		s.await()
 	}
 	return 0, s.err
+}
+
+// fit returns how much DATA, with its head, fills the last record of TLS that the frames take. Few bytes more would be
+// a record, a system call, and for the client a wake-up of their own.
+func (o *output) fit() int {
+	const record, least = 16 << 10, 1 << 10
+	if free := record - len(o.b)%record - frameHead; free >= least {
+		return free
+	}
+	return record - frameHead
 }
 
 // await waits until something has changed. The caller stops the stall when it waits no more.
@@ -177,7 +187,7 @@ func (c *conn) headers(stream uint32, end bool, status int, fields, more header.
 		flags = flagEndStream
 	}
 	for rest := o.head; ; {
-		n := min(len(rest), o.frame)
+		n := min(len(rest), maxFrame)
 		if n == len(rest) {
 			flags |= flagEndHeaders
 		}
@@ -215,7 +225,6 @@ func (c *conn) applySettings(p []byte) error {
 			if value < maxFrame || value >= 1<<24 {
 				return protocolError("invalid SETTINGS_MAX_FRAME_SIZE")
 			}
-			c.out.frame = min(int(value), maxOut)
 		}
 	}
 	return nil
