@@ -215,7 +215,9 @@ func (p *Pod) openSockets(r Request) error {
 // so that it does not delay the others again and again.
 func (p *Pod) redirect(ctx context.Context) error {
 	start := time.Now()
-	err := p.redirector.Apply(ctx, p.target())
+	target := p.target()
+	target.Keep = true // what only looks right, the first probe shows
+	err := p.redirector.Apply(ctx, target)
 	if err != nil && p.mode == IPTables && time.Since(start) > slowAfter {
 		p.setDamage(err)
 		return nil

@@ -54,7 +54,7 @@ func Open(log *slog.Logger) (*Backend, error) {
 	}
 	defer namespace.Close()
 	anywhere := []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:443")}
-	if err := netns.Do(namespace, func() error { return tables[0].Sync(context.Background(), anywhere, 1, nil, true) }); err != nil {
+	if err := netns.Do(namespace, func() error { return tables[0].Sync(context.Background(), anywhere, 1, nil, SyncOptions{Seize: true}) }); err != nil {
 		return nil, err
 	}
 	return b, nil
@@ -87,10 +87,10 @@ func (b *Backend) Last(ctx context.Context, p redirect.Pod) (port uint16, egress
 // Egress returns nil: connections to other hosts can be redirected.
 func (b *Backend) Egress() error { return nil }
 
-// State returns how often the rules in the pod's network namespace were seen to change.
+// State returns the generation of the rules in the pod's network namespace.
 func (b *Backend) State(p redirect.Pod) (state uint32, known bool) {
-	changes, err := p.Rules.Changes()
-	return changes, err == nil
+	generation, err := p.Rules.Generation()
+	return generation, err == nil
 }
 
 // Origin asks connection tracking for the address that a redirected connection was made to.
@@ -133,7 +133,7 @@ func forEach(pods []redirect.Pod, f func(redirect.Pod) error) redirect.Failed {
 // they are replaced if seize, else they stay.
 func (b *Backend) sync(ctx context.Context, p redirect.Pod, seize bool) error {
 	return b.each(p.NetNS, func(table Table) error {
-		err := table.Sync(ctx, b.destinations, p.Port, p.Egress, seize)
+		err := table.Sync(ctx, b.destinations, p.Port, p.Egress, SyncOptions{Seize: seize, Keep: p.Keep})
 		if err != nil && table.Family == 6 && !haveIPv6() {
 			b.log.Debug("no rules for IPv6, which the pod does not have", "pod", p.UID, "reason", err)
 			return nil

@@ -30,8 +30,8 @@ func (t Table) jumpsFirst(table string) bool {
 	if socket.SetReceiveTimeout(&unix.Timeval{Sec: 1}) != nil || socket.Send(request) != nil {
 		return false
 	}
-	messages, _, err := socket.Receive()
-	if err != nil || len(messages) == 0 || messages[0].Header.Type != unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWRULE {
+	messages, from, err := socket.Receive()
+	if err != nil || from.Pid != 0 || len(messages) == 0 || messages[0].Header.Seq != request.Seq || messages[0].Header.Type != unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWRULE {
 		return false
 	}
 	rule := messages[0].Data[min(nl.SizeofNfgenmsg, len(messages[0].Data)):]

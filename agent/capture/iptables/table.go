@@ -194,29 +194,36 @@ func (t Table) list(ctx context.Context, table string) ([]string, error) {
 	return strings.Split(strings.TrimSuffix(out, "\n"), "\n"), err
 }
 
+// SyncOptions say how a table is changed.
+type SyncOptions struct {
+	// Seize replaces rules that redirect to another port, which are another agent's. Else they stay.
+	Seize bool
+	// Keep writes nothing where the rules look right.
+	Keep bool
+}
+
 // Sync makes our chain redirect the table's share of the destinations to port, and the
 // ports of egress to its port, and OUTPUT go through it first, all at once. UDP to those
-// ports is refused before, and until after. If the chain leads to another port, nothing
-// changes unless seize is set.
-func (t Table) Sync(ctx context.Context, destinations []netip.AddrPort, port uint16, e *redirect.Egress, seize bool) error {
+// ports is refused before, and until after.
+func (t Table) Sync(ctx context.Context, destinations []netip.AddrPort, port uint16, e *redirect.Egress, how SyncOptions) error {
 	wanted, refused := t.rulesFor(destinations, port, e)
 	if t.err != nil && len(wanted) == 1 {
 		return nil // no rules are necessary
 	}
 	exists := t.mayExist(nat)
-	if exists && !seize {
+	if exists && !how.Seize {
 		// Rules that cannot be read are not an agent's, and are replaced.
 		if l, err := t.Lead(ctx); err == nil && l.isAnothers(port, e) {
 			return nil
 		}
 	}
 	if e != nil {
-		if err := t.put(ctx, filter, refused, t.mayExist(filter)); err != nil {
+		if err := t.put(ctx, filter, refused, t.mayExist(filter), how.Keep); err != nil {
 			return err
 		}
 	}
 	if exists || len(wanted) > 1 {
-		if err := t.put(ctx, nat, wanted, exists); err != nil {
+		if err := t.put(ctx, nat, wanted, exists, how.Keep); err != nil {
 			return err
 		}
 	}
@@ -245,7 +252,8 @@ func (t Table) rulesFor(destinations []netip.AddrPort, port uint16, e *redirect.
 	return redirected, refused
 }
 
-// holds reports whether our chain has these rules, and OUTPUT goes through it first.
+// holds reports whether our chain has these rules, as far as iptables shows them, and OUTPUT
+// goes through it first.
 func (t Table) holds(ctx context.Context, table string, rules []rule) bool {
 	if t.err != nil || !t.jumpsFirst(table) {
 		return false
@@ -258,10 +266,11 @@ func (t Table) holds(ctx context.Context, table string, rules []rule) bool {
 	return err == nil && slices.Equal(lines, wanted)
 }
 
-// put makes the rules those of our chain in the table, and OUTPUT go through it first. If they
-// are, nothing is written: a change takes the kernel some ten times as long as the question.
-func (t Table) put(ctx context.Context, table string, rules []rule, exists bool) error {
-	if exists && t.holds(ctx, table, rules) {
+// put makes the rules those of our chain in the table, and OUTPUT go through it first. If keep
+// is set and they look so, nothing is written: a change takes the kernel some ten times as long
+// as the question.
+func (t Table) put(ctx context.Context, table string, rules []rule, exists, keep bool) error {
+	if exists && keep && t.holds(ctx, table, rules) {
 		return nil
 	}
 	// Naming a chain empties it. All is committed together, so no packet sees it empty.

@@ -1,65 +1,92 @@
 package netns
 
 import (
+	"encoding/binary"
 	"errors"
 	"os"
+	"syscall"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 )
 
-// Rules notice changes of nftables' rules in a network namespace, by a socket in it to which the kernel sends them.
+// Rules are the rules of nftables in a network namespace. They keep a socket in it: to enter the namespace for
+// each question takes much longer than to ask. The kernel could also send changes to it, but once anybody is sent
+// them, each change of rules anywhere on the node takes half as long again.
 type Rules struct {
-	socket  int
-	changes uint32
+	socket   int // -1: closed
+	sequence uint32
 }
 
-// atOnce bounds the messages that one call of Changes reads: a pod can cause them without end.
-const atOnce = 16
+// strangers is how many messages of others are read while an answer is waited for: any process in the pod that may
+// change rules may send some.
+const strangers = 16
 
 // OpenRules opens the rules of a network namespace, which stays until Close.
 func OpenRules(namespace *os.File) (r *Rules, err error) {
-	err = Do(namespace, func() error {
-		socket, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
-		if err != nil {
-			return err
-		}
-		r = &Rules{socket: socket}
-		return errors.Join(
-			unix.SetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_RCVBUF, 1), // the least there is: that messages were lost says enough
-			unix.Bind(socket, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: 1 << (unix.NFNLGRP_NFTABLES - 1)}))
+	r = &Rules{socket: -1}
+	err = Do(namespace, func() (err error) {
+		r.socket, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
+		return err
 	})
-	if err != nil {
-		r.Close()
-		return nil, failure.Wrap(err, "opening the rules of a network namespace")
-	}
-	return r, nil
+	return r, failure.Wrap(err, "opening the rules of a network namespace")
 }
 
-// Changes returns a number that is another one after every change of the rules. It is called by one goroutine at a
-// time.
-func (r *Rules) Changes() (uint32, error) {
-	if r == nil {
+// Generation returns a number that is another one after every change of the rules. It is called by one goroutine at
+// a time.
+func (r *Rules) Generation() (uint32, error) {
+	if r == nil || r.socket < 0 {
 		return 0, os.ErrClosed
 	}
-	var unused [1]byte // the kernel drops the rest of a message
-	for range atOnce {
-		switch _, _, err := unix.Recvfrom(r.socket, unused[:], unix.MSG_DONTWAIT); {
-		case errors.Is(err, unix.EAGAIN):
-			return r.changes, nil
-		case err == nil, errors.Is(err, unix.ENOBUFS): // messages were lost
-			r.changes++
-		default:
-			return 0, failure.Wrap(err, "reading changes of rules")
-		}
+	r.sequence++
+	const kind = unix.NFNL_SUBSYS_NFTABLES << 8
+	request := [unix.SizeofNlMsghdr + nl.SizeofNfgenmsg]byte{}
+	binary.NativeEndian.PutUint32(request[0:], uint32(len(request)))
+	binary.NativeEndian.PutUint16(request[4:], kind|unix.NFT_MSG_GETGEN)
+	binary.NativeEndian.PutUint16(request[6:], unix.NLM_F_REQUEST)
+	binary.NativeEndian.PutUint32(request[8:], r.sequence)
+	if err := unix.Sendto(r.socket, request[:], unix.MSG_DONTWAIT, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return 0, failure.Wrap(err, "asking for the generation of rules")
 	}
-	return r.changes, nil
+	var answer [256]byte
+	for range strangers {
+		n, from, err := unix.Recvfrom(r.socket, answer[:], unix.MSG_DONTWAIT) // the kernel has answered
+		if err != nil {
+			return 0, failure.Wrap(err, "asking for the generation of rules")
+		}
+		if peer, ok := from.(*unix.SockaddrNetlink); !ok || peer.Pid != 0 {
+			continue
+		}
+		messages, err := syscall.ParseNetlinkMessage(answer[:n])
+		if err != nil || len(messages) != 1 || messages[0].Header.Seq != r.sequence {
+			continue
+		}
+		if generation, ok := generationIn(messages[0]); ok {
+			return generation, nil
+		}
+		break
+	}
+	return 0, errors.New("asking for the generation of rules: the kernel named none")
+}
+
+func generationIn(m syscall.NetlinkMessage) (generation uint32, ok bool) {
+	if m.Header.Type != unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN || len(m.Data) < nl.SizeofNfgenmsg {
+		return 0, false
+	}
+	attributes, err := nl.ParseRouteAttrAsMap(m.Data[nl.SizeofNfgenmsg:])
+	id := attributes[unix.NFTA_GEN_ID].Value
+	if err != nil || len(id) != 4 {
+		return 0, false
+	}
+	return binary.BigEndian.Uint32(id), true
 }
 
 // Close closes the socket, unless r is nil.
 func (r *Rules) Close() {
-	if r != nil {
+	if r != nil && r.socket >= 0 {
 		_ = unix.Close(r.socket)
+		r.socket = -1
 	}
 }

@@ -22,6 +22,7 @@ type Pod struct {
 	Egress      *Egress
 	FailOpen    bool
 	Stalled     bool // its connections are not accepted
+	Keep        bool // what an earlier agent made and looks right is not made again
 }
 
 // Egress is the redirection of a pod's connections to other hosts than the apiserver.
