@@ -88,7 +88,10 @@ func (s sandboxes) Synchronize(ctx context.Context, all []nri.Sandbox) {
 			if count[b.Pod.UID] > 1 {
 				b.ID = ""
 			}
-			s.announce(b)
+			_, known := s.pods[b.Pod.UID]
+			if p := s.announce(b); !known {
+				p.since = time.Time{} // it runs, or has exited: nothing is to be expected soon
+			}
 		}
 		s.capturer.captureMissing()
 	})

@@ -91,6 +91,20 @@ func (r *running) captured(t *testing.T) (c *capture.Pod, netns uint64) {
 	return c, netns
 }
 
+// The runtime also names sandboxes that have exited. No other one is to be expected of their pods.
+func TestExitedSandboxesAreNotAwaited(t *testing.T) {
+	r := capturing(t)
+	s := sandboxes{r.Node}
+	awaits := func() (awaits bool) {
+		r.in(t, func() { awaits = r.capturer.awaitsSandbox() })
+		return awaits
+	}
+	s.Synchronize(t.Context(), []nri.Sandbox{sandbox("exited")})
+	require.False(t, awaits())
+	s.Started(t.Context(), sandbox("next"))
+	require.True(t, awaits())
+}
+
 // A pod whose sandbox was made anew has two, until the dead one is thrown away.
 func TestExitOfEarlierSandboxKeepsCapture(t *testing.T) {
 	for _, order := range [][]nri.Sandbox{{sandbox("live"), sandbox("dead")}, {sandbox("dead"), sandbox("live")}} {
