@@ -166,6 +166,9 @@ func (r *Roots) Round(ctx context.Context, w Input) error {
 			metrics.ForgetRoot(key.Namespace, key.Name)
 		}
 	}
+	w.Unconnected = collect.Map(w.Unconnected, func(node string) string {
+		return fmt.Sprintf("the agent of node %s, which may have pods that the apiserver does not know", node)
+	})
 	var errs []error
 	for _, key := range slices.SortedFunc(maps.Keys(configs), func(a, b origin.Name) int { return strings.Compare(a.String(), b.String()) }) {
 		rt := r.roots[key]

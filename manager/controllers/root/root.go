@@ -4,6 +4,7 @@ package root
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -11,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/push"
@@ -58,7 +60,7 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	if c := r.State.Compiled.Load(); c != nil {
 		in.Compiled, in.CompiledBy, in.Removed = c.Result, c.Enacted, r.Push.Removed()
 	}
-	if r.Roots.Young() {
+	if r.Roots.Young() && slices.ContainsFunc(l.Configs, func(c *v1alpha1.ShardingConfig) bool { return c.Spec.Root != nil }) {
 		var err error
 		if in.Unconnected, err = r.unconnected(ctx); err != nil {
 			return err
@@ -76,7 +78,7 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 func (r *Controller) unconnected(ctx context.Context) ([]string, error) {
 	nodes := &metav1.PartialObjectMetadataList{}
 	nodes.SetGroupVersionKind(controllers.NodeKind)
-	if err := r.Cache.List(ctx, nodes); err != nil {
+	if err := r.Cache.List(ctx, nodes, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("listing Nodes: %w", err)
 	}
 	return r.Push.Unconnected(collect.Map(nodes.Items, func(n metav1.PartialObjectMetadata) string { return n.Name })), nil

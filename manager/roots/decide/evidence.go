@@ -151,9 +151,7 @@ func (v *view) strangers(members map[string]handover.Member, removed []push.Remo
 		out = append(out, "the first policies of this manager")
 	}
 	if v.young() {
-		for _, node := range v.Agents.Unconnected {
-			out = append(out, fmt.Sprintf("the agent of node %s, which may have pods that the apiserver does not know", node))
-		}
+		out = append(out, v.Agents.Unconnected...)
 	}
 	for _, p := range v.Pods.Workload {
 		_, member := members[string(p.UID)]

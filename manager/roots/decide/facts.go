@@ -95,7 +95,7 @@ type Agents struct {
 	Policies map[types.UID]compile.Policy
 	// Removed are pods without a policy that may run on and act.
 	Removed []push.Removed
-	// Unconnected are the Nodes of which no agent has connected since this manager became the
+	// Unconnected describe the agents that have not connected since this manager became the
 	// leader.
 	Unconnected []string
 	// Since is when this manager became the leader.
