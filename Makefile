@@ -72,8 +72,8 @@ unit: ## Unit tests and, as root, tests in network namespaces
 	@hack/tools.sh helm >/dev/null
 	@go build -o .run/gotest ./hack/gotest
 	.run/gotest -dir hack/release release ./... $(if $(RUN),-run '$(RUN)')
-	@# The package that takes longest begins first.
-	CGO_ENABLED=1 .run/gotest unit -race -timeout=30m -p 4 -parallel 8 ./proxy $$(go list ./... | grep -v -e /tests/e2e -e /tests/explore -e /tests/monitoring) $(if $(RUN),-run '$(RUN)')
+	@# The packages that take longest begin first.
+	CGO_ENABLED=1 .run/gotest unit -race -timeout=30m -p 4 -parallel 8 ./proxy ./manager/roots $$(go list ./... | grep -v -e /tests/e2e -e /tests/explore -e /tests/monitoring) $(if $(RUN),-run '$(RUN)')
 	@# One goroutine: the race detector would find nothing, eight times slower.
 	.run/gotest explore ./tests/explore/... $(if $(RUN),-run '$(RUN)')
 	@# Nor would it find these counts.
