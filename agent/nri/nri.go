@@ -50,8 +50,8 @@ type Handler interface {
 	// Stopped is called when the containers of a sandbox have exited for good, and again
 	// when it is removed: the pod may have another sandbox by then.
 	Stopped(ctx context.Context, s Sandbox)
-	// Synchronize receives all sandboxes after each registration, in any order. Sandboxes that
-	// have exited are among them.
+	// Synchronize receives all sandboxes after each registration, in any order. With runtimes that
+	// do not say which have exited, those are among them.
 	Synchronize(ctx context.Context, all []Sandbox)
 }
 
@@ -130,8 +130,8 @@ type plugin struct{ handler Handler }
 func (p *plugin) Synchronize(ctx context.Context, all []*api.PodSandbox, _ []*api.Container) ([]*api.ContainerUpdate, error) {
 	var known []Sandbox
 	for _, s := range all {
-		if s, ok := labelled(s); ok {
-			known = append(known, s)
+		if b, ok := labelled(s); ok && !exited(s) {
+			known = append(known, b)
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
@@ -193,6 +193,10 @@ func labelled(s *api.PodSandbox) (Sandbox, bool) {
 func hostNetwork(s *api.PodSandbox) bool {
 	return !slices.ContainsFunc(s.GetLinux().GetNamespaces(), func(ns *api.LinuxNamespace) bool { return ns.GetType() == "network" })
 }
+
+// exited reports whether a sandbox is known to have exited: containerd leaves out its network
+// namespace then, and its process.
+func exited(s *api.PodSandbox) bool { return hostNetwork(s) && s.GetPid() == 0 }
 
 // quiet logs the messages of the stub at debug level.
 type quiet struct{ *slog.Logger }

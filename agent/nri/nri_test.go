@@ -64,6 +64,21 @@ func TestPodUnderHostNetworkIsReportedAsSuch(t *testing.T) {
 	assert.True(t, h.started[0].Pod.HostNetwork)
 }
 
+// An exited sandbox has neither a process nor a network namespace. Only the latter is missing under hostNetwork.
+func TestExitedSandboxesAreNotReported(t *testing.T) {
+	exited, ofHost := sandbox("a"), sandbox("b")
+	for _, s := range []*api.PodSandbox{exited, ofHost} {
+		s.Linux.Namespaces = s.Linux.Namespaces[:1]
+	}
+	ofHost.Pid = 7
+	h := &heard{}
+	_, err := (&plugin{h}).Synchronize(t.Context(), []*api.PodSandbox{exited, ofHost, sandbox("c")}, nil)
+	require.NoError(t, err)
+	require.Len(t, h.known, 2)
+	assert.Equal(t, "b", h.known[0].Pod.UID)
+	assert.Equal(t, "c", h.known[1].Pod.UID)
+}
+
 // Only what admission let in can verify the proxy.
 func TestPodsWithoutLabelAreNotReported(t *testing.T) {
 	unlabelled, unadmitted := sandbox("a"), sandbox("b")
