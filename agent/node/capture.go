@@ -120,7 +120,7 @@ func (c *capturer) capturePod(uid string, p *pod, f pods.Found) error {
 	if len(p.info.Addresses) == 0 {
 		p.info.Addresses = captured.Addresses() // for the next agent
 	}
-	p.redirection = redirection{captured: captured, netns: ns.Inode, process: ns.PID, cgroup: request.Cgroup, failOpen: request.FailOpen}
+	p.redirection = redirection{captured: captured, netns: ns.Inode, process: c.Locator.Hold(ns.PID, ns.Inode), cgroup: request.Cgroup, failOpen: request.FailOpen}
 	c.serve(uid, p)
 	if c.phase == serving && p.state.Presence != lifecycle.Restored {
 		c.logError(c.Store.SavePod(p.info), "failed to save a pod for the next start", p)
@@ -156,7 +156,7 @@ func (c *capturer) serve(uid string, p *pod) {
 func (c *capturer) checkSandboxes() {
 	c.checkSandboxesOf(c.uids(func(p *pod) bool {
 		is := &p.redirection
-		return is.captured != nil && (p.info.HostNetwork || !c.Locator.In(is.process, is.netns))
+		return is.captured != nil && (p.info.HostNetwork || !is.process.Runs())
 	}))
 }
 
@@ -183,7 +183,7 @@ func (c *capturer) checkSandboxesOf(captured map[string]bool) {
 			p.since, p.assignment.fresh = time.Now(), true
 			continue
 		}
-		p.redirection.process = ns.PID
+		p.redirection.process = c.Locator.Hold(ns.PID, ns.Inode)
 	}
 }
 

@@ -70,11 +70,11 @@ type assignment struct {
 type redirection struct {
 	captured *capture.Pod
 	proxied  *proxy.Pod
-	journal  *journal.Pod // of proxied
-	netns    uint64       // inode of the captured network namespace
-	process  int          // one in it, if it still runs
-	cgroup   uint64       // of a pod under hostNetwork
-	failOpen bool         // as captured knows it
+	journal  *journal.Pod  // of proxied
+	netns    uint64        // inode of the captured network namespace
+	process  *pods.Process // one in it; nil: none was found
+	cgroup   uint64        // of a pod under hostNetwork
+	failOpen bool          // as captured knows it
 
 	// last is closed when the writes of the last capture have ended; nil: they have.
 	last <-chan struct{}

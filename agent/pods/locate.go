@@ -232,10 +232,42 @@ func (l *Locator) Open(uid string, pids []int, hostNetwork bool, captured uint64
 	return oldest, nil
 }
 
-// In reports whether a process is in the network namespace of that inode.
-func (l *Locator) In(pid int, netns uint64) bool {
-	ino, err := inode(os.Stat(filepath.Join(l.procDir, strconv.Itoa(pid), "ns/net")))
-	return err == nil && ino == netns
+// Process is a process that was found in a network namespace.
+type Process struct {
+	is func() bool // in the namespace
+	of *os.Process
+}
+
+// Hold returns the process in the network namespace of that inode; nil if it is not there any more.
+func (l *Locator) Hold(pid int, netns uint64) *Process {
+	path := filepath.Join(l.procDir, strconv.Itoa(pid), "ns/net")
+	p := &Process{is: func() bool {
+		ino, err := inode(os.Stat(path))
+		return err == nil && ino == netns
+	}}
+	var err error
+	// Open first, check afterwards: see open.
+	if p.of, err = os.FindProcess(pid); err != nil || !p.is() {
+		return nil
+	}
+	return p
+}
+
+// Runs reports whether the process runs; not, for nil. A pod gets another sandbox only when none of its processes runs,
+// and to ask whether one does costs a tenth of looking up its namespace.
+func (p *Process) Runs() bool {
+	if p == nil {
+		return false
+	}
+	runs := false
+	err := p.of.WithHandle(func(pidfd uintptr) {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 0)
+		runs = n == 0 && err == nil
+	})
+	if errors.Is(err, os.ErrNoHandle) { // before Linux 5.4
+		return p.is()
+	}
+	return runs && err == nil
 }
 
 // open returns the network namespace of a process of a pod, and when the process started;

@@ -157,11 +157,25 @@ func TestOpenIgnoresNamespacesThatProcessesCreate(t *testing.T) {
 		ns, err := l.Open(uid, []int{7, 8, 9, 1 << 30}, false, inodes[captured])
 		require.NoError(t, err)
 		assert.Equal(t, inodes[want], ns.Inode, "captured: %q", captured)
-		assert.True(t, l.In(ns.PID, ns.Inode))
-		assert.False(t, l.In(1<<30, ns.Inode), "it has exited")
-		assert.False(t, l.In(ns.PID, ns.Inode+1), "it is in another")
 		ns.Close()
 	}
+}
+
+func TestHeldProcessRunsUntilItExits(t *testing.T) {
+	l := &Locator{procDir: "/proc"}
+	own, err := inode(os.Stat("/proc/self/ns/net"))
+	require.NoError(t, err)
+	child := exec.CommandContext(t.Context(), "sleep", "600")
+	require.NoError(t, child.Start())
+	held := l.Hold(child.Process.Pid, own)
+	require.True(t, held.Runs())
+	require.Nil(t, l.Hold(child.Process.Pid, own+1), "it is in another namespace")
+
+	require.NoError(t, child.Process.Kill())
+	_ = child.Wait()
+	require.False(t, held.Runs())
+	require.Nil(t, l.Hold(child.Process.Pid, own), "it has exited")
+	require.False(t, (*Process)(nil).Runs())
 }
 
 // newLocator takes this process's network for the node's.
