@@ -51,7 +51,7 @@ func (d *Division) Activity(k match.Kind) *Activity {
 	}
 	owned, divided := d.Scope(res)
 	a := &Activity{
-		Divided: divided || d.Selector(res) != nil, byObject: d.by != ByNamespace,
+		Divided: divided || d.Selects(res), byObject: d.by != ByNamespace,
 		key: func(_, namespace, name string) string { return d.by.key(namespace, name) },
 	}
 	switch {

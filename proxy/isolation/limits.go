@@ -56,6 +56,11 @@ func compileLimits(limits []*meshv1.Limit) (Limits, error) {
 	return out, nil
 }
 
+// Selects reports whether some limit of a resource requires something of labels.
+func (l Limits) Selects(res schema.GroupResource) bool {
+	return slices.ContainsFunc(l, func(x limit) bool { return len(x.requirements) > 0 && x.matches(res) })
+}
+
 // Selector returns what all limits of a resource require of labels, nil for nothing.
 func (l Limits) Selector(res schema.GroupResource) *Selector {
 	var reqs labels.Requirements

@@ -43,7 +43,7 @@ func (m *Methods) Of(d *Division) map[string]string {
 	defer m.mu.Unlock()
 	out := make(map[string]string, len(m.known))
 	for res, method := range m.known {
-		if _, ok := d.Filters(res); ok || d.Selector(res) != nil {
+		if _, ok := d.Filters(res); ok || d.Selects(res) {
 			out[res.String()] = method
 		}
 	}

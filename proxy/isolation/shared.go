@@ -84,7 +84,7 @@ type Exemption struct {
 // Exemption returns nil where no request is exempt.
 func (d *Division) Exemption(k match.Kind) *Exemption {
 	res := k.GroupResource()
-	if _, divided := d.Scope(res); !divided && d.Selector(res) == nil {
+	if _, divided := d.Scope(res); !divided && !d.Selects(res) {
 		return nil
 	}
 	e := &Exemption{self: res == namespaces}

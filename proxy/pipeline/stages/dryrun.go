@@ -134,7 +134,7 @@ func newDryNarrowStage(p, would *Policy, key match.Kind) pipeline.Stage {
 	default:
 		return nil
 	}
-	s.all = would.Division.Selector(key.GroupResource()) != nil
+	s.all = would.Division.Selects(key.GroupResource())
 	if !s.all && s.narrowing == nil && s.sweep == nil {
 		return nil
 	}
