@@ -16,8 +16,16 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/stats"
 )
 
-// mostFilter limits the ratio of a filtered list's time to that of a list that is passed.
-const mostFilter = 1.1
+// filtered are the lists, and the limits of the ratio of a filtered one's time to that of one that is passed, for each
+// of filters. In protobuf a list begins with its length, so that none of it is sent before all of it was read: what is
+// sent takes its time after that.
+var filtered = []struct {
+	name, accept string
+	most         [3]float64
+}{
+	{"LIST 5,000, JSON", jsonType, [3]float64{1, 1.1, 1.1}},
+	{"LIST 5,000, protobuf", protobufType, [3]float64{1, 1.3, 1.1}},
+}
 
 // filteredNamespaces have a fifth of the objects each.
 var filteredNamespaces = []string{"filtered-0", "filtered-1", "filtered-2", "filtered-3", "filtered-4"}
@@ -52,18 +60,18 @@ func runFilter(ctx context.Context, o options, token, dir string) error {
 		return err
 	}
 	var wanted []row
-	for _, of := range []struct{ name, accept string }{{"JSON", jsonType}, {"protobuf", protobufType}} {
+	for _, of := range filtered {
 		r := request{path: "/api/v1/configmaps", accept: of.accept}
 		if err := checkFilters(ctx, all, r); err != nil {
 			return fmt.Errorf("%s: %w", of.name, err)
 		}
-		wanted = append(wanted, row{"LIST 5,000, " + of.name, "request", true, loop{request: r, workers: 1, atMost: listTurn}.run})
+		wanted = append(wanted, row{of.name, "request", true, loop{request: r, workers: 1, atMost: listTurn}.run})
 	}
 	results, err := measure(ctx, o.rounds, wanted, all)
 	if err != nil {
 		return err
 	}
-	return reportFilter(os.Stdout, wanted, all, results)
+	return reportFilter(os.Stdout, all, results)
 }
 
 func seedFiltered(ctx context.Context, clients []*client) error {
@@ -100,18 +108,18 @@ func checkFilters(ctx context.Context, all []*subject, r request) error {
 	return nil
 }
 
-// reportFilter prints the table, and fails if the limit is exceeded.
-func reportFilter(w io.Writer, rows []row, subjects []*subject, results map[string]map[string][]sample) error {
+// reportFilter prints the table, and fails if a limit is exceeded.
+func reportFilter(w io.Writer, subjects []*subject, results map[string]map[string][]sample) error {
 	var missed error
 	_, _ = fmt.Fprintf(w, "\n| all namespaces | | p50 ms | of the time of passing | proxy CPU us | RSS MB | limit |\n|---|---|--:|--:|--:|--:|---|\n")
-	for _, r := range rows {
+	for _, r := range filtered {
 		for i, s := range subjects {
 			of := results[r.name][s.name]
 			ratios, limit := percentile(50).ratios(of, results[r.name][subjects[0].name]), ""
 			if i > 0 {
 				var over bool
-				if limit, over = limited(ratios, mostFilter); over {
-					missed = errors.Join(missed, fmt.Errorf("%s, %s: %.2f times as long, not within %.1f", r.name, s.name, stats.Median(ratios), mostFilter))
+				if limit, over = limited(ratios, r.most[i]); over {
+					missed = errors.Join(missed, fmt.Errorf("%s, %s: %.2f times as long, not within %.1f", r.name, s.name, stats.Median(ratios), r.most[i]))
 				}
 			}
 			_, _ = fmt.Fprintf(w, "| %s | %s | %.1f | %.2f | %.0f | %s | %s |\n", r.name, s.name,
