@@ -16,8 +16,7 @@ import (
 // each question takes much longer than to ask. The kernel could also send changes to it, but once anybody is sent
 // them, each change of rules anywhere on the node takes half as long again.
 type Rules struct {
-	socket   int // -1: closed
-	sequence uint32
+	socket int // -1: closed
 }
 
 // strangers is how many messages of others are read while an answer is waited for: any process in the pod that may
@@ -40,14 +39,9 @@ func (r *Rules) Generation() (uint32, error) {
 	if r == nil || r.socket < 0 {
 		return 0, os.ErrClosed
 	}
-	r.sequence++
-	const kind = unix.NFNL_SUBSYS_NFTABLES << 8
-	request := [unix.SizeofNlMsghdr + nl.SizeofNfgenmsg]byte{}
-	binary.NativeEndian.PutUint32(request[0:], uint32(len(request)))
-	binary.NativeEndian.PutUint16(request[4:], kind|unix.NFT_MSG_GETGEN)
-	binary.NativeEndian.PutUint16(request[6:], unix.NLM_F_REQUEST)
-	binary.NativeEndian.PutUint32(request[8:], r.sequence)
-	if err := unix.Sendto(r.socket, request[:], unix.MSG_DONTWAIT, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0)
+	request.AddData(&nl.Nfgenmsg{})
+	if err := unix.Sendto(r.socket, request.Serialize(), unix.MSG_DONTWAIT, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return 0, failure.Wrap(err, "asking for the generation of rules")
 	}
 	var answer [256]byte
@@ -60,7 +54,7 @@ func (r *Rules) Generation() (uint32, error) {
 			continue
 		}
 		messages, err := syscall.ParseNetlinkMessage(answer[:n])
-		if err != nil || len(messages) != 1 || messages[0].Header.Seq != r.sequence {
+		if err != nil || len(messages) != 1 || messages[0].Header.Seq != request.Seq {
 			continue
 		}
 		if generation, ok := generationIn(messages[0]); ok {

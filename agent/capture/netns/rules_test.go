@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
@@ -62,6 +63,7 @@ func TestForgedGenerationsAreIgnored(t *testing.T) {
 	generation, err := rules.Generation()
 	require.NoError(t, err)
 	forge := func(times int) {
+		next := nl.NewNetlinkRequest(0, 0).Seq + 1
 		require.NoError(t, n.Do(func() error {
 			port, err := port()
 			if err != nil {
@@ -75,7 +77,7 @@ func TestForgedGenerationsAreIgnored(t *testing.T) {
 			message := binary.NativeEndian.AppendUint32(nil, 28)
 			message = binary.NativeEndian.AppendUint16(message, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN)
 			message = binary.NativeEndian.AppendUint16(message, 0)
-			message = binary.NativeEndian.AppendUint32(message, 2) // the next question's
+			message = binary.NativeEndian.AppendUint32(message, next)
 			message = append(message, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 1, 0, 1, 2, 3, 4)
 			for range times {
 				if err := unix.Sendto(fd, message, unix.MSG_DONTWAIT, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Pid: port}); err != nil {

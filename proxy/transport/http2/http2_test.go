@@ -272,7 +272,7 @@ func TestResponsesAreOneWrite(t *testing.T) {
 	require.Len(t, writes()[before:], 1)
 }
 
-// Each write of a long response fills its records of TLS, whatever the sizes of the handler's writes.
+// Each write of a long response fills its records of TLS, though a handler's writes do not.
 func TestLongResponsesFillRecords(t *testing.T) {
 	t.Parallel()
 	const size, piece, record = 1 << 20, 64<<10 - 1, 16 << 10
