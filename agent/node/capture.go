@@ -183,7 +183,9 @@ func (c *capturer) checkSandboxesOf(captured map[string]bool) {
 			p.since, p.assignment.fresh = time.Now(), true
 			continue
 		}
-		p.redirection.process = c.Locator.Hold(ns.PID, ns.Inode)
+		if !p.redirection.process.Runs() { // under hostNetwork it may
+			p.redirection.process = c.Locator.Hold(ns.PID, ns.Inode)
+		}
 	}
 }
 

@@ -11,18 +11,12 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/tests/stats"
 )
 
-// mostMemory is a limit on a node with 110 captured pods, in bytes.
-const mostMemory = 60e6
-
-// limits are the other limits there, by the way of capture. With iptables, every change of rules runs a program, and
-// every question about them is a message to the kernel.
-var limits = map[string]struct {
-	enrolled time.Duration
-	atRest   time.Duration // of processor time a second
-}{
-	"ebpf":     {2 * time.Second, 5 * time.Millisecond},
-	"iptables": {3 * time.Second, 8 * time.Millisecond},
-}
+// Limits on a node with 110 captured pods.
+const (
+	enrolledWithin = 2 * time.Second
+	mostMemory     = 60e6
+	mostAtRest     = 5 * time.Millisecond // of processor time a second
+)
 
 // patience is how long a busy machine may take to start, or stop, a node full of pods.
 const patience = 15 * time.Minute
@@ -42,14 +36,11 @@ func run(ctx context.Context, pods int, node string, modes []string) (held bool,
 	}
 	held = true
 	for _, mode := range modes {
-		if _, known := limits[mode]; !known {
-			return false, fmt.Errorf("%q is not a way of capture that is measured: there are ebpf and iptables", mode)
-		}
 		f, err := measure(ctx, &full{cluster: cluster, node: node, pods: pods, mode: mode})
 		if err != nil {
 			return false, fmt.Errorf("%s: %w", mode, err)
 		}
-		missed := f.missed(mode)
+		missed := f.missed()
 		held = held && len(missed) == 0
 		verdict := "ok"
 		if len(missed) > 0 {
@@ -70,15 +61,15 @@ type figures struct {
 	failed             int // requests during the roll-out
 }
 
-func (f figures) missed(mode string) (what []string) {
-	if most := limits[mode].enrolled; f.enrolled >= most {
-		what = append(what, fmt.Sprintf("enrolled_s < %v", most.Seconds()))
+func (f figures) missed() (what []string) {
+	if f.enrolled >= enrolledWithin {
+		what = append(what, fmt.Sprintf("enrolled_s < %v", enrolledWithin.Seconds()))
 	}
 	if f.memory.Resident >= mostMemory {
 		what = append(what, fmt.Sprintf("rss_mb < %v", mostMemory/1e6))
 	}
-	if most := limits[mode].atRest; f.atRest > most {
-		what = append(what, fmt.Sprintf("idle_ms_per_s <= %v", most.Milliseconds()))
+	if f.atRest > mostAtRest {
+		what = append(what, fmt.Sprintf("idle_ms_per_s <= %v", mostAtRest.Milliseconds()))
 	}
 	if f.failed > 0 {
 		what = append(what, "handover_failed = 0")
