@@ -118,7 +118,7 @@ func (l *leader) controllers() []controllers.Reconciler {
 		&root.Controller{Cache: l.reader, Roots: l.roots, Push: l.push, State: s},
 		&lock.Controller{Keeper: l.keeper, Roots: l.roots, Push: l.push, State: s, Log: l.replica.Log},
 		&grant.Controller{Client: l.replica.live, May: lock.Reviewer{Kube: l.replica.kube}.MayLead, State: s, Log: l.replica.Log},
-		&failover.Controller{Client: l.replica.live, Observe: l.push.Observe, Recorder: l.recorder, State: s, Log: l.replica.Log},
+		&failover.Controller{Client: l.replica.live, Exits: l.push.Exits, Observe: l.push.Observe, Recorder: l.recorder, State: s, Log: l.replica.Log},
 		l.replica.certificates,
 		l.bundleWriter,
 		&stamp.Controller{

@@ -133,10 +133,7 @@ func (s *Server) Observe(nodeName, uid string) Observation {
 	if n == nil {
 		return Observation{}
 	}
-	streams := n.streams
-	if len(streams) == 0 && n.last != nil {
-		streams = []*stream{n.last}
-	}
+	streams := n.present()
 	// During a takeover there are two agents. Use the newest that captures the pod, or else
 	// the newest that reported on it.
 	var out Observation
@@ -156,6 +153,30 @@ func (s *Server) Observe(nodeName, uid string) Observation {
 	for _, of := range [...][]*stream{streams, n.lost} {
 		for _, st := range of {
 			out.addInForce(st.seen, uid, wanted)
+		}
+	}
+	return out
+}
+
+// present are the streams whose reports count: those that are open, or else the last one.
+func (n *node) present() []*stream {
+	if len(n.streams) == 0 && n.last != nil {
+		return []*stream{n.last}
+	}
+	return n.streams
+}
+
+// Exits returns the uids of the pods of which an agent reports dead holders.
+func (s *Server) Exits() map[string]bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make(map[string]bool, len(s.exits))
+	for uid, name := range s.exits {
+		n := s.nodes[name]
+		if n != nil && slices.ContainsFunc(n.present(), func(st *stream) bool { return len(st.seen[uid].Dead) > 0 }) {
+			out[uid] = true
+		} else {
+			delete(s.exits, uid)
 		}
 	}
 	return out

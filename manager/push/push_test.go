@@ -320,6 +320,7 @@ func TestAcksAndReports(t *testing.T) {
 		a.report(&meshv1.PodReport{Uid: "a", Capture: "ebpf", Version: "1", DeadHolders: []*meshv1.DeadHolder{dead}})
 		<-changed
 		require.Equal(t, want, w.Observe("n1", "a").Dead)
+		require.Equal(t, want != nil, w.Exits()["a"])
 	}
 	dead.Resource = ""
 	dead.Identity = strings.Repeat("x", maxText+1)

@@ -84,6 +84,9 @@ type Server struct {
 	// known is closed by the first Set; nil before someone waits for it.
 	known chan struct{}
 	nodes nodes
+	// exits are the nodes of pods of which an agent has reported dead holders, by uid: all of those of
+	// which one still does.
+	exits map[string]string
 	// webhooksKnown: SetWebhooks was called. Until then agents keep what they have.
 	webhooksKnown bool
 }

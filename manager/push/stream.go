@@ -287,6 +287,12 @@ func (s *Server) reportPod(name string, st *stream, p *meshv1.PodReport) (news b
 		o.Nacked, o.Nack = "", ""
 	}
 	st.seen[p.Uid] = o
+	if len(o.Dead) > 0 {
+		if s.exits == nil {
+			s.exits = map[string]string{}
+		}
+		s.exits[p.Uid] = name
+	}
 	return !o.equalExceptCounts(before)
 }
 

@@ -219,7 +219,7 @@ func (a *Allocator) read(policies map[types.UID]compile.Policy, inForce func(com
 		if p == nil {
 			p = &pod{members: map[place]*member{}}
 			a.pods[uid] = p
-		} else if !a.opened && p.version == policy.Version && (p.settled || !inForce(policy)) {
+		} else if !a.opened && p.version == policy.Version && (p.settled || len(p.members) == 0 || !inForce(policy)) {
 			continue // nothing relevant has changed
 		}
 		a.readPod(p, policy, opened, inForce(policy))

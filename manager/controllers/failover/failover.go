@@ -30,6 +30,8 @@ const within = 5 * time.Second
 type Controller struct {
 	// Client reads and writes past any cache.
 	Client client.Client
+	// Exits returns the uids of the pods of which Observe may return dead holders: few, of very many pods.
+	Exits func() map[string]bool
 	// Observe returns what the agent of a node reported of a pod.
 	Observe  func(node, uid string) push.Observation
 	Recorder events.EventRecorder
@@ -52,38 +54,46 @@ func (f *Controller) Spec() controllers.Spec {
 
 // Reconcile frees what can be freed now.
 func (f *Controller) Reconcile(ctx context.Context) error {
-	c := f.State.Compiled.Load()
-	if c == nil {
-		return nil
-	}
+	c, exits := f.State.Compiled.Load(), f.Exits()
 	done := map[write]struct{}{}
 	var errs []error
-	for _, shard := range c.Shards {
-		for _, pod := range shard.Members {
-			policy := c.Policies[pod.UID]
-			s := policy.GetSharding()
-			if s.GetShard() != shard.Name || s.GetStandby() || s.GetDryRun() {
-				continue // members under this policy do not write the locks of the shard
-			}
-			failed := map[*meshv1.Lock]bool{}
-			for _, dead := range f.Observe(policy.Node, string(pod.UID)).Dead {
-				lock := named(s, dead)
-				// If a lock is freed in part, clients wait until it expires.
-				if lock == nil || dead.Identity == "" || dead.Version == "" || failed[lock] ||
-					dead.Resource != locks.Leases && f.heldElsewhere(c, shard, pod, lock) {
-					continue
+	if c != nil && len(exits) > 0 {
+		for _, shard := range c.Shards {
+			for _, pod := range shard.Members {
+				if exits[string(pod.UID)] {
+					errs = append(errs, f.freeOf(ctx, c, shard, pod, done))
 				}
-				w := write{pod.UID, dead}
-				if err := f.succeed(ctx, shard, pod, lock, w); err != nil {
-					failed[lock] = true
-					errs = append(errs, err)
-					continue
-				}
-				done[w] = struct{}{}
 			}
 		}
 	}
 	f.done = done
+	return errors.Join(errs...)
+}
+
+// freeOf frees the locks of a shard that a member wrote last, and adds to done what it handled.
+func (f *Controller) freeOf(ctx context.Context, c *controllers.Compiled, shard compile.Shard, pod *corev1.Pod, done map[write]struct{}) error {
+	policy := c.Policies[pod.UID]
+	s := policy.GetSharding()
+	if s.GetShard() != shard.Name || s.GetStandby() || s.GetDryRun() {
+		return nil // members under this policy do not write the locks of the shard
+	}
+	failed := map[*meshv1.Lock]bool{}
+	var errs []error
+	for _, dead := range f.Observe(policy.Node, string(pod.UID)).Dead {
+		lock := named(s, dead)
+		// If a lock is freed in part, clients wait until it expires.
+		if lock == nil || dead.Identity == "" || dead.Version == "" || failed[lock] ||
+			dead.Resource != locks.Leases && f.heldElsewhere(c, shard, pod, lock) {
+			continue
+		}
+		w := write{pod.UID, dead}
+		if err := f.succeed(ctx, shard, pod, lock, w); err != nil {
+			failed[lock] = true
+			errs = append(errs, err)
+			continue
+		}
+		done[w] = struct{}{}
+	}
 	return errors.Join(errs...)
 }
 

@@ -97,6 +97,7 @@ func newWorld(t *testing.T) *world {
 	}
 	w.Controller = &Controller{State: &controllers.State{},
 		Client: w.Client, Recorder: w.events, Log: slog.New(slog.DiscardHandler),
+		Exits: func() map[string]bool { return map[string]bool{"uid": len(w.dead) > 0} },
 		Observe: func(node, uid string) push.Observation {
 			if uid == "other" {
 				require.Equal(t, "n2", node)
