@@ -181,19 +181,37 @@ func TestAgentBeingReplaced(t *testing.T) {
 	require.EqualValues(t, 1, Of(input(o, pod("a"))).ReadyMembers)
 }
 
-// A new leader believes the last one until agents had time to connect.
+// A new leader believes the last one until agents had time to connect and to report.
 func TestNewLeader(t *testing.T) {
-	in := input(push.Observation{}, pod("a"), pod("b"))
-	in.Since = now
-	in.Shard.Config.Status.Pods = []v1alpha1.MemberStatus{
-		{Name: "a", Node: "node1", Capture: "ebpf", PolicyVersion: "v2", LockHolder: true},
-		{Name: "b", Node: "node1", Message: "it is not captured yet"},
+	for name, o := range map[string]push.Observation{
+		"no agent has connected": {}, "it has not reported": {Connected: true, Version: "v1"}, "it has connected again": {Connected: true, Left: now},
+	} {
+		in := input(o, pod("a"), pod("b"))
+		in.Since = now
+		in.Shard.Config.Status.Pods = []v1alpha1.MemberStatus{
+			{Name: "a", Node: "node1", Capture: "ebpf", PolicyVersion: "v2", LockHolder: true},
+			{Name: "b", Node: "node1", Message: "it is not captured yet"},
+		}
+		s := Of(in)
+		require.False(t, in.Awaits(s), "the spec is a new one")
+		require.Equal(t, in.Shard.Config.Status.Pods, s.Pods, name)
+		require.EqualValues(t, 1, s.ReadyMembers, name)
+
+		in.Shard.Config.Status = s
+		in.Shard.Config.Status.Method = "ServerSide"
+		require.True(t, in.Awaits(Of(in)), name)
+		in.Acting = &v1alpha1.ActingLimits{Hash: "x"}
+		require.False(t, in.Awaits(Of(in)), "what policies depend on is written at once")
+		in.Acting = nil
+		in.Now = now.Add(2 * Grace)
+		require.False(t, in.Awaits(Of(in)), name)
+		require.EqualValues(t, 0, Of(in).ReadyMembers, name)
 	}
-	s := Of(in)
-	require.Equal(t, in.Shard.Config.Status.Pods, s.Pods)
-	require.EqualValues(t, 1, s.ReadyMembers)
-	in.Now = now.Add(2 * Grace)
-	require.EqualValues(t, 0, Of(in).ReadyMembers)
+	in := input(fine, pod("a"))
+	in.Since = now
+	in.Shard.Config.Status = Of(in)
+	in.Shard.Config.Status.Method = "ServerSide"
+	require.False(t, in.Awaits(Of(in)), "its agent has reported")
 }
 
 func TestNoMembersAndProblems(t *testing.T) {

@@ -191,14 +191,12 @@ func (in TrafficInput) target(r compile.Ruling, selected compile.Target, o push.
 	if o.Version != "" && o.Version == selected.Version && !o.NoTraffic && o.TrafficMessage == "" {
 		t.ConfigHash = r.Hash
 	}
-	// For a while, what the last leader wrote applies.
-	unconnected := !o.Connected && o.Left.IsZero() && in.Now.Before(in.Since.Add(Grace))
 	switch {
 	case pod.Annotations[v1alpha1.TrustAnnotation] == "":
 		t.reason, t.why = v1alpha1.ReasonNotAdmitted, "it was created while the mesh did not admit pods, and is not captured: delete it, so that its successor is admitted"
 	case selected.Message != "":
 		t.reason, t.why = v1alpha1.ReasonNoEffect, selected.Message
-	case unconnected && known && was.ConfigHash == r.Hash && (was.Message == "" || was.Message == hostsAlone):
+	case known && unheard(o, in.Now, in.Since) && was.ConfigHash == r.Hash && (was.Message == "" || was.Message == hostsAlone):
 	default:
 		t.reason, t.why = reach{in.Now, in.Since}.rules(pod, o, selected.Version)
 	}

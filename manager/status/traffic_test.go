@@ -325,18 +325,20 @@ func TestSharesOnRecord(t *testing.T) {
 	require.Contains(t, ready.Message, "several CircuitBreakers; in force, in 2 pods")
 }
 
-// A new leader keeps what the last one wrote until agents had the time to connect.
+// A new leader keeps what the last one wrote until agents had the time to connect and to report.
 func TestTrafficOfANewLeader(t *testing.T) {
 	r := rulesOf()
 	r.breaker.Status, r.injection.Status, _, _ = r.statuses(t)
 	r.in.Now, r.in.Since = now.Add(time.Second), now
-	r.says["a"] = push.Observation{}
-	b, i, ready, _ := r.statuses(t)
-	require.Equal(t, metav1.ConditionTrue, ready.Status)
-	require.True(t, equality.Semantic.DeepEqual(r.breaker.Status, b))
-	require.True(t, equality.Semantic.DeepEqual(r.injection.Status, i))
+	for _, connected := range []bool{true, false} {
+		r.says["a"] = push.Observation{Connected: connected}
+		b, i, ready, _ := r.statuses(t)
+		require.Equal(t, metav1.ConditionTrue, ready.Status)
+		require.True(t, equality.Semantic.DeepEqual(r.breaker.Status, b))
+		require.True(t, equality.Semantic.DeepEqual(r.injection.Status, i))
+	}
 	r.in.Now = now.Add(2 * Grace)
-	b, _, ready, _ = r.statuses(t)
+	b, _, ready, _ := r.statuses(t)
 	require.EqualValues(t, v1alpha1.ReasonAgentAway, ready.Reason)
 	require.EqualValues(t, 4, b.Refused, "as far as is known")
 }

@@ -117,12 +117,13 @@ func (r *Controller) write(ctx context.Context, w round, shard compile.Shard, la
 	shard.Config = current
 	known, obstacle := r.surveyHandWritten(shard, w.Compiled)
 	acting, waits := w.transfers.record(current)
-	next := status.Of(status.Input{Shard: shard, Leader: w.leaders[shard.String()], Acting: acting, Waits: waits, Common: status.Common{
+	in := status.Input{Shard: shard, Leader: w.leaders[shard.String()], Acting: acting, Waits: waits, Common: status.Common{
 		Locks: known, Obstacle: obstacle, Stamping: r.Sweeper.Status(current), MissingBundle: r.State.MissingBundle(current.Namespace),
 		Wanted:  func(uid string) string { return w.Policies[types.UID(uid)].GetVersion() },
 		Observe: r.Push.Observe, Now: time.Now(), Since: r.since,
-	}})
-	if equality.Semantic.DeepEqual(current.Status, next) {
+	}}
+	next := status.Of(in)
+	if equality.Semantic.DeepEqual(current.Status, next) || in.Awaits(next) {
 		return nil
 	}
 	before := current.Status
