@@ -73,7 +73,7 @@ func (s sandboxes) Stopped(ctx context.Context, b nri.Sandbox) {
 	}
 }
 
-// Synchronize implements nri.Handler. all includes sandboxes that exited long ago. If a pod has
+// Synchronize implements nri.Handler. all may include sandboxes that exited long ago. If a pod has
 // several, it is not certain which one is current.
 func (s sandboxes) Synchronize(ctx context.Context, all []nri.Sandbox) {
 	_ = s.run(ctx, func() {

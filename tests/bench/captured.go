@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"time"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/capture/netns"
+	"github.com/ctrlmesh/ctrlmesh/tests/kube"
 	"github.com/ctrlmesh/ctrlmesh/tests/stats"
 )
 
@@ -29,6 +31,9 @@ func runCaptured(ctx context.Context, o options, _ string) error {
 	if err != nil {
 		return fmt.Errorf("connecting from the pod on the mesh: %w", err)
 	}
+	if err := enrolled(ctx, on[0]); err != nil {
+		return err
+	}
 	subjects := []*subject{{name: direct, clients: off}, {name: ctrlmesh, clients: on, pid: agent}}
 	wanted, err := o.wanted(rows(o.namespace, subjects[0]))
 	if err != nil || len(wanted) == 0 {
@@ -41,6 +46,14 @@ func runCaptured(ctx context.Context, o options, _ string) error {
 	fmt.Println("\nFrom pods, on the mesh and off it:")
 	report(os.Stdout, wanted, subjects, results)
 	return nil
+}
+
+// enrolled waits until requests from a new pod on the mesh are no longer answered with 503, for want of a policy.
+func enrolled(ctx context.Context, c *client) error {
+	return kube.UntilWithin(ctx, 30*time.Second, "the policy of the pod on the mesh", func(ctx context.Context) error {
+		_, err := c.do(ctx, request{path: "/version", accept: "application/json"})
+		return err
+	})
 }
 
 // clientsOf returns clients that connect to the apiserver as the pod with uid does: from its network namespace,
