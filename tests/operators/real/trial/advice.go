@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -40,13 +41,10 @@ func (t *trial) observed(ctx context.Context, c *churn, result *Result) error {
 		return err
 	}
 	_ = kube.Sleep(ctx, t.plan.Churn)
-	err := t.until(ctx, "the record of its requests", func(ctx context.Context) error {
-		return t.Get(ctx, client.ObjectKey{Namespace: t.Home, Name: usage.ConfigMap}, &corev1.ConfigMap{})
-	})
-	if err != nil {
+	if err := t.recorded(ctx, time.Now()); err != nil {
 		return err
 	}
-	err = t.until(ctx, "advice", func(ctx context.Context) (err error) {
+	err := t.until(ctx, "advice", func(ctx context.Context) (err error) {
 		result.Advice, err = t.advise(ctx)
 		return err
 	})
@@ -62,10 +60,29 @@ func (t *trial) observed(ctx context.Context, c *churn, result *Result) error {
 	return t.label(ctx, false)
 }
 
+// recorded waits until the record of what the operator requests contains all up to a time.
+func (t *trial) recorded(ctx context.Context, to time.Time) error {
+	return t.until(ctx, "the record of its requests", func(ctx context.Context) error {
+		cm := &corev1.ConfigMap{}
+		if err := t.Get(ctx, client.ObjectKey{Namespace: t.Home, Name: usage.ConfigMap}, cm); err != nil {
+			return err
+		}
+		for _, p := range usage.Decode(cm.Data)[usage.Key(t.workload())].GetPods() {
+			if time.UnixMilli(p.GetUsage().GetLastMs()).After(to) {
+				return nil
+			}
+		}
+		return errors.New("it is older")
+	})
+}
+
+func (t *trial) workload() layout.Workload {
+	return layout.Workload{Kind: t.Kind, Name: t.target.GetName()}
+}
+
 // advise runs the plugin. It returns an error while too little is known.
 func (t *trial) advise(ctx context.Context) (*Advice, error) {
-	workload := layout.Workload{Kind: t.Kind, Name: t.target.GetName()}
-	out, err := t.Plugin(ctx, "advise", workload.Argument(), "-n", t.Home, "-o", "json").Output()
+	out, err := t.Plugin(ctx, "advise", t.workload().Argument(), "-n", t.Home, "-o", "json").Output()
 	exited, _ := errors.AsType[*exec.ExitError](err)
 	switch {
 	case exited != nil && exited.ExitCode() == 1: // it should not be divided by namespace
