@@ -80,6 +80,14 @@ func failsOpen(t *testing.T, c *meshtest.Cluster) {
 	meshtest.Find[*corev1.Pod](t, c, meshtest.Operator, "od-1").Annotations[v1alpha1.TrustAnnotation] = v1alpha1.TrustBoth
 }
 
+// failsOpenByIPTables is failsOpen, with pods that iptables captures.
+func failsOpenByIPTables(t *testing.T, c *meshtest.Cluster) {
+	failsOpen(t, c)
+	for i := range root(t, c).Status.Pods {
+		root(t, c).Status.Pods[i].Capture = v1alpha1.CaptureIPTables
+	}
+}
+
 // confined lets the shards act in namespaces with a label alone.
 func confined(t *testing.T, c *meshtest.Cluster) {
 	root(t, c).Spec.Root.ResourceSelector[0].Namespaces = []v1alpha1.NamespaceMatch{{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"tenant": "yes"}}}}
@@ -165,6 +173,7 @@ func TestExplain(t *testing.T) {
 		{name: "explain-passthrough", plant: passesThrough, args: "explain bh-0 get pods a", tables: true},
 		{name: "explain-no-agent", plant: losesAgent, args: "explain od-1 list foos -A", code: Found, tables: true},
 		{name: "explain-fails-open", plant: failsOpen, args: foreign, tables: true},
+		{name: "explain-fails-open-by-iptables", plant: failsOpenByIPTables, args: foreign, code: Found, tables: true},
 		{name: "explain-not-ready", plant: losesLeader, args: "explain od-1 list foos -A", tables: true},
 		// Handovers.
 		{name: "explain-standby", plant: waits, args: foreign, code: Found, tables: true},
@@ -250,6 +259,7 @@ func TestExplain(t *testing.T) {
 		{name: "explain-pod-conflict", plant: conflicts, args: "explain bh-0", tables: true},
 		{name: "explain-pod-passthrough", plant: passesThrough, args: "explain bh-0", tables: true},
 		{name: "explain-pod-fails-open", plant: failsOpen, args: "explain od-1", tables: true},
+		{name: "explain-pod-fails-open-by-iptables", plant: failsOpenByIPTables, args: "explain od-1", tables: true},
 		{name: "explain-pod-observed", plant: observed, args: "explain seen-0", tables: true},
 		{name: "explain-pod-unlabelled", plant: unlabelled, args: "explain od-1", tables: true},
 		{name: "explain-pod-unknown", plant: nothing, args: "explain od-7", code: Unknown, tables: true},

@@ -66,10 +66,10 @@ func PolicyOf(s *snapshot.Snapshot) (Policy, error) {
 		shardRules(add, in)
 	}
 	trafficRules(add, in.GetTraffic())
-	if in.GetFailOpen() {
-		add("While its node has no agent, connections go directly to the apiserver (failurePolicy: Open).")
+	if direct, why := in.withoutAgent(pod.Name); direct {
+		add("While its node has no agent, connections go directly to the apiserver (%s).", why)
 	} else {
-		add("While its node has no agent, connections are refused (failurePolicy: Closed).")
+		add("While its node has no agent, connections are refused (%s).", why)
 	}
 	return out, nil
 }

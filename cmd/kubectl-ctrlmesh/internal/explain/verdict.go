@@ -228,18 +228,22 @@ func (v *Verdict) connection(s *snapshot.Snapshot, pod *corev1.Pod, in inForce) 
 	agents := report.AgentsByNode(s)
 	i := slices.IndexFunc(agents, func(a report.Agent) bool { return a.Node == node })
 	see := fmt.Sprintf("see kubectl -n %s describe daemonset %s", s.Namespace, snapshot.Agent)
+	direct, why := in.withoutAgent(pod.Name)
 	switch {
 	case i >= 0 && agents[i].Ready:
 	case i >= 0 && agents[i].Pod != "":
 		v.Notes = append(v.Notes, fmt.Sprintf("agent %s of node %s is not ready, so that connections may be refused: %s", agents[i].Pod, node, see))
-	case in.GetFailOpen():
+	case direct:
 		v.Action, v.Code, v.Reason, v.Owner, v.Limits, v.Faults = Unchanged, 0, "", "", nil, nil
-		v.Summary, v.By = fmt.Sprintf("passes unchanged, because node %s has no agent", node), describe(in.config, "failurePolicy: Open")
+		v.Summary, v.By = fmt.Sprintf("passes unchanged, because node %s has no agent", node), describe(in.config, failsOpen)
+		if why != failsOpen {
+			v.Notes = append(v.Notes, "only "+why)
+		}
 		v.Do = see
 	default:
 		v.Notes = append(v.Notes, "once the node has an agent: "+v.Summary)
 		v.Action, v.Code, v.Reason, v.Owner = Disconnected, 0, "", ""
-		v.Summary, v.By = fmt.Sprintf("the connection is refused, because node %s has no agent", node), describe(in.config, "failurePolicy: Closed")
+		v.Summary, v.By = fmt.Sprintf("the connection is refused, because node %s has no agent", node), describe(in.config, why)
 		v.Do = see
 	}
 }
@@ -314,6 +318,25 @@ func (in inForce) member(pod string) *v1alpha1.MemberStatus {
 		return nil
 	}
 	return collect.Find(in.config.Status.Pods, func(m v1alpha1.MemberStatus) bool { return m.Name == pod })
+}
+
+const failsOpen = "failurePolicy: Open"
+
+// withoutAgent reports whether connections of a pod go directly to the apiserver while its node has no agent, and why.
+// Those of a pod that eBPF does not capture do not after a crash of the agent.
+func (in inForce) withoutAgent(pod string) (direct bool, why string) {
+	m := in.member(pod)
+	switch {
+	case !in.GetFailOpen():
+		return false, "failurePolicy: Closed"
+	case m == nil || m.Capture == "":
+		return true, "if eBPF captures the pod"
+	case m.Capture == v1alpha1.CaptureEBPF:
+		return true, failsOpen
+	case m.Capture == v1alpha1.CaptureIPTables:
+		return false, "captured by iptables; direct only after the agent stopped in order"
+	}
+	return false, "captured by " + m.Capture
 }
 
 // memberText says what the pod is to the mesh.
