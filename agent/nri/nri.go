@@ -127,10 +127,10 @@ func connect(ctx context.Context, socket string, h Handler, logger *slog.Logger,
 type plugin struct{ handler Handler }
 
 // Synchronize implements stub.SynchronizeInterface.
-func (p *plugin) Synchronize(ctx context.Context, all []*api.PodSandbox, _ []*api.Container) ([]*api.ContainerUpdate, error) {
+func (p *plugin) Synchronize(ctx context.Context, all []*api.PodSandbox, containers []*api.Container) ([]*api.ContainerUpdate, error) {
 	var known []Sandbox
 	for _, s := range all {
-		if b, ok := labelled(s); ok && !exited(s) {
+		if b, ok := labelled(s); ok && !exited(s, containers) {
 			known = append(known, b)
 		}
 	}
@@ -194,9 +194,13 @@ func hostNetwork(s *api.PodSandbox) bool {
 	return !slices.ContainsFunc(s.GetLinux().GetNamespaces(), func(ns *api.LinuxNamespace) bool { return ns.GetType() == "network" })
 }
 
-// exited reports whether a sandbox is known to have exited: containerd leaves out its network
-// namespace then, and its process.
-func exited(s *api.PodSandbox) bool { return hostNetwork(s) && s.GetPid() == 0 }
+// exited reports whether a sandbox seems to have exited: containerd leaves out its network namespace
+// then, and its process. Runtimes that start no process for a sandbox look so under hostNetwork, too.
+func exited(s *api.PodSandbox, containers []*api.Container) bool {
+	return hostNetwork(s) && s.GetPid() == 0 && !slices.ContainsFunc(containers, func(c *api.Container) bool {
+		return c.GetPodSandboxId() == s.GetId() && c.GetState() == api.ContainerState_CONTAINER_RUNNING
+	})
+}
 
 // quiet logs the messages of the stub at debug level.
 type quiet struct{ *slog.Logger }

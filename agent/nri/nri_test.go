@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -64,19 +65,25 @@ func TestPodUnderHostNetworkIsReportedAsSuch(t *testing.T) {
 	assert.True(t, h.started[0].Pod.HostNetwork)
 }
 
-// An exited sandbox has neither a process nor a network namespace. Only the latter is missing under hostNetwork.
+// An exited sandbox has neither a process nor a network namespace. Under hostNetwork the latter is missing, and some
+// runtimes start no process for it.
 func TestExitedSandboxesAreNotReported(t *testing.T) {
-	exited, ofHost := sandbox("a"), sandbox("b")
-	for _, s := range []*api.PodSandbox{exited, ofHost} {
-		s.Linux.Namespaces = s.Linux.Namespaces[:1]
+	exited, ofHost, alone := sandbox("a"), sandbox("b"), sandbox("c")
+	for i, s := range []*api.PodSandbox{exited, ofHost, alone} {
+		s.Id, s.Linux.Namespaces = strconv.Itoa(i), s.Linux.Namespaces[:1]
 	}
 	ofHost.Pid = 7
+	containers := []*api.Container{
+		{PodSandboxId: exited.Id, State: api.ContainerState_CONTAINER_STOPPED}, {PodSandboxId: alone.Id, State: api.ContainerState_CONTAINER_RUNNING},
+	}
 	h := &heard{}
-	_, err := (&plugin{h}).Synchronize(t.Context(), []*api.PodSandbox{exited, ofHost, sandbox("c")}, nil)
+	_, err := (&plugin{h}).Synchronize(t.Context(), []*api.PodSandbox{exited, ofHost, alone, sandbox("d")}, containers)
 	require.NoError(t, err)
-	require.Len(t, h.known, 2)
-	assert.Equal(t, "b", h.known[0].Pod.UID)
-	assert.Equal(t, "c", h.known[1].Pod.UID)
+	var known []string
+	for _, s := range h.known {
+		known = append(known, s.Pod.UID)
+	}
+	assert.Equal(t, []string{"b", "c", "d"}, known)
 }
 
 // Only what admission let in can verify the proxy.
