@@ -237,7 +237,7 @@ func applied(node string, o push.Observation, wanted string) (reason v1alpha1.Re
 
 // before returns what the last leader wrote about a pod, while that applies; nil after.
 func (in Input) before(pod *corev1.Pod, o push.Observation) *v1alpha1.MemberStatus {
-	if !unheard(o, in.Now, in.Since) {
+	if !unheard(o, in.Now, in.Since) || pod.CreationTimestamp.After(in.Since) {
 		return nil
 	}
 	return collect.Find(in.Shard.Config.Status.Pods, func(m v1alpha1.MemberStatus) bool { return m.Name == pod.Name && m.Node == pod.Spec.NodeName })
@@ -245,8 +245,11 @@ func (in Input) before(pod *corev1.Pod, o push.Observation) *v1alpha1.MemberStat
 
 // Awaits reports whether next is not to be written yet: it differs from what the last leader wrote only in what
 // agents report, and that of a member has not reported to this leader. Else each failover would change all statuses
-// twice.
+// twice. Problems that no agent reports are written at once.
 func (in Input) Awaits(next v1alpha1.ShardingConfigStatus) bool {
+	if in.Obstacle != nil || in.Leader.Missing != nil || in.Shard.Problem != nil || len(in.Shard.Conflicts) > 0 || in.Waits != "" || in.MissingBundle != "" {
+		return false
+	}
 	last := in.Shard.Config.Status
 	next.Conditions, next.Pods, next.ReadyMembers, next.Method, next.Shadow = last.Conditions, last.Pods, last.ReadyMembers, last.Method, last.Shadow
 	return equality.Semantic.DeepEqual(last, next) && slices.ContainsFunc(in.Shard.Members, func(pod *corev1.Pod) bool {

@@ -203,11 +203,20 @@ func TestNewLeader(t *testing.T) {
 		in.Acting = &v1alpha1.ActingLimits{Hash: "x"}
 		require.False(t, in.Awaits(Of(in)), "what policies depend on is written at once")
 		in.Acting = nil
+		in.MissingBundle = "quota"
+		require.False(t, in.Awaits(Of(in)), "so is what no agent reports")
+		in.MissingBundle = ""
 		in.Now = now.Add(2 * Grace)
 		require.False(t, in.Awaits(Of(in)), name)
 		require.EqualValues(t, 0, Of(in).ReadyMembers, name)
 	}
-	in := input(fine, pod("a"))
+	in := input(push.Observation{}, pod("a"))
+	in.Since = now
+	in.Shard.Members[0].CreationTimestamp = metav1.Time{Time: now.Add(time.Second)}
+	in.Shard.Config.Status.Pods = []v1alpha1.MemberStatus{{Name: "a", Node: "node1", Capture: "ebpf"}}
+	require.Zero(t, Of(in).ReadyMembers, "an earlier pod of that name was ready")
+
+	in = input(fine, pod("a"))
 	in.Since = now
 	in.Shard.Config.Status = Of(in)
 	in.Shard.Config.Status.Method = "ServerSide"

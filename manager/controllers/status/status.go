@@ -53,9 +53,17 @@ type Controller struct {
 func (r *Controller) Spec() controllers.Spec {
 	changed := &r.State.Changed
 	return controllers.Spec{
-		Name: "status", Reconcile: r.Reconcile, Debounce: controllers.DebounceStatus, Resync: 10 * time.Second, Rests: true,
+		Name: "status", Reconcile: r.Reconcile, Debounce: controllers.DebounceStatus, Resync: 10 * time.Second, Rests: true, Next: r.settles,
 		On: []controllers.Source{&r.State.Compiled, &r.State.MissingBundles, &changed.Agents, &changed.Locks, &changed.Stamping},
 	}
+}
+
+// settles returns when what the last leader wrote about pods does not apply any more.
+func (r *Controller) settles() time.Time {
+	if end := r.since.Add(status.Grace); time.Now().Before(end) {
+		return end
+	}
+	return time.Time{}
 }
 
 // Reconcile writes the status of every configuration that has a new one.
