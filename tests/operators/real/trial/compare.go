@@ -11,7 +11,10 @@ import (
 	"strings"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
@@ -21,16 +24,18 @@ import (
 // endState is the content of a namespace: normalised objects by kind and name.
 type endState map[string][]string
 
-// snapshot reads the end states of a set's namespaces, in the order of the set.
+// snapshot reads the end states of a set's namespaces, in the order of the set. It fails while there is garbage to collect.
 func (t *trial) snapshot(ctx context.Context, set string) (out []endState, err error) {
 	for _, namespace := range tenantsOf(set) {
 		state := endState{}
+		var all []unstructured.Unstructured
 		for _, kind := range t.Compared {
 			list := &unstructured.UnstructuredList{}
 			list.SetGroupVersionKind(kind)
 			if err := t.List(ctx, list, client.InNamespace(namespace)); err != nil {
 				return nil, fmt.Errorf("listing %s of %s: %w", kind.Kind, namespace, err)
 			}
+			all = append(all, list.Items...)
 			for i := range list.Items {
 				name, text := normalise(&list.Items[i], t.Elapsed...)
 				key := kind.Kind + " " + name
@@ -38,9 +43,30 @@ func (t *trial) snapshot(ctx context.Context, set string) (out []endState, err e
 				slices.Sort(state[key])
 			}
 		}
+		if obj := orphan(all, t.Compared); obj != nil {
+			return nil, fmt.Errorf("%s %s/%s still exists, and its owner does not", obj.GetKind(), namespace, obj.GetName())
+		}
 		out = append(out, state)
 	}
 	return out, nil
+}
+
+// orphan returns an object with an owner of one of the kinds that is not among the objects, which are all of
+// these kinds; nil if there is none.
+func orphan(objects []unstructured.Unstructured, kinds []schema.GroupVersionKind) *unstructured.Unstructured {
+	exists := map[types.UID]bool{}
+	for _, obj := range objects {
+		exists[obj.GetUID()] = true
+	}
+	gone := func(owner metav1.OwnerReference) bool {
+		return slices.Contains(kinds, schema.FromAPIVersionAndKind(owner.APIVersion, owner.Kind)) && !exists[owner.UID]
+	}
+	for i := range objects {
+		if slices.ContainsFunc(objects[i].GetOwnerReferences(), gone) {
+			return &objects[i]
+		}
+	}
+	return nil
 }
 
 // settledSnapshot reads end states until they stay the same for longer than changes take.

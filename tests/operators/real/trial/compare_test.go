@@ -1,6 +1,7 @@
 package trial
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -124,4 +125,16 @@ status: {conditions: [{type: Progressing, status: "`+status+`", reason: `+reason
 	}
 	require.Equal(t, deployment("ReplicaSetUpdated", "True"), deployment("NewReplicaSetCreated", "True"))
 	require.NotEqual(t, deployment("ReplicaSetUpdated", "True"), deployment("ReplicaSetUpdated", "False"))
+}
+
+// The garbage collector may take longer than an end state must stay the same.
+func TestGarbageIsNoEndState(t *testing.T) {
+	pod, set := unstructured.Unstructured{}, unstructured.Unstructured{}
+	require.NoError(t, yaml.Unmarshal([]byte(recordedPod), &pod.Object))
+	set.SetUID(pod.GetOwnerReferences()[0].UID)
+	ofPods, ofBoth := kinds("", "v1", "Pod"), slices.Concat(kinds("", "v1", "Pod"), kinds("apps", "v1", "ReplicaSet"))
+
+	require.Nil(t, orphan([]unstructured.Unstructured{set, pod}, ofBoth))
+	require.Nil(t, orphan([]unstructured.Unstructured{pod}, ofPods), "its owner is not compared")
+	require.Equal(t, pod.GetUID(), orphan([]unstructured.Unstructured{pod}, ofBoth).GetUID())
 }
