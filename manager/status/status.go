@@ -237,7 +237,7 @@ func applied(node string, o push.Observation, wanted string) (reason v1alpha1.Re
 
 // before returns what the last leader wrote about a pod, while that applies; nil after.
 func (in Input) before(pod *corev1.Pod, o push.Observation) *v1alpha1.MemberStatus {
-	if !unheard(o, in.Now, in.Since) || pod.CreationTimestamp.After(in.Since) {
+	if !unheard(pod, o, in.Now, in.Since) {
 		return nil
 	}
 	return collect.Find(in.Shard.Config.Status.Pods, func(m v1alpha1.MemberStatus) bool { return m.Name == pod.Name && m.Node == pod.Spec.NodeName })
@@ -253,14 +253,15 @@ func (in Input) Awaits(next v1alpha1.ShardingConfigStatus) bool {
 	last := in.Shard.Config.Status
 	next.Conditions, next.Pods, next.ReadyMembers, next.Method, next.Shadow = last.Conditions, last.Pods, last.ReadyMembers, last.Method, last.Shadow
 	return equality.Semantic.DeepEqual(last, next) && slices.ContainsFunc(in.Shard.Members, func(pod *corev1.Pod) bool {
-		return pod.Status.Phase == corev1.PodRunning && unheard(in.Observe(pod.Spec.NodeName, string(pod.UID)), in.Now, in.Since)
+		return pod.Status.Phase == corev1.PodRunning && unheard(pod, in.Observe(pod.Spec.NodeName, string(pod.UID)), in.Now, in.Since)
 	})
 }
 
 // unheard reports whether what the last leader wrote about a pod applies: its agent has not reported on it to
-// this one, which has led for less than Grace. An agent connects before it reports.
-func unheard(o push.Observation, now, since time.Time) bool {
-	return !o.Reported && (o.Connected || o.Left.IsZero()) && now.Before(since.Add(Grace))
+// this one, which has led for less than Grace. An agent connects before it reports. A pod that was created since
+// may have the name of an earlier one.
+func unheard(pod *corev1.Pod, o push.Observation, now, since time.Time) bool {
+	return !pod.CreationTimestamp.After(since) && !o.Reported && (o.Connected || o.Left.IsZero()) && now.Before(since.Add(Grace))
 }
 
 func conditions(out *v1alpha1.ShardingConfigStatus, in Input, verdicts []verdict) {

@@ -196,7 +196,7 @@ func (in TrafficInput) target(r compile.Ruling, selected compile.Target, o push.
 		t.reason, t.why = v1alpha1.ReasonNotAdmitted, "it was created while the mesh did not admit pods, and is not captured: delete it, so that its successor is admitted"
 	case selected.Message != "":
 		t.reason, t.why = v1alpha1.ReasonNoEffect, selected.Message
-	case known && unheard(o, in.Now, in.Since) && was.ConfigHash == r.Hash && (was.Message == "" || was.Message == hostsAlone):
+	case known && unheard(pod, o, in.Now, in.Since) && was.ConfigHash == r.Hash && (was.Message == "" || was.Message == hostsAlone):
 	default:
 		t.reason, t.why = reach{in.Now, in.Since}.rules(pod, o, selected.Version)
 	}
