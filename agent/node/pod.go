@@ -96,11 +96,11 @@ type inherited struct {
 type reporting struct {
 	// exited are the last writes of the pod's locks whose writers have exited.
 	exited   []*meshv1.DeadHolder
-	reported *meshv1.PodReport
-	counted  time.Time // when the counts of rules and faults were read
-	active   time.Time // when the activity was read
-	used     time.Time // when the usage was read
-	routed   bool      // all its reviews, by the last report
+	state    reading
+	parts    [len(parts)]reading
+	reported bool // to the manager, as it was read last
+	routed   bool // all its reviews, by the last report
+	measured bool // whether they are routed
 }
 
 func newPod(info pods.Pod, presence lifecycle.Presence) *pod {

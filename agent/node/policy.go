@@ -31,7 +31,7 @@ func (e *effects) setPolicy(policy *meshv1.PodPolicy) (settled <-chan struct{}, 
 	}
 	defer func() {
 		if err != nil {
-			p.reporting.reported = nil // the manager no longer knows what applies
+			p.reporting.reported = false // the manager no longer knows what applies
 		}
 	}()
 	if err := p.assignment.serials.Check(policy); err != nil {

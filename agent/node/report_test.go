@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/ctrlmesh/ctrlmesh/agent/capture"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 	"github.com/ctrlmesh/ctrlmesh/proxy/lock"
@@ -21,40 +22,39 @@ func TestReportHasTheRefusalsOfLocks(t *testing.T) {
 	require.True(t, proto.Equal(&meshv1.LockRefusal{Namespace: "kube-system", Name: "op", Resource: "configmaps", Verb: "update", Code: 403, Message: "no"}, out[0]))
 }
 
-// Each report is sent to the manager when a value in it changes. Counts always do.
-func TestChangedActivityAloneIsReportedSeldom(t *testing.T) {
+// Each report is sent to the manager when a value in it changes. Counts often do.
+func TestPartsAreReadSeldomUnlessTheStateChanges(t *testing.T) {
 	server, err := proxy.New(proxy.Config{Leaf: func() (*tls.Certificate, error) { return nil, errors.New("none") }})
 	require.NoError(t, err)
-	before := []*meshv1.ResourceActivity{{Resource: "secrets", Writes: 3}}
 	now := time.Now()
 	for _, q := range []struct {
-		name, version string
-		after         time.Duration
-		kept          bool
+		name, version              string
+		after                      time.Duration
+		counts, activity, requests bool // read again
 	}{
-		{"a moment later", "1-x", activityInterval - 1, true},
-		{"later", "1-x", activityInterval, false},
-		{"under another policy", "2-x", 0, false},
+		{"a moment later", "1-x", countInterval - 1, false, false, false},
+		{"2 s later", "1-x", countInterval, true, false, false},
+		{"10 s later", "1-x", activityInterval, true, true, false},
+		{"15 s later", "1-x", usageInterval, true, true, true},
+		{"under another policy", "2-x", 0, true, true, true},
 	} {
 		t.Run(q.name, func(t *testing.T) {
-			p := &pod{reporting: reporting{reported: &meshv1.PodReport{Version: "1-x", Activity: before}, active: now}}
+			p := &pod{}
 			p.redirection.proxied = server.Pod(proxy.PodInfo{UID: "a", Namespace: "ns", Name: "a"}, nil)
-			r := &meshv1.PodReport{Version: q.version}
-			p.addActivity(r, now.Add(q.after))
-			require.Equal(t, q.kept, len(r.GetActivity()) > 0)
-		})
-	}
-}
+			p.redirection.captured = &capture.Pod{}
+			state := &meshv1.PodReport{Uid: "a", Version: "1-x"}
+			require.True(t, p.read(state, now))
+			require.False(t, p.read(proto.CloneOf(state), now), "nothing has changed")
+			p.reporting.parts[0].note(&meshv1.PodReport{Methods: map[string]string{"secrets": "Labels"}}, now)
+			p.reporting.parts[1].note(&meshv1.PodReport{Activity: []*meshv1.ResourceActivity{{Resource: "secrets", Writes: 3}}}, now)
+			p.reporting.parts[2].note(&meshv1.PodReport{Usage: &meshv1.Usage{Requests: 1}}, now)
 
-func TestChangedUsageIsReportedSeldom(t *testing.T) {
-	server, err := proxy.New(proxy.Config{Leaf: func() (*tls.Certificate, error) { return nil, errors.New("none") }})
-	require.NoError(t, err)
-	now := time.Now()
-	p := &pod{reporting: reporting{reported: &meshv1.PodReport{Usage: &meshv1.Usage{Requests: 1}}, used: now}}
-	p.redirection.proxied = server.Pod(proxy.PodInfo{UID: "a", Namespace: "ns", Name: "a"}, nil)
-	for after, kept := range map[time.Duration]bool{usageInterval - 1: true, usageInterval: false} {
-		r := &meshv1.PodReport{}
-		p.addUsage(r, now.Add(after))
-		require.Equal(t, kept, r.GetUsage() != nil)
+			changed := p.read(&meshv1.PodReport{Uid: "a", Version: q.version}, now.Add(q.after))
+
+			require.Equal(t, q.counts, changed)
+			r := p.report()
+			require.Equal(t, q.version, r.GetVersion())
+			require.Equal(t, []bool{q.counts, q.activity, q.requests}, []bool{len(r.GetMethods()) == 0, len(r.GetActivity()) == 0, r.GetUsage() == nil})
+		})
 	}
 }
