@@ -154,10 +154,20 @@ func (c *capturer) serve(uid string, p *pod) {
 // were deleted. While the process that was found last is in the captured namespace, no other
 // is looked for: that would cost most of what an agent with many pods takes at rest.
 func (c *capturer) checkSandboxes() {
-	c.checkSandboxesOf(c.uids(func(p *pod) bool {
-		is := &p.redirection
-		return is.captured != nil && (p.info.HostNetwork || !is.process.Runs())
-	}))
+	var uids []string
+	var processes []*pods.Process
+	for uid, p := range c.pods {
+		if p.redirection.captured != nil {
+			uids, processes = append(uids, uid), append(processes, p.redirection.process)
+		}
+	}
+	unsure := map[string]bool{}
+	for i, runs := range pods.Running(processes) {
+		if !runs || c.pods[uids[i]].info.HostNetwork {
+			unsure[uids[i]] = true
+		}
+	}
+	c.checkSandboxesOf(unsure)
 }
 
 func (c *capturer) checkSandboxesOf(captured map[string]bool) {

@@ -234,8 +234,8 @@ func (l *Locator) Open(uid string, pids []int, hostNetwork bool, captured uint64
 
 // Process is a process that was found in a network namespace.
 type Process struct {
-	is func() bool // in the namespace
-	of *os.Process
+	is    func() bool // in the namespace
+	pidfd *os.File    // nil before Linux 5.3
 }
 
 // Hold returns the process in the network namespace of that inode; nil if it is not there any more.
@@ -245,29 +245,45 @@ func (l *Locator) Hold(pid int, netns uint64) *Process {
 		ino, err := inode(os.Stat(path))
 		return err == nil && ino == netns
 	}}
-	var err error
 	// Open first, check afterwards: see open.
-	if p.of, err = os.FindProcess(pid); err != nil || !p.is() {
+	if fd, err := unix.PidfdOpen(pid, 0); err == nil {
+		p.pidfd = os.NewFile(uintptr(fd), "pidfd")
+	}
+	if !p.is() {
+		_ = p.pidfd.Close()
 		return nil
 	}
 	return p
 }
 
-// Runs reports whether the process runs; not, for nil. A pod gets another sandbox only when none of its processes runs,
-// and to ask whether one does costs a tenth of looking up its namespace.
-func (p *Process) Runs() bool {
-	if p == nil {
-		return false
+// Runs reports whether the process runs; nil does not.
+func (p *Process) Runs() bool { return Running([]*Process{p})[0] }
+
+// Running returns which of the processes run. A pod gets another sandbox only when none of its processes
+// runs, and to ask about those of all pods takes about as long as looking up one namespace.
+func Running(processes []*Process) []bool {
+	fds := make([]unix.PollFd, len(processes))
+	for i, p := range processes {
+		fds[i] = unix.PollFd{Fd: -1, Events: unix.POLLIN}
+		if p != nil && p.pidfd != nil {
+			fds[i].Fd = int32(p.pidfd.Fd())
+		}
 	}
-	runs := false
-	err := p.of.WithHandle(func(pidfd uintptr) {
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 0)
-		runs = n == 0 && err == nil
-	})
-	if errors.Is(err, os.ErrNoHandle) { // before Linux 5.4
-		return p.is()
+	_, err := unix.Poll(fds, 0)
+	for errors.Is(err, unix.EINTR) {
+		_, err = unix.Poll(fds, 0)
 	}
-	return runs && err == nil
+	running := make([]bool, len(processes))
+	for i, p := range processes {
+		switch {
+		case p == nil:
+		case p.pidfd == nil:
+			running[i] = p.is()
+		default:
+			running[i] = err == nil && fds[i].Revents == 0
+		}
+	}
+	return running
 }
 
 // open returns the network namespace of a process of a pod, and when the process started;

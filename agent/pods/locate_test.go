@@ -168,12 +168,13 @@ func TestHeldProcessRunsUntilItExits(t *testing.T) {
 	child := exec.CommandContext(t.Context(), "sleep", "600")
 	require.NoError(t, child.Start())
 	held := l.Hold(child.Process.Pid, own)
-	require.True(t, held.Runs())
+	self := l.Hold(os.Getpid(), own)
+	require.Equal(t, []bool{true, false, true}, Running([]*Process{self, nil, held}))
 	require.Nil(t, l.Hold(child.Process.Pid, own+1), "it is in another namespace")
 
 	require.NoError(t, child.Process.Kill())
 	_ = child.Wait()
-	require.False(t, held.Runs())
+	require.Equal(t, []bool{true, false, false}, Running([]*Process{self, nil, held}))
 	require.Nil(t, l.Hold(child.Process.Pid, own), "it has exited")
 	require.False(t, (*Process)(nil).Runs())
 }
