@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"os"
+	"slices"
 	"syscall"
 
 	"github.com/vishvananda/netlink/nl"
@@ -16,20 +17,31 @@ import (
 // each question takes much longer than to ask. The kernel could also send changes to it, but once anybody is sent
 // them, each change of rules anywhere on the node takes half as long again.
 type Rules struct {
-	socket int // -1: closed
+	socket   int    // -1: closed
+	request  []byte // of the generation
+	sequence uint32 // of the last request
+	answer   [256]byte
 }
 
-// strangers is how many messages of others are read while an answer is waited for: any process in the pod that may
-// change rules may send some.
-const strangers = 16
+// sequenceAt is where a message of netlink has its number.
+const sequenceAt = 8
 
 // OpenRules opens the rules of a network namespace, which stays until Close.
 func OpenRules(namespace *os.File) (r *Rules, err error) {
-	r = &Rules{socket: -1}
+	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0)
+	request.AddData(&nl.Nfgenmsg{})
+	r = &Rules{socket: -1, request: request.Serialize()}
 	err = Do(namespace, func() (err error) {
-		r.socket, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
-		return err
+		r.socket, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
+		if err != nil {
+			return err
+		}
+		// Once it is connected to the kernel, no process in the pod can send to it.
+		return unix.Connect(r.socket, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
 	})
+	if err != nil {
+		r.Close()
+	}
 	return r, failure.Wrap(err, "opening the rules of a network namespace")
 }
 
@@ -39,42 +51,37 @@ func (r *Rules) Generation() (uint32, error) {
 	if r == nil || r.socket < 0 {
 		return 0, os.ErrClosed
 	}
-	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0)
-	request.AddData(&nl.Nfgenmsg{})
-	if err := unix.Sendto(r.socket, request.Serialize(), unix.MSG_DONTWAIT, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+	r.sequence++
+	binary.NativeEndian.PutUint32(r.request[sequenceAt:], r.sequence)
+	if _, err := unix.Write(r.socket, r.request); err != nil {
 		return 0, failure.Wrap(err, "asking for the generation of rules")
 	}
-	var answer [256]byte
-	for range strangers {
-		n, from, err := unix.Recvfrom(r.socket, answer[:], unix.MSG_DONTWAIT) // the kernel has answered
+	for {
+		n, err := unix.Read(r.socket, r.answer[:]) // the kernel has answered
 		if err != nil {
 			return 0, failure.Wrap(err, "asking for the generation of rules")
 		}
-		if peer, ok := from.(*unix.SockaddrNetlink); !ok || peer.Pid != 0 {
-			continue
-		}
-		messages, err := syscall.ParseNetlinkMessage(answer[:n])
-		if err != nil || len(messages) != 1 || messages[0].Header.Seq != request.Seq {
-			continue
+		messages, err := syscall.ParseNetlinkMessage(r.answer[:n])
+		if err != nil || len(messages) != 1 || messages[0].Header.Seq != r.sequence {
+			continue // to an earlier request
 		}
 		if generation, ok := generationIn(messages[0]); ok {
 			return generation, nil
 		}
-		break
+		return 0, errors.New("asking for the generation of rules: the kernel named none")
 	}
-	return 0, errors.New("asking for the generation of rules: the kernel named none")
 }
 
 func generationIn(m syscall.NetlinkMessage) (generation uint32, ok bool) {
 	if m.Header.Type != unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN || len(m.Data) < nl.SizeofNfgenmsg {
 		return 0, false
 	}
-	attributes, err := nl.ParseRouteAttrAsMap(m.Data[nl.SizeofNfgenmsg:])
-	id := attributes[unix.NFTA_GEN_ID].Value
-	if err != nil || len(id) != 4 {
+	attributes, err := nl.ParseRouteAttr(m.Data[nl.SizeofNfgenmsg:])
+	i := slices.IndexFunc(attributes, func(a syscall.NetlinkRouteAttr) bool { return a.Attr.Type == unix.NFTA_GEN_ID })
+	if err != nil || i < 0 || len(attributes[i].Value) != 4 {
 		return 0, false
 	}
-	return binary.BigEndian.Uint32(id), true
+	return binary.BigEndian.Uint32(attributes[i].Value), true
 }
 
 // Close closes the socket, unless r is nil.
