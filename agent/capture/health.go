@@ -21,7 +21,7 @@ const (
 	rotation = time.Second
 	// provenRotations is how many rotations pass between two probes of a pod while what the kernel holds
 	// of it does not change.
-	provenRotations = 15
+	provenRotations = 30
 	// patience is how long a probe may take to connect, and landing how long to arrive if it
 	// has connected: then the kernel knows where to.
 	patience = time.Second
