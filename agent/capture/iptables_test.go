@@ -32,7 +32,7 @@ func TestListingOfFilledChainIsBounded(t *testing.T) {
 		return err
 	}), "exit status 125")
 	require.Error(t, pod.Do(func() error {
-		_, err := table.LastLead(t.Context())
+		_, err := table.Left(t.Context())
 		return err
 	}))
 	require.ErrorContains(t, p.Release(), "exit status 125", "the rules may be another agent's")
@@ -75,12 +75,13 @@ func TestDamagedRulesAreRepaired(t *testing.T) {
 				}
 				require.NotEqual(t, before, state(), "a probe is due")
 				kept := p.target()
-				kept.Keep = true
+				kept.Left = new(p.redirector.Left(t.Context(), kept))
 				require.NoError(t, p.redirector.Apply(t.Context(), kept))
 				for _, to := range listed {
 					requireAnswer(t, pod, client{}, to, "mesh", "")
 				}
 				before = state()
+				kept.Left = new(p.redirector.Left(t.Context(), kept))
 				require.NoError(t, p.redirector.Apply(t.Context(), kept))
 				require.Equal(t, before, state(), "rules that look right are kept")
 				require.NoError(t, p.redirector.Apply(t.Context(), p.target()))

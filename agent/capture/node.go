@@ -29,9 +29,8 @@ type redirector interface {
 	// HostNetwork returns why the pods of one network namespace cannot be distinguished, nil
 	// if they can.
 	HostNetwork() error
-	// Last returns the port that the pod was redirected to before, 0 if it was not, and the
-	// redirection of its other connections.
-	Last(ctx context.Context, p redirect.Pod) (uint16, *redirect.Egress)
+	// Left returns what an earlier agent left of the pod's redirection.
+	Left(ctx context.Context, p redirect.Pod) redirect.Left
 	// Egress returns why connections to other hosts cannot be redirected, nil if they can.
 	Egress() error
 	// Origin returns the address that a connection which arrived at the egress listeners was

@@ -180,22 +180,22 @@ func (p *Pod) openSockets(r Request) error {
 	if p.mode == IPTables {
 		p.known.Rules, _ = netns.OpenRules(p.known.NetNS) // without them it is probed in each rotation
 	}
-	last, lastEgress := p.redirector.Last(ctx, p.target())
+	left := p.redirector.Left(ctx, p.target())
 	given, givenEgress := r.Files.listeners(p.known.NetNS)
 	var err error
-	if p.sockets, err = listener.Open(p.known.NetNS, last, given); err != nil {
+	if p.sockets, err = listener.Open(p.known.NetNS, left.Port, given); err != nil {
 		return err
 	}
 	p.known.Port = listener.Port(p.sockets[0])
 	for _, l := range p.sockets {
 		p.listeners = append(p.listeners, watched{l, p})
 	}
-	p.inheritEgress(lastEgress, r.Egress, givenEgress)
-	err = p.redirect(ctx)
-	if err != nil && lastEgress == nil && p.egress != nil { // capture the pod without egress
+	p.inheritEgress(left.Egress, r.Egress, givenEgress)
+	err = p.redirect(ctx, &left)
+	if err != nil && left.Egress == nil && p.egress != nil { // capture the pod without egress
 		_ = closeAll(p.egress.listeners)
 		p.egress = nil
-		err = p.redirect(ctx)
+		err = p.redirect(ctx, nil)
 	}
 	if err != nil {
 		return err
@@ -205,18 +205,19 @@ func (p *Pod) openSockets(r Request) error {
 	}
 	// There are no direct connections if an agent redirected the pod until now, or if the
 	// pod's connections were refused since that agent died.
-	if len(given) == 0 && (last == 0 || p.known.FailOpen) {
+	if len(given) == 0 && (left.Port == 0 || p.known.FailOpen) {
 		p.status.direct = p.node.destroyDirect(p.node.destinations, p.egress.allPorts(), p)
 	}
 	return nil
 }
 
-// redirect applies the redirection. A pod that makes that fail slowly is left to the repair,
-// so that it does not delay the others again and again.
-func (p *Pod) redirect(ctx context.Context) error {
+// redirect applies the redirection, except for what an earlier agent left that looks right: if
+// it only looks so, the first probe shows that. A pod that makes redirect fail slowly is left to
+// the repair, so that it does not delay the others again and again.
+func (p *Pod) redirect(ctx context.Context, left *redirect.Left) error {
 	start := time.Now()
 	target := p.target()
-	target.Keep = true // what only looks right, the first probe shows
+	target.Left = left
 	err := p.redirector.Apply(ctx, target)
 	if err != nil && p.mode == IPTables && time.Since(start) > slowAfter {
 		p.setDamage(err)

@@ -79,8 +79,8 @@ func (b *Backend) HostNetwork() error {
 	return errors.New("under hostNetwork the pod has the node's address")
 }
 
-// Last returns nothing, because nothing is redirected.
-func (b *Backend) Last(context.Context, redirect.Pod) (uint16, *redirect.Egress) { return 0, nil }
+// Left returns nothing, because nothing is redirected.
+func (b *Backend) Left(context.Context, redirect.Pod) (l redirect.Left) { return l }
 
 // Egress returns why connections to other hosts cannot be redirected.
 func (b *Backend) Egress() error {

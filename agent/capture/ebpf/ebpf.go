@@ -68,17 +68,17 @@ func keyOf(p redirect.Pod) bpf.Key {
 	return bpf.ByCookie(p.Cookie)
 }
 
-// Last returns the port that the pod is redirected to, 0 if it is not, and its egress.
-func (b *Backend) Last(_ context.Context, p redirect.Pod) (uint16, *redirect.Egress) {
+// Left returns the entry of the pod, which may be an earlier agent's.
+func (b *Backend) Left(_ context.Context, p redirect.Pod) redirect.Left {
 	entry, _, _ := b.Pod(keyOf(p))
+	l := redirect.Left{Port: entry.Port}
 	if entry.Egress == 0 || entry.UID != p.UID {
-		return entry.Port, nil
+		return l
 	}
-	ports, err := b.EgressPorts(p.UID)
-	if err != nil || len(ports) == 0 {
-		return entry.Port, nil
+	if ports, err := b.EgressPorts(p.UID); err == nil && len(ports) > 0 {
+		l.Egress = &redirect.Egress{Ports: ports, Port: entry.Egress}
 	}
-	return entry.Port, &redirect.Egress{Ports: ports, Port: entry.Egress}
+	return l
 }
 
 // Origin returns the address that a redirected connection was made to.

@@ -65,23 +65,20 @@ func (b *Backend) HostNetwork() error {
 	return errors.New("rules apply to a whole network namespace, which under hostNetwork is the node's")
 }
 
-// Last returns where the rules of an earlier agent lead: to the same ports they need no
-// change.
-func (b *Backend) Last(ctx context.Context, p redirect.Pod) (port uint16, egress *redirect.Egress) {
-	leads := make(chan Lead, len(b.Tables))
-	_ = b.each(p.NetNS, func(table Table) error {
-		l, err := table.LastLead(ctx)
-		leads <- l
+// Left returns the rules of an earlier agent: to the same ports they need no change.
+func (b *Backend) Left(ctx context.Context, p redirect.Pod) (l redirect.Left) {
+	_ = b.each(p.NetNS, func(i int, table Table) (err error) {
+		l.Rules[i], err = table.Left(ctx)
 		return err
 	})
-	for range len(leads) {
-		l := <-leads
-		port = cmp.Or(port, l.Port)
-		if l.Egress != 0 {
-			egress = &redirect.Egress{Ports: l.Ports, Port: l.Egress}
+	for _, rules := range l.Rules {
+		leads := leadsOf(rules)
+		l.Port = cmp.Or(l.Port, leads.Port)
+		if leads.Egress != 0 {
+			l.Egress = &redirect.Egress{Ports: leads.Ports, Port: leads.Egress}
 		}
 	}
-	return port, egress
+	return l
 }
 
 // Egress returns nil: connections to other hosts can be redirected.
@@ -132,8 +129,12 @@ func forEach(pods []redirect.Pod, f func(redirect.Pod) error) redirect.Failed {
 // sync corrects the rules of the pod. Rules that lead to another port are another agent's:
 // they are replaced if seize, else they stay.
 func (b *Backend) sync(ctx context.Context, p redirect.Pod, seize bool) error {
-	return b.each(p.NetNS, func(table Table) error {
-		err := table.Sync(ctx, b.destinations, p.Port, p.Egress, SyncOptions{Seize: seize, Keep: p.Keep})
+	return b.each(p.NetNS, func(i int, table Table) error {
+		how := SyncOptions{Seize: seize}
+		if p.Left != nil {
+			how.Left = p.Left.Rules[i]
+		}
+		err := table.Sync(ctx, b.destinations, p.Port, p.Egress, how)
 		if err != nil && table.Family == 6 && !haveIPv6() {
 			b.log.Debug("no rules for IPv6, which the pod does not have", "pod", p.UID, "reason", err)
 			return nil
@@ -146,16 +147,16 @@ func (b *Backend) sync(ctx context.Context, p redirect.Pod, seize bool) error {
 func (b *Backend) Release(p redirect.Pod) error {
 	ctx, cancel := context.WithTimeout(context.Background(), Timeout)
 	defer cancel()
-	return b.each(p.NetNS, func(table Table) error { return table.Remove(ctx, p.Port, p.Egress) })
+	return b.each(p.NetNS, func(_ int, table Table) error { return table.Remove(ctx, p.Port, p.Egress) })
 }
 
 // each calls f for both tables in a network namespace, concurrently: most of the time it
 // waits for programs.
-func (b *Backend) each(namespace *os.File, f func(Table) error) error {
+func (b *Backend) each(namespace *os.File, f func(i int, t Table) error) error {
 	var errs [2]error
 	var wg sync.WaitGroup
 	for i, table := range b.Tables {
-		wg.Go(func() { errs[i] = netns.Do(namespace, func() error { return f(table) }) })
+		wg.Go(func() { errs[i] = netns.Do(namespace, func() error { return f(i, table) }) })
 	}
 	wg.Wait()
 	return errors.Join(errs[:]...)

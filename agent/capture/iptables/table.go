@@ -178,13 +178,12 @@ func (t Table) Lead(ctx context.Context) (Lead, error) {
 	return leadsOf(lines), failure.Wrap(err, "listing chain %s", Chain)
 }
 
-// LastLead is Lead for the capture of a pod.
-func (t Table) LastLead(ctx context.Context) (Lead, error) {
+// Left returns the lines that list our chain in the nat table; none if it does not exist.
+func (t Table) Left(ctx context.Context) ([]string, error) {
 	if t.err != nil || !t.mayExist(nat) {
-		return Lead{}, t.err
+		return nil, t.err
 	}
-	lines, err := t.list(ctx, nat)
-	return leadsOf(lines), err
+	return t.list(ctx, nat)
 }
 
 // list returns the lines that make our chain. It runs iptables directly, because the
@@ -198,8 +197,9 @@ func (t Table) list(ctx context.Context, table string) ([]string, error) {
 type SyncOptions struct {
 	// Seize replaces rules that redirect to another port, which are another agent's. Else they stay.
 	Seize bool
-	// Keep writes nothing where the rules look right.
-	Keep bool
+	// Left are the rules of an earlier agent, as [Table.Left] returned them: where they look right, nothing is
+	// written. Nil: all is.
+	Left []string
 }
 
 // Sync makes our chain redirect the table's share of the destinations to port, and the
@@ -217,13 +217,13 @@ func (t Table) Sync(ctx context.Context, destinations []netip.AddrPort, port uin
 			return nil
 		}
 	}
-	if e != nil {
-		if err := t.put(ctx, filter, refused, t.mayExist(filter), how.Keep); err != nil {
+	if e != nil && (how.Left == nil || !t.refuses(ctx, refused)) {
+		if err := t.put(ctx, filter, refused, t.mayExist(filter)); err != nil {
 			return err
 		}
 	}
-	if exists || len(wanted) > 1 {
-		if err := t.put(ctx, nat, wanted, exists, how.Keep); err != nil {
+	if (exists || len(wanted) > 1) && !t.holds(nat, wanted, how.Left) {
+		if err := t.put(ctx, nat, wanted, exists); err != nil {
 			return err
 		}
 	}
@@ -252,27 +252,28 @@ func (t Table) rulesFor(destinations []netip.AddrPort, port uint16, e *redirect.
 	return redirected, refused
 }
 
-// holds reports whether our chain has these rules, as far as iptables shows them, and OUTPUT
+// holds reports whether our chain, listed as lines, has these rules, as far as iptables shows them, and OUTPUT
 // goes through it first.
-func (t Table) holds(ctx context.Context, table string, rules []rule) bool {
-	if t.err != nil || !t.jumpsFirst(table) {
-		return false
-	}
+func (t Table) holds(table string, rules []rule, lines []string) bool {
 	wanted := []string{"-N " + Chain}
 	for _, r := range rules {
 		wanted = append(wanted, r.line())
 	}
-	lines, err := t.list(ctx, table)
-	return err == nil && slices.Equal(lines, wanted)
+	return slices.Equal(lines, wanted) && t.jumpsFirst(table)
 }
 
-// put makes the rules those of our chain in the table, and OUTPUT go through it first. If keep
-// is set and they look so, nothing is written: a change takes the kernel some ten times as long
-// as the question.
-func (t Table) put(ctx context.Context, table string, rules []rule, exists, keep bool) error {
-	if exists && keep && t.holds(ctx, table, rules) {
-		return nil
+// refuses reports whether the filter table holds these rules.
+func (t Table) refuses(ctx context.Context, rules []rule) bool {
+	if t.err != nil || !t.mayExist(filter) {
+		return false
 	}
+	lines, err := t.list(ctx, filter)
+	return err == nil && t.holds(filter, rules, lines)
+}
+
+// put makes the rules those of our chain in the table, and OUTPUT go through it first. That takes the kernel some
+// ten times as long as to list the chain.
+func (t Table) put(ctx context.Context, table string, rules []rule, exists bool) error {
 	// Naming a chain empties it. All is committed together, so no packet sees it empty.
 	var b strings.Builder
 	fmt.Fprintf(&b, "*%s\n:%s - [0:0]\n", table, Chain)

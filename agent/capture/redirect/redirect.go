@@ -21,14 +21,22 @@ type Pod struct {
 	Port        uint16       // of the pod's listeners
 	Egress      *Egress
 	FailOpen    bool
-	Stalled     bool // its connections are not accepted
-	Keep        bool // what an earlier agent made and looks right is not made again
+	Stalled     bool  // its connections are not accepted
+	Left        *Left // what an earlier agent made; what of it looks right is not made again
 }
 
 // Egress is the redirection of a pod's connections to other hosts than the apiserver.
 type Egress struct {
 	Ports []uint16 // sorted
 	Port  uint16   // of the listeners
+}
+
+// Left is what an earlier agent left of a pod's redirection.
+type Left struct {
+	Port   uint16 // 0 if the pod is not redirected
+	Egress *Egress
+	// Rules are the lines that list the chains of IPv4 and IPv6, only by iptables.
+	Rules [2][]string
 }
 
 // Failed is why a backend could not change or confirm the redirection of some pods. It
