@@ -2,9 +2,14 @@ package node
 
 import (
 	"bytes"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protopath"
+	"google.golang.org/protobuf/reflect/protorange"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/ctrlmesh/ctrlmesh/agent/node/lifecycle"
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
@@ -47,12 +52,40 @@ type reading struct {
 // encodings takes a quarter of proto.Equal.
 func (last *reading) note(r *meshv1.PodReport, now time.Time) (changed bool) {
 	last.at = now
-	encoded, err := proto.MarshalOptions{Deterministic: true}.Marshal(r)
+	encode := proto.MarshalOptions{Deterministic: true}.Marshal
+	encoded, err := encode(r)
+	if err != nil {
+		r = proto.CloneOf(r)
+		makeValid(r)
+		encoded, err = encode(r)
+	}
 	if err == nil && bytes.Equal(encoded, last.encoded) {
 		return false
 	}
 	last.of, last.encoded = r, encoded
 	return true
+}
+
+// makeValid replaces what is not UTF-8 in the texts of a report. Pods write some of them, as the
+// holder of a lock, and one that cannot be sent would end the stream with the reports of all pods.
+func makeValid(r *meshv1.PodReport) {
+	_ = protorange.Range(r.ProtoReflect(), func(at protopath.Values) error {
+		in, here := at.Index(-2).Value, at.Index(-1)
+		text, ok := here.Value.Interface().(string)
+		if !ok || utf8.ValidString(text) {
+			return nil
+		}
+		valid := protoreflect.ValueOfString(strings.ToValidUTF8(text, "?"))
+		switch here.Step.Kind() {
+		case protopath.FieldAccessStep:
+			in.Message().Set(here.Step.FieldDescriptor(), valid)
+		case protopath.ListIndexStep:
+			in.List().Set(here.Step.ListIndex(), valid)
+		case protopath.MapIndexStep:
+			in.Map().Set(here.Step.MapIndex(), valid)
+		}
+		return nil
+	})
 }
 
 // reportChanges reports pods that have changed to the manager and the metrics.

@@ -22,6 +22,21 @@ func TestReportHasTheRefusalsOfLocks(t *testing.T) {
 	require.True(t, proto.Equal(&meshv1.LockRefusal{Namespace: "kube-system", Name: "op", Resource: "configmaps", Verb: "update", Code: 403, Message: "no"}, out[0]))
 }
 
+// A pod can write a lock by protobuf whose holder is not UTF-8, which no message of the manager's protocol can have.
+func TestReportsAreValid(t *testing.T) {
+	p := &pod{}
+	dead := &meshv1.DeadHolder{Name: "lock", Identity: "a\xff"}
+	state := &meshv1.PodReport{Uid: "a", HeldLocks: []string{"ns/\xfe"}, DeadHolders: []*meshv1.DeadHolder{dead}, ObservedLocks: []*meshv1.ObservedLock{{Holder: "\xff\xffb"}}}
+	require.True(t, p.read(state, time.Now()))
+	require.False(t, p.read(state, time.Now()), "nothing has changed")
+	_, err := proto.Marshal(p.report())
+	require.NoError(t, err)
+	require.Equal(t, "ns/?", p.report().GetHeldLocks()[0])
+	require.Equal(t, "a?", p.report().GetDeadHolders()[0].GetIdentity())
+	require.Equal(t, "?b", p.report().GetObservedLocks()[0].GetHolder())
+	require.Equal(t, "a\xff", dead.GetIdentity(), "it is compared with what the pod writes")
+}
+
 // Each report is sent to the manager when a value in it changes. Counts often do.
 func TestPartsAreReadSeldomUnlessTheStateChanges(t *testing.T) {
 	server, err := proxy.New(proxy.Config{Leaf: func() (*tls.Certificate, error) { return nil, errors.New("none") }})

@@ -12,6 +12,7 @@ import (
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	meshv1alpha1 "github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/capture/fleet"
 	"github.com/ctrlmesh/ctrlmesh/tests/chaos/harness"
@@ -186,4 +187,25 @@ func (s *suite) scrapeManagers(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// reportsArrive checks that the manager learns of a new pod beside the victim.
+func (s *suite) reportsArrive(ctx context.Context, victim *fleet.Member) error {
+	home, err := s.CreatePodNamespace(ctx, "reported")
+	if err != nil {
+		return err
+	}
+	if _, err := s.fleet.CreateShard(ctx, home, "own", meshv1alpha1.FailClosed); err != nil {
+		return err
+	}
+	if err := s.CreateAll(ctx, harness.NewPod(home, "own", "own", victim.Mode, victim.Spec.NodeName, "sleep", "1000000")); err != nil {
+		return err
+	}
+	return s.Until(ctx, "a report about a new pod", func(ctx context.Context) error {
+		modes, err := s.fleet.CapturedModes(ctx, home, "own")
+		if err == nil && modes["own"] != victim.Mode {
+			err = fmt.Errorf("the manager knows about it: %q", modes["own"])
+		}
+		return err
+	})
 }

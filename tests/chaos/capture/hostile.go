@@ -105,6 +105,13 @@ func (s *suite) attackAsMember(ctx context.Context, victim *fleet.Member, d deco
 		}
 		return why, err
 	})
+	s.attack("a lock whose name is not UTF-8", func() (string, error) {
+		why, err := s.intrude(ctx, victim.Namespace, "misname")
+		if err != nil {
+			return "", err
+		}
+		return why, s.reportsArrive(ctx, victim)
+	})
 	for _, kind := range floods {
 		s.attack("a flood of "+kind, func() (string, error) {
 			return s.withBystander(ctx, victim, func(ctx context.Context) (string, error) {

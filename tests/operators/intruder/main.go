@@ -6,6 +6,7 @@
 //	intruder forge                 connects to the apiserver in every way that might bypass a redirection
 //	intruder misdirect DECOY:PORT  requests another address from the mesh
 //	intruder borrow FILE           sends requests with the token in a file
+//	intruder misname               writes a lock whose name is not UTF-8
 //	intruder flood KIND            exhausts the mesh, for some seconds
 //	intruder exhaust KIND URL...   exhausts servers to which any pod can connect, for some seconds
 //
@@ -58,7 +59,7 @@ func run(ctx context.Context, args []string) (verdict, error) {
 		target = 2
 	}
 	if len(args) != target {
-		return verdict{}, fmt.Errorf("sniff, join, forge, misdirect, borrow, flood or exhaust?")
+		return verdict{}, fmt.Errorf("sniff, join, forge, misdirect, borrow, misname, flood or exhaust?")
 	}
 	switch args[0] {
 	case "sniff":
@@ -71,6 +72,8 @@ func run(ctx context.Context, args []string) (verdict, error) {
 		return misdirect(ctx, args[1])
 	case "borrow":
 		return borrow(ctx, args[1])
+	case "misname":
+		return misname(ctx)
 	case "flood":
 		return flood(ctx, args[1])
 	}

@@ -98,3 +98,32 @@ func borrow(_ context.Context, file string) (verdict, error) {
 	}
 	return held("%s", body)
 }
+
+// misname writes a lock whose name is not UTF-8. What became of the agent the caller sees.
+func misname(ctx context.Context) (verdict, error) {
+	const lock = `{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "a"},
+		"spec": {"holderIdentity": "a", "leaseDurationSeconds": 15, "leaseTransitions": 1, "acquireTime": "2026-01-01T00:00:00.000000Z"}}`
+	token, err := os.ReadFile(tokenFile)
+	if err != nil {
+		return verdict{}, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPut, "https://kubernetes/apis/coordination.k8s.io/v1/namespaces/default/leases/%ff", strings.NewReader(lock))
+	if err != nil {
+		return verdict{}, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
+	conn, err := dial("", "http/1.1")
+	if err != nil {
+		return verdict{}, err
+	}
+	defer conn.Close()
+	if err := req.Write(conn); err != nil {
+		return verdict{}, err
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(conn), req)
+	if err != nil {
+		return verdict{}, err
+	}
+	return held("answered %d", resp.StatusCode)
+}
