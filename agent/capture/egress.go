@@ -90,7 +90,7 @@ func (p *Pod) replaceEgress(before *egress, ports []uint16) (*egress, error) {
 	p.egress = next
 	ctx, cancel := context.WithTimeout(context.Background(), iptables.Timeout)
 	defer cancel()
-	err := p.redirect(ctx, nil)
+	err := p.redirect(ctx, p.left(ctx))
 	if err == nil {
 		return next, nil
 	}
@@ -127,7 +127,7 @@ func (p *Pod) endEgress() error {
 	p.egress = nil
 	ctx, cancel := context.WithTimeout(context.Background(), iptables.Timeout)
 	defer cancel()
-	err := p.redirect(ctx, nil)
+	err := p.redirect(ctx, p.left(ctx))
 	if err != nil {
 		p.egress = &egress{Egress: before.Egress} // a part of it may still be in force
 	}

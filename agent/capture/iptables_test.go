@@ -100,6 +100,32 @@ func TestDamagedRulesAreRepaired(t *testing.T) {
 	})
 }
 
+// An agent that starts writes no rule again that looks right.
+func TestRulesOfAnEarlierAgentAreKept(t *testing.T) {
+	with(t, byIPTables, func(t *testing.T, cfg Config) { // only mode IPTables has rules
+		w := newWorld(t)
+		pod := w.pod()
+		state := func(p *Pod) uint32 {
+			state, known := p.redirector.State(p.target())
+			require.True(t, known)
+			return state
+		}
+		earlier := captured(t, w.agent(cfg), uid, pod, "mesh")
+		setEgress(t, earlier, "egress", egressPorts...)
+		before := state(earlier)
+		require.NoError(t, earlier.Abandon())
+
+		p := captured(t, w.agent(cfg), uid, pod, "mesh")
+		setEgress(t, p, "egress", egressPorts...)
+		require.Equal(t, before, state(p))
+		for _, to := range listed {
+			requireAnswer(t, pod, client{}, to, "mesh", "")
+		}
+		requireAnswer(t, pod, client{}, other4, "egress", other4.String())
+		requireDatagrams(t, pod, true, other4)
+	})
+}
+
 func TestDuplicateJumpsAreRemoved(t *testing.T) {
 	with(t, byIPTables, func(t *testing.T, cfg Config) { // only mode IPTables has rules
 		for _, jumps := range []int{0, 1, 2, 5} {

@@ -180,7 +180,7 @@ func (p *Pod) openSockets(r Request) error {
 	if p.mode == IPTables {
 		p.known.Rules, _ = netns.OpenRules(p.known.NetNS) // without them it is probed in each rotation
 	}
-	left := p.redirector.Left(ctx, p.target())
+	left := p.left(ctx)
 	given, givenEgress := r.Files.listeners(p.known.NetNS)
 	var err error
 	if p.sockets, err = listener.Open(p.known.NetNS, left.Port, given); err != nil {
@@ -191,11 +191,11 @@ func (p *Pod) openSockets(r Request) error {
 		p.listeners = append(p.listeners, watched{l, p})
 	}
 	p.inheritEgress(left.Egress, r.Egress, givenEgress)
-	err = p.redirect(ctx, &left)
+	err = p.redirect(ctx, left)
 	if err != nil && left.Egress == nil && p.egress != nil { // capture the pod without egress
 		_ = closeAll(p.egress.listeners)
 		p.egress = nil
-		err = p.redirect(ctx, nil)
+		err = p.redirect(ctx, p.left(ctx))
 	}
 	if err != nil {
 		return err
@@ -211,13 +211,16 @@ func (p *Pod) openSockets(r Request) error {
 	return nil
 }
 
-// redirect applies the redirection, except for what an earlier agent left that looks right: if
-// it only looks so, the first probe shows that. A pod that makes redirect fail slowly is left to
-// the repair, so that it does not delay the others again and again.
-func (p *Pod) redirect(ctx context.Context, left *redirect.Left) error {
+// left returns how the pod is redirected now, by this agent or an earlier one.
+func (p *Pod) left(ctx context.Context) redirect.Left { return p.redirector.Left(ctx, p.target()) }
+
+// redirect applies the redirection, except for what is left and looks right: if it only looks so,
+// the first probe shows that. A pod that makes redirect fail slowly is left to the repair, so that
+// it does not delay the others again and again.
+func (p *Pod) redirect(ctx context.Context, left redirect.Left) error {
 	start := time.Now()
 	target := p.target()
-	target.Left = left
+	target.Left = &left
 	err := p.redirector.Apply(ctx, target)
 	if err != nil && p.mode == IPTables && time.Since(start) > slowAfter {
 		p.setDamage(err)

@@ -235,7 +235,7 @@ func (l *Locator) Open(uid string, pids []int, hostNetwork bool, captured uint64
 // Process is a process that was found in a network namespace.
 type Process struct {
 	is    func() bool // in the namespace
-	pidfd *os.File    // nil before Linux 5.3
+	pidfd *os.File    // nil before Linux 5.3, and if no descriptor is free
 }
 
 // Hold returns the process in the network namespace of that inode; nil if it is not there any more.

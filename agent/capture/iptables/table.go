@@ -178,7 +178,7 @@ func (t Table) Lead(ctx context.Context) (Lead, error) {
 	return leadsOf(lines), failure.Wrap(err, "listing chain %s", Chain)
 }
 
-// Left returns the lines that list our chain in the nat table; none if it does not exist.
+// Left returns the lines that list our chain in the nat table; nil if it does not exist.
 func (t Table) Left(ctx context.Context) ([]string, error) {
 	if t.err != nil || !t.mayExist(nat) {
 		return nil, t.err
