@@ -66,11 +66,15 @@ func (last *reading) note(r *meshv1.PodReport, now time.Time) (changed bool) {
 	return true
 }
 
-// makeValid replaces what is not UTF-8 in the texts of a report. Pods write some of them, as the
-// holder of a lock, and one that cannot be sent would end the stream with the reports of all pods.
+// makeValid replaces what is not UTF-8 in the texts of a report. Pods write some of them, such as the holder of a
+// lock. The stream to the manager, which has the reports of all pods, ends at a text that is not UTF-8.
 func makeValid(r *meshv1.PodReport) {
 	_ = protorange.Range(r.ProtoReflect(), func(at protopath.Values) error {
 		in, here := at.Index(-2).Value, at.Index(-1)
+		if m, ok := here.Value.Interface().(protoreflect.Map); ok {
+			makeKeysValid(m)
+			return nil
+		}
 		text, ok := here.Value.Interface().(string)
 		if !ok || utf8.ValidString(text) {
 			return nil
@@ -171,6 +175,21 @@ func (n *Node) stateOf(uid string, p *pod) *meshv1.PodReport {
 	r.TrafficMessage = p.trafficProblem()
 	r.WebhookMessage = n.webhookProblem(p)
 	return r
+}
+
+func makeKeysValid(m protoreflect.Map) {
+	var invalid []protoreflect.MapKey
+	m.Range(func(key protoreflect.MapKey, _ protoreflect.Value) bool {
+		if text, ok := key.Interface().(string); ok && !utf8.ValidString(text) {
+			invalid = append(invalid, key)
+		}
+		return true
+	})
+	for _, key := range invalid {
+		value := m.Get(key)
+		m.Clear(key)
+		m.Set(protoreflect.ValueOfString(strings.ToValidUTF8(key.String(), "?")).MapKey(), value)
+	}
 }
 
 func observedLocks(locks []lock.Observed) (out []*meshv1.ObservedLock) {

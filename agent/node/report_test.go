@@ -26,7 +26,8 @@ func TestReportHasTheRefusalsOfLocks(t *testing.T) {
 func TestReportsAreValid(t *testing.T) {
 	p := &pod{}
 	dead := &meshv1.DeadHolder{Name: "lock", Identity: "a\xff"}
-	state := &meshv1.PodReport{Uid: "a", HeldLocks: []string{"ns/\xfe"}, DeadHolders: []*meshv1.DeadHolder{dead}, ObservedLocks: []*meshv1.ObservedLock{{Holder: "\xff\xffb"}}}
+	state := &meshv1.PodReport{Uid: "a", HeldLocks: []string{"ns/\xfe"}, DeadHolders: []*meshv1.DeadHolder{dead}, ObservedLocks: []*meshv1.ObservedLock{{Holder: "\xff\xffb"}},
+		Methods: map[string]string{"foos.\xff": "Labels\xff", "secrets": "Filter"}}
 	require.True(t, p.read(state, time.Now()))
 	require.False(t, p.read(state, time.Now()), "nothing has changed")
 	_, err := proto.Marshal(p.report())
@@ -34,6 +35,7 @@ func TestReportsAreValid(t *testing.T) {
 	require.Equal(t, "ns/?", p.report().GetHeldLocks()[0])
 	require.Equal(t, "a?", p.report().GetDeadHolders()[0].GetIdentity())
 	require.Equal(t, "?b", p.report().GetObservedLocks()[0].GetHolder())
+	require.Equal(t, map[string]string{"foos.?": "Labels?", "secrets": "Filter"}, p.report().GetMethods())
 	require.Equal(t, "a\xff", dead.GetIdentity(), "it is compared with what the pod writes")
 }
 

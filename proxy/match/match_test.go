@@ -2,6 +2,7 @@ package match
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -169,4 +170,10 @@ func TestPath(t *testing.T) {
 	require.True(t, p.Match("get", "/metrics/cadvisor"))
 	require.False(t, p.Match("get", "/healthz/etcd"))
 	require.False(t, p.Match("post", "/healthz"))
+}
+
+func TestStorable(t *testing.T) {
+	require.True(t, Storable("ns", strings.Repeat("x", 253)))
+	require.False(t, Storable("ns", strings.Repeat("x", 254)))
+	require.False(t, Storable("ns", "a\xff"))
 }

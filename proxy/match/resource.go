@@ -5,6 +5,7 @@ import (
 	"net/textproto"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -40,10 +41,10 @@ func (k Kind) Connects() bool {
 	return k.Upgrade || k.Group == "" && slices.Contains(connects, k.Subresource)
 }
 
-// Storable reports whether parts of a path are short enough to be stored: the names of
-// objects and resources are not longer.
+// Storable reports whether parts of a path can be stored: the names of objects and resources
+// are not longer, and are UTF-8.
 func Storable(names ...string) bool {
-	return !slices.ContainsFunc(names, func(s string) bool { return len(s) > 253 })
+	return !slices.ContainsFunc(names, func(s string) bool { return len(s) > 253 || !utf8.ValidString(s) })
 }
 
 // Clone returns a copy that does not keep the path in memory from which k was cut.
