@@ -43,6 +43,7 @@ type observation struct {
 // Note remembers a lock. If there is no room, it replaces one that is only read by one that
 // is written.
 func (o *Observations) Note(l Observed, now time.Time) {
+	l.Holder = bounded(l.Holder)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.known = slices.DeleteFunc(o.known, func(k observation) bool { return now.Sub(k.seen) > observedFor })

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
 
 // Holder is what a pod wrote into one of its locks.
@@ -48,6 +50,7 @@ type written struct {
 // does not make the pod the holder of what another wrote. Locks that the policy does not name any
 // more are forgotten.
 func (w *Writes) Note(l *Lock, named Set, resource, holder string, h Held) {
+	holder, h.Holder = bounded(holder), bounded(h.Holder)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	maps.DeleteFunc(w.known, func(name types.NamespacedName, _ *written) bool { return named.Named(name.Namespace, name.Name) == nil })
@@ -68,6 +71,15 @@ func (w *Writes) Note(l *Lock, named Set, resource, holder string, h Held) {
 	case w.changed <- struct{}{}:
 	default:
 	}
+}
+
+// bounded truncates an identity: the apiserver does not bound identities, and agents report them. The mesh does not
+// free a lock whose holder is truncated, but waits until the lease ends.
+func bounded(identity string) string {
+	if len(identity) <= meshv1.MaxIdentity {
+		return identity
+	}
+	return strings.Clone(identity[:meshv1.MaxIdentity])
 }
 
 func (l *Lock) key() types.NamespacedName {

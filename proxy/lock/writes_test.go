@@ -1,6 +1,7 @@
 package lock
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -25,6 +26,21 @@ func TestHoldersOfEachObject(t *testing.T) {
 
 	w.Note(set[0], nil, "leases", "p_1", Held{Holder: "p_1", Version: "10"})
 	require.Equal(t, []Holder{{"ns", "l", "p_1", "10", "leases"}}, w.Holders(), "the policy names it no more")
+}
+
+func TestIdentitiesOfHoldersAreBounded(t *testing.T) {
+	set, err := NewSet(&meshv1.Sharding{Shard: "s", Locks: []*meshv1.Lock{{Namespace: "ns", Name: "l", UpstreamName: "l---s"}}})
+	require.NoError(t, err)
+	long := strings.Repeat("x", 1<<20)
+	w := NewWrites()
+	w.Note(set[0], set, "leases", long, Held{Holder: long, For: time.Hour, Version: "7"})
+	require.True(t, w.Holds(set[0]))
+	require.Len(t, w.Holders()[0].Identity, meshv1.MaxIdentity)
+	w.Note(set[0], set, "leases", "", Held{Holder: long, For: time.Hour, Version: "8"})
+	require.Equal(t, "8", w.Holders()[0].Version, "its own hold goes on")
+	var o Observations
+	o.Note(Observed{Namespace: "ns", Name: "other", Resource: "leases", Holder: long}, time.Now())
+	require.Len(t, o.Except(nil)[0].Holder, meshv1.MaxIdentity)
 }
 
 func TestWriteOfOtherContentIsNoHold(t *testing.T) {

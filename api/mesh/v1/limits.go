@@ -15,6 +15,9 @@ const (
 // for each of several buckets.
 const MaxLocks = 64
 
+// MaxIdentity bounds the identity of a lock's holder in a report, in bytes.
+const MaxIdentity = 512
+
 // MaxActivity bounds the resources that an agent reports as written or watched by one pod: as
 // many that the policy divides, and as many others.
 const MaxActivity = 16

@@ -707,7 +707,7 @@ type PodReport struct {
 	// of it does, and which rules apply instead, as text for people.
 	TrafficMessage string `protobuf:"bytes,11,opt,name=traffic_message,json=trafficMessage,proto3" json:"traffic_message,omitempty"`
 	// Leader-election locks, other than those of its policy, that the pod has tried to
-	// acquire or polls. At most 8.
+	// acquire or polls. At most 64, each with the first 512 bytes of its holder.
 	ObservedLocks []*ObservedLock `protobuf:"bytes,12,rep,name=observed_locks,json=observedLocks,proto3" json:"observed_locks,omitempty"`
 	// The pod's last writes of its locks, if the process that wrote them has exited and
 	// none of its requests can take effect any more. The manager may release such a lock
