@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -513,6 +514,29 @@ func TestAgentWithoutRulesIsTakenOver(t *testing.T) {
 	require.NoError(t, err, "which is all that it waits for")
 	close(first.drained)
 	require.Eventually(t, func() bool { _, err := p.next(); return err != nil }, soon, time.Millisecond)
+}
+
+// Namespaces and names may be long, and the apiserver may have a node with many such pods.
+func TestPodsWithLongNamesNeedSeveralMessages(t *testing.T) {
+	l, err := net.ListenUnix(network, &net.UnixAddr{Name: filepath.Join(t.TempDir(), "sock"), Net: network})
+	require.NoError(t, err)
+	defer l.Close()
+	sent := make([]Pod, 500)
+	for i := range sent {
+		sent[i] = Pod{UID: fmt.Sprint(i), Namespace: strings.Repeat("n", 63), Name: strings.Repeat("p", 253), Version: strings.Repeat("v", 70), Traffic: make([]byte, 500)}
+	}
+	go func() {
+		conn, err := l.AcceptUnix()
+		if err == nil {
+			_ = peer{conn}.sendPods(sent)
+			_ = conn.Close()
+		}
+	}()
+	p, err := dial(t.Context(), l.Addr().String())
+	require.NoError(t, err)
+	got, err := p.receivePods()
+	require.NoError(t, err)
+	require.Equal(t, sent, got)
 }
 
 func TestManyCountsNeedSeveralMessages(t *testing.T) {

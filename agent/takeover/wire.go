@@ -21,8 +21,6 @@ const (
 	maxMessage = 64 << 10
 	maxFiles   = 253 // the kernel's bound for one message
 	maxPods    = 4096
-	// batch is how many pods go in one message at most: some hundred bytes each.
-	batch = 100
 	// piece bounds the counts of rules in one message, in bytes.
 	piece = 32 << 10
 	// maxTraffic bounds the counts of one pod that are received.
@@ -164,24 +162,18 @@ func (p peer) sendPods(pods []Pod) error {
 	for {
 		var m message
 		var files []*os.File
-		counted := 0
-		for len(pods) > 0 && len(m.Pods) < batch {
-			pm := podMessage{Pod: pods[0]}
-			if len(pm.Traffic) > piece/2 { // it is sent later
-				pm.Traffic = nil
+		size := len(`{"pods":[],"more":true}`)
+		for len(pods) > 0 {
+			pm, of := offered(pods[0])
+			encoded, err := json.Marshal(pm)
+			if err != nil {
+				return err
 			}
-			if counted += len(pm.Traffic); counted > piece/2 {
+			size += len(encoded) + len(",")
+			if len(m.Pods) > 0 && (size > maxMessage || len(files)+len(of) > maxFiles) {
 				break
 			}
-			if h := pm.Files; h != nil {
-				pm.Handed, pm.Egress, pm.Inbound = true, len(h.Egress), len(h.Inbound)
-				pm.Listeners = len(h.Listeners) + pm.Inbound + pm.Egress
-				if len(files)+pm.Listeners > maxFiles {
-					break
-				}
-				files = slices.Concat(files, h.Listeners, h.Inbound, h.Egress)
-			}
-			m.Pods, pods = append(m.Pods, pm), pods[1:]
+			m.Pods, files, pods = append(m.Pods, pm), append(files, of...), pods[1:]
 		}
 		m.More = len(pods) > 0
 		if err := p.send(m, files...); err != nil {
@@ -191,6 +183,21 @@ func (p peer) sendPods(pods []Pod) error {
 			return nil
 		}
 	}
+}
+
+// offered returns what the first answer says of a pod, and its listeners.
+func offered(p Pod) (podMessage, []*os.File) {
+	pm := podMessage{Pod: p}
+	if len(pm.Traffic) > piece/2 { // it is sent later
+		pm.Traffic = nil
+	}
+	h := p.Files
+	if h == nil {
+		return pm, nil
+	}
+	pm.Handed, pm.Egress, pm.Inbound = true, len(h.Egress), len(h.Inbound)
+	pm.Listeners = len(h.Listeners) + pm.Inbound + pm.Egress
+	return pm, slices.Concat(h.Listeners, h.Inbound, h.Egress)
 }
 
 // receivePods receives what sendPods sends.
