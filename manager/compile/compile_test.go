@@ -119,6 +119,9 @@ func TestAnOwnersNameMayBeAnything(t *testing.T) {
 	r := Compile(nil, []*corev1.Pod{pod}, nil, Rules{})
 	require.Equal(t, "a?b", r.Policies["1"].Workload)
 	require.Empty(t, r.Policies["1"].Refuse)
+
+	pod.OwnerReferences[0].Name = strings.Repeat("x", 1<<20)
+	require.Len(t, Workload(pod), 253, "it is in each series of the pod's agent")
 }
 
 // A pod may go past the proxy only where its configuration says so, and only if

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	meshv1 "github.com/ctrlmesh/ctrlmesh/api/mesh/v1"
 )
@@ -84,14 +85,14 @@ func Serial(version string) (serial int64, ok bool) {
 
 // Workload returns the name of the workload that owns a pod. For a pod of a Deployment,
 // whose owner is a ReplicaSet, it is the name of the ReplicaSet without the hash of the
-// pod template. The apiserver does not check the names of owners, so invalid UTF-8 is
-// replaced.
+// pod template. The apiserver does not check the names of owners, so they are bounded to the
+// length of a name, and invalid UTF-8 is replaced.
 func Workload(pod *corev1.Pod) string {
 	owner := metav1.GetControllerOf(pod)
 	if owner == nil {
 		return pod.Name
 	}
-	name := strings.ToValidUTF8(owner.Name, "?")
+	name := strings.ToValidUTF8(owner.Name[:min(len(owner.Name), validation.DNS1123SubdomainMaxLength)], "?")
 	if hash := pod.Labels["pod-template-hash"]; owner.Kind == "ReplicaSet" && hash != "" {
 		return strings.TrimSuffix(name, "-"+hash)
 	}
