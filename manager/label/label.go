@@ -145,6 +145,12 @@ func Stamped(groups []v1alpha1.ResourceGroup, served []*metav1.APIResourceList, 
 	return slices.SortedFunc(maps.Keys(wanted), func(a, b schema.GroupResource) int { return cmp.Compare(a.String(), b.String()) })
 }
 
+// Served returns the resources whose objects can be labelled, as far as the apiserver serves them.
+func Served(resources []schema.GroupResource, served []*metav1.APIResourceList) []schema.GroupResource {
+	available := labelled(served)
+	return collect.Filter(resources, func(gr schema.GroupResource) bool { _, ok := available[gr]; return ok })
+}
+
 func canonical(names []string) []string {
 	if slices.Contains(names, "*") {
 		return []string{"*"}

@@ -82,16 +82,32 @@ func (r *Controller) admission(ctx context.Context, groups []v1alpha1.ResourceGr
 	}))
 }
 
-// stamped returns the resources that are stamped at admission.
+// maxStamped bounds the names of the resources that are stamped at admission, in bytes: an
+// annotation has them, and annotations may have 256 KiB together.
+const maxStamped = 128 << 10
+
+// stamped returns the resources that are stamped at admission. Those that are not served yet have
+// no place among too many: anybody who may write a configuration can invent some.
 func (r *Controller) stamped(groups []v1alpha1.ResourceGroup) ([]schema.GroupResource, error) {
-	if !label.Wild(groups) {
-		return label.Stamped(groups, nil, r.State.Settings.Load()), nil
+	settings := r.State.Settings.Load()
+	named := label.Stamped(groups, nil, settings)
+	many := len(joined(named)) > maxStamped
+	if !many && !label.Wild(groups) {
+		return named, nil
 	}
 	served, err := r.Sweeper.Served()
 	if len(served) == 0 { // else some groups do not answer
 		return nil, fmt.Errorf("listing the resources that the apiserver serves: %w", err)
 	}
-	return label.Stamped(groups, served, r.State.Settings.Load()), nil
+	all := label.Stamped(groups, served, settings)
+	if many {
+		return label.Served(all, served), nil
+	}
+	return all, nil
+}
+
+func joined(resources []schema.GroupResource) string {
+	return strings.Join(collect.Map(resources, schema.GroupResource.String), ",")
 }
 
 // labelNamespaces labels the namespaces if anything is stamped. What was created in them before
@@ -115,7 +131,7 @@ func annotated(annotations map[string]string, stamped []schema.GroupResource) ma
 	if out == nil {
 		out = map[string]string{}
 	}
-	out[v1alpha1.StampedAnnotation] = strings.Join(collect.Map(stamped, schema.GroupResource.String), ",")
+	out[v1alpha1.StampedAnnotation] = joined(stamped)
 	return out
 }
 

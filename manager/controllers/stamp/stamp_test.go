@@ -3,6 +3,7 @@ package stamp
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -111,6 +112,27 @@ func TestPolicyReplacesWebhookWithoutGap(t *testing.T) {
 	policy, webhook = w.written(t)
 	require.Empty(t, policy)
 	require.Empty(t, webhook)
+}
+
+// Anybody who may write a configuration can name resources that do not exist.
+func TestInventedResourcesLeaveRoomForServedOnes(t *testing.T) {
+	w := newWorld(t)
+	w.install(t)
+	w.now = w.now.Add(controllers.PolicyDelay)
+	w.Sweeper.Served = func() ([]*metav1.APIResourceList, error) {
+		return []*metav1.APIResourceList{{GroupVersion: "v1", APIResources: []metav1.APIResource{{Name: "configmaps", Namespaced: true, Verbs: metav1.Verbs{"list", "patch"}}}}}, nil
+	}
+	w.stamp("configmaps", "widgets")
+	policy, _ := w.written(t)
+	require.Equal(t, "configmaps,widgets", policy, "it may be served soon")
+
+	invented := make([]string, 10_000)
+	for i := range invented {
+		invented[i] = fmt.Sprintf("invented-resource-%d", i)
+	}
+	w.stamp(append(invented, "configmaps")...)
+	policy, _ = w.written(t)
+	require.Equal(t, "configmaps", policy)
 }
 
 func TestWebhookReturnsWithoutPolicy(t *testing.T) {
