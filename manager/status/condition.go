@@ -18,9 +18,13 @@ type condition struct {
 	message string
 }
 
+// maxMessage bounds the message of a condition, of which the apiserver accepts 32 KiB: some
+// consist of texts that pods supply, such as the holder of a lock.
+const maxMessage = 16 << 10
+
 // set sets a condition of an object. A status that did not change keeps its time.
 func (c condition) set(conditions *[]metav1.Condition, kind string, generation int64, now time.Time) {
-	next := metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: string(c.reason), Message: c.message,
+	next := metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: string(c.reason), Message: text.Bounded(c.message, maxMessage),
 		ObservedGeneration: generation, LastTransitionTime: metav1.NewTime(now)}
 	if c.status {
 		next.Status = metav1.ConditionTrue

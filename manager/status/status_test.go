@@ -319,3 +319,10 @@ func TestLimitsThatWait(t *testing.T) {
 	require.Zero(t, s.ReadyMembers)
 	require.Contains(t, s.Pods[0].Message, "in standby until no other pod may act on its objects")
 }
+
+// The apiserver would reject the whole status.
+func TestMessagesOfConditionsAreBounded(t *testing.T) {
+	var conditions []metav1.Condition
+	condition{false, v1alpha1.ReasonHeldOutside, strings.Repeat("x", 1<<20)}.set(&conditions, v1alpha1.ConditionReady, 1, time.Now())
+	require.Less(t, len(conditions[0].Message), 32<<10)
+}
