@@ -3,6 +3,7 @@ package metrics
 import (
 	"strings"
 	"sync"
+	"unicode/utf8"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -178,7 +179,7 @@ func (n *names) bound(name string, most int) string {
 
 // InMemberCluster counts a request into a member cluster, by the code of its response; 0: it has none.
 func (w *Workload) InMemberCluster(m *Node, cluster string, code int) {
-	if len(cluster) > 253 {
+	if len(cluster) > 253 || !utf8.ValidString(cluster) {
 		cluster = other
 	}
 	w.memberClusters.Of(memberClusterResult{w.clusters.bound(cluster, MaxClusters), code}, func(r memberClusterResult) prometheus.Counter {

@@ -1,9 +1,11 @@
 package metrics
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 )
 
@@ -50,4 +52,17 @@ func TestSeriesOfRemovedWorkloadAreNotReported(t *testing.T) {
 	for _, f := range families {
 		require.Equal(t, "ctrlmesh_panics_total", f.GetName())
 	}
+}
+
+// A pod chooses the name of the member cluster that it requests.
+func TestMemberClustersMayBeAnything(t *testing.T) {
+	r := prometheus.NewRegistry()
+	m, err := NewNode(r)
+	require.NoError(t, err)
+	w := m.Workloads.Acquire("ns", "operator", "s1")
+	w.InMemberCluster(m, "a\xff", 200)
+	w.InMemberCluster(m, strings.Repeat("x", 1000), 200)
+	require.InDelta(t, 2, testutil.ToFloat64(m.MemberClusters.WithLabelValues("ns", "operator", "s1", other, "200")), 0)
+	_, err = r.Gather()
+	require.NoError(t, err)
 }
