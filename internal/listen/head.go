@@ -13,3 +13,12 @@ func HeadWeight(fields map[string][]string, copies int) (n int64) {
 	}
 	return n
 }
+
+// NamesWeight returns how many bytes of memory two maps take that have the names of these fields, as those of a trailer
+// that was announced.
+func NamesWeight(fields map[string][]string) (n int64) {
+	for name := range fields {
+		n += FieldWeight + int64(2*len(name))
+	}
+	return n
+}

@@ -368,6 +368,30 @@ func TestPipelinedChunkedAndHalfClosedRequests(t *testing.T) {
 	require.Equal(t, 3, strings.Count(string(b), "X-Sum: sum"))
 }
 
+// A server may answer, and end the connection, before the transport has read the names of the trailer, which it sends in
+// the head. The proxy then ends the body of the request that came, which fills the trailer in.
+func TestTrailersOfRequestsThatEndEarly(t *testing.T) {
+	w := newWorld(t)
+	w.listen(plainAt, func(c net.Conn, b *bufio.Reader) {
+		_, _ = b.ReadByte()
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+		_ = c.Close()
+	})
+	var names, fields strings.Builder
+	for i := range 20_000 {
+		name := strconv.FormatInt(int64(i), 36)
+		names.WriteString(",X" + name)
+		if i < 500 {
+			fields.WriteString("X" + name + ": v\r\n")
+		}
+	}
+	at := w.redirect(plainAt)
+	for range 20 {
+		answer := w.raw(at, "POST /"+strings.Repeat("x", 5000)+" HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\nTrailer: "+names.String()[1:]+"\r\n\r\n0\r\n"+fields.String()+"\r\n")
+		require.Contains(t, answer, "200 OK")
+	}
+}
+
 func TestMalformedRequestsCloseTheConnection(t *testing.T) {
 	w := newWorld(t)
 	w.backend(plainAt, http.HandlerFunc(hello200))

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -19,6 +20,7 @@ import (
 
 	"golang.org/x/net/http/httpguts"
 
+	"github.com/ctrlmesh/ctrlmesh/internal/listen"
 	"github.com/ctrlmesh/ctrlmesh/proxy/fault"
 	"github.com/ctrlmesh/ctrlmesh/proxy/limit"
 	"github.com/ctrlmesh/ctrlmesh/proxy/match"
@@ -97,7 +99,7 @@ var stages = []func(*request) bool{
 
 // charge accounts for the memory of the request.
 func (x *request) charge() bool {
-	if x.hold(requestWeight+int64(len(x.r.RequestURI)), x.r.Header) {
+	if x.hold(requestWeight+int64(len(x.r.RequestURI))+listen.NamesWeight(x.r.Trailer), x.r.Header) {
 		return true
 	}
 	x.verdict = VerdictBound
@@ -374,7 +376,11 @@ func rewrite(pr *httputil.ProxyRequest) {
 			out.Header.Del(k)
 		}
 	}
-	out.Trailer = pr.In.Trailer // net/http fills it in at the end of the body
+	out.Trailer = nil
+	if in := pr.In; out.Body != nil && len(in.Trailer) > 0 && slices.Contains([]string{http.MethodPost, http.MethodPut, http.MethodPatch}, in.Method) {
+		t := &trailed{out.Body, in, out}
+		out.Body, out.Trailer = t, in.Trailer.Clone()
+	}
 	out.Host = pr.In.Host
 	out.URL.RawQuery, out.URL.ForceQuery = pr.In.URL.RawQuery, pr.In.URL.ForceQuery
 	if x.through {
@@ -385,6 +391,23 @@ func rewrite(pr *httputil.ProxyRequest) {
 		// Keep the target as it came: Go would encode it differently.
 		out.URL.Opaque, _, _ = strings.Cut(target, "?")
 	}
+}
+
+// trailed passes on the fields that follow the body of a request. The server writes to the map of the request that came
+// when it ends that, while the transport may still read the one that it sends, so they have a map each. The transport
+// reads the first bytes of bodies of other methods beside the head, and their fields are dropped.
+type trailed struct {
+	io.ReadCloser
+	in, out *http.Request
+}
+
+// Read implements io.Reader. The server fills in the fields before it returns io.EOF.
+func (t *trailed) Read(p []byte) (int, error) {
+	n, err := t.ReadCloser.Read(p)
+	if err == io.EOF {
+		maps.Copy(t.out.Trailer, t.in.Trailer)
+	}
+	return n, err
 }
 
 // forwarded is Transport.Proxy. It returns the original destination for requests to a
