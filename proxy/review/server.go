@@ -160,6 +160,7 @@ func (s *Server) Shutdown(ctx context.Context) {
 
 // serve serves one request.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
+	r.Trailer = nil // its names, which no webhook asks for, are not in the weight
 	c := downstream.Of[*downstream.Conn](r.Context())
 	held := s.Held.Open(addressOf(c.RemoteAddr()).Addr())
 	defer held.Close()
