@@ -162,6 +162,7 @@ func (c *conn) newTransport(http2 bool) *http.Transport {
 		// assumes these sizes, and one connection to the server.
 		HTTP2: &http.HTTP2Config{
 			StrictMaxConcurrentRequests:   true,
+			WriteByteTimeout:              downstream.Stall,
 			MaxReceiveBufferPerStream:     128 << 10,
 			MaxReceiveBufferPerConnection: 512 << 10,
 		},

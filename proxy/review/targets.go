@@ -66,7 +66,7 @@ func (t *targets) target(timeout time.Duration, config *tls.Config) target {
 		TLSClientConfig: config, TLSHandshakeTimeout: timeout, ForceAttemptHTTP2: true,
 		DisableCompression: true, MaxResponseHeaderBytes: maxAnswerHead,
 		IdleConnTimeout: downstream.Idle, MaxIdleConnsPerHost: 8,
-		HTTP2: &http.HTTP2Config{MaxReceiveBufferPerStream: 128 << 10, MaxReceiveBufferPerConnection: 1 << 20},
+		HTTP2: &http.HTTP2Config{MaxReceiveBufferPerStream: 128 << 10, MaxReceiveBufferPerConnection: 1 << 20, WriteByteTimeout: downstream.Stall},
 	}
 	fresh := shared.Clone()
 	fresh.DisableKeepAlives = true
