@@ -595,6 +595,40 @@ func TestFloodsEndConnections(t *testing.T) {
 	}
 }
 
+// Of a head that is in the table, a block has a byte for each field, and the answer is as long as to any.
+func TestFloodsOfLargeHeadsEndConnections(t *testing.T) {
+	t.Parallel()
+	config := testConfig(hello)
+	config.MaxHeader = 1000
+	c := dial(t, config)
+	go func() { _, _ = io.Copy(io.Discard, c.conn) }()
+	for n := range 3 * futileBurst {
+		if c.conn.SetWriteDeadline(time.Now().Add(soon)) != nil || c.try(uint32(2*n+1), true, request("x", strings.Repeat("y", 900))...) != nil {
+			break
+		}
+	}
+	<-c.done
+	var err *connError
+	require.ErrorAs(t, c.err, &err)
+	require.Equal(t, codeCalm, err.code)
+}
+
+// A body takes the memory of what is unread of it, however long it is.
+func TestUnreadBodiesDoNotGrow(t *testing.T) {
+	t.Parallel()
+	b := &body{s: &Stream{}, declared: -1}
+	const unread, piece = 10_000, 1000
+	require.NoError(t, b.append(make([]byte, unread)))
+	for n := range 1000 {
+		require.NoError(t, b.append(bytes.Repeat([]byte{byte(n)}, piece)))
+		b.off += piece
+	}
+	require.Equal(t, unread, b.unread())
+	require.EqualValues(t, 999%256, b.buf[len(b.buf)-1])
+	require.EqualValues(t, 990%256, b.buf[b.off])
+	require.Less(t, cap(b.buf), 4*unread)
+}
+
 func TestHeaderBlocksWithoutEnd(t *testing.T) {
 	t.Parallel()
 	for name, part := range map[string][]byte{"empty": nil, "one field": bytes.Repeat([]byte{0x82}, 10<<10)} {

@@ -256,8 +256,13 @@ func (c *conn) refuseStream(id uint32, code code) error {
 
 // tooLarge refuses a request whose head is too large.
 func (c *conn) tooLarge(b *block) error {
+	if err := c.futile(); err != nil {
+		return err
+	}
 	c.ended.add(b.stream, true)
+	before := len(c.out.b)
 	c.headers(b.stream, true, http.StatusRequestHeaderFieldsTooLarge, nil, nil)
+	c.out.replies += len(c.out.b) - before
 	var reset []byte
 	if !b.end {
 		reset = appendReset(nil, b.stream, codeNo)

@@ -40,7 +40,9 @@ func (s *Stream) Respond(status int, fields header.Fields, trailer []string) {
 		return
 	}
 	if status < 200 {
-		s.inform(status, fields)
+		if len(s.c.out.b) <= maxOut { // what a client does not read must not pile up, and is no answer
+			s.inform(status, fields)
+		}
 		s.c.flush()
 		return
 	}

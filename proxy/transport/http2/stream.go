@@ -49,7 +49,7 @@ func (c *conn) newStream(b *block) *Stream {
 		return nil
 	}
 	s.changed.L = &c.mu
-	s.body = body{s: s, window: newInflow(c.server.StreamWindow), whole: b.end, declared: s.req.Length}
+	s.body = body{s: s, window: newInflow(c.server.StreamWindow), whole: b.end, declared: s.req.Length, announced: s.req.Header.Has("Trailer")}
 	if !b.end && httpguts.HeaderValuesContainsToken(s.req.Header.Values("Expect"), "100-continue") {
 		s.req.Header.Drop("Expect")
 		s.body.expected = true
@@ -153,7 +153,9 @@ func (s *Stream) receiveTrailer(b *block) error {
 	if !b.end || !b.trailer || b.invalid || b.large {
 		return &streamError{s.id, codeProtocol}
 	}
-	s.body.trailer = slices.Clone(b.fields)
+	if s.body.announced { // else nobody reads it
+		s.body.trailer = slices.Clone(b.fields)
+	}
 	return s.body.finish()
 }
 
@@ -207,7 +209,9 @@ type body struct {
 	expected bool // the client waits for 100
 	late     bool // the deadline has passed
 	deadline deadline
-	trailer  header.Fields
+	// announced says that a trailer was, and trailer are its fields.
+	announced bool
+	trailer   header.Fields
 }
 
 func (b *body) unread() int { return len(b.buf) - b.off }
@@ -224,6 +228,9 @@ func (b *body) append(p []byte) error {
 			b.s.refuseBody()
 		}
 		return nil
+	}
+	if b.off > 0 && len(b.buf)+len(p) > cap(b.buf) { // the window bounds what is unread
+		b.buf, b.off = b.buf[:copy(b.buf, b.buf[b.off:])], 0
 	}
 	b.buf = append(b.buf, p...)
 	b.s.changed.Broadcast()
