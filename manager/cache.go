@@ -13,6 +13,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/manager/apiserver"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/dialect/serve"
+	"github.com/ctrlmesh/ctrlmesh/manager/roots/decide"
 )
 
 // cacheOptions restrict what is watched to what the mesh is about.
@@ -66,6 +67,9 @@ func slimPod(o any) (any, error) {
 	}
 	slim.Spec.NodeName, slim.Spec.ServiceAccountName = pod.Spec.NodeName, pod.Spec.ServiceAccountName
 	slim.Status.Phase, slim.Status.PodIP = pod.Status.Phase, pod.Status.PodIP
+	if n := decide.Restarts(pod); n > 0 { // of all containers together
+		slim.Status.ContainerStatuses = []corev1.ContainerStatus{{RestartCount: n}}
+	}
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodReady {
 			slim.Status.Conditions = []corev1.PodCondition{{Type: c.Type, Status: c.Status}}

@@ -45,12 +45,13 @@ func TestSlimPod(t *testing.T) {
 		Spec:       corev1.PodSpec{NodeName: "n", Containers: []corev1.Container{{Name: "c"}}},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.1", Conditions: []corev1.PodCondition{
 			{Type: corev1.PodScheduled, Status: corev1.ConditionTrue}, {Type: corev1.PodReady, Status: corev1.ConditionTrue, Reason: "x"},
-		}},
+		}, InitContainerStatuses: []corev1.ContainerStatus{{Name: "i", RestartCount: 1}}, ContainerStatuses: []corev1.ContainerStatus{{Name: "c", RestartCount: 2}}},
 	})
 	require.NoError(t, err)
 	require.Equal(t, &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "p", Annotations: map[string]string{v1alpha1.TrustAnnotation: "mesh", v1alpha1.EgressTrustAnnotation: "true"}},
 		Spec:       corev1.PodSpec{NodeName: "n"},
-		Status:     corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.1", Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.1", Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
+			ContainerStatuses: []corev1.ContainerStatus{{RestartCount: 3}}},
 	}, out)
 }

@@ -65,6 +65,7 @@ func TestRollout(t *testing.T) {
 	}
 	r.settles(t, 3)
 	r.analyzes(t, after)
+	r.countsRestarts(t)
 }
 
 // analyzes rolls out a version whose canary is ready and writes what other shards own, which is
@@ -93,6 +94,24 @@ func (r root) analyzes(t *testing.T, before []*corev1.Pod) {
 	r.rollsBack(t, before)
 	rollout(meshv1alpha1.Rollout{Soak: "1s"})
 	r.rollsOut(t, meshv1alpha1.RolloutComplete, "")
+}
+
+// countsRestarts rolls out a version whose canary crashes once, and serves again. The analysis
+// holds it back.
+func (r root) countsRestarts(t *testing.T) {
+	t.Helper()
+	before := r.pods(t, 3)
+	r.change(t, 3, func(spec *meshv1alpha1.ShardingConfigSpec) {
+		spec.Root.Rollout = &meshv1alpha1.Rollout{Soak: "1h", Analysis: &meshv1alpha1.RolloutAnalysis{MaxRestarts: new(int32(0))}}
+	})
+	r.annotate(t, "v4")
+	r.rollsOut(t, meshv1alpha1.RolloutSoaking, "")
+	require.NoError(t, operatorProcess(t, r.pods(t, 1)[0], "probe").Kill())
+	r.rollsOut(t, meshv1alpha1.RolloutHalted, "")
+	require.Contains(t, r.config(t).Status.Root.Rollout.Failure, "containers have restarted 1 times")
+	for i, pod := range r.pods(t, 3)[1:] {
+		require.Equal(t, before[i+1].UID, pod.UID, "a bad version reached %s", pod.Name)
+	}
 }
 
 // rollsBack permits the manager to roll back version v3, which has halted, and applies v3 again.

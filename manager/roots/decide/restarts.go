@@ -34,10 +34,10 @@ func (d *deciding) restartsTooOften(s *step) bool {
 			continue
 		}
 		if begins {
-			c.before[uid] = restarts(pod)
+			c.before[uid] = Restarts(pod)
 		}
 		if v.hasRevision(pod) {
-			n += restarts(pod) - c.before[uid]
+			n += Restarts(pod) - c.before[uid]
 		}
 	}
 	if n <= *analysis.MaxRestarts {
@@ -47,8 +47,8 @@ func (d *deciding) restartsTooOften(s *step) bool {
 	return true
 }
 
-// restarts returns how often containers of a pod have restarted.
-func restarts(p *corev1.Pod) (n int32) {
+// Restarts returns how often containers of a pod have restarted.
+func Restarts(p *corev1.Pod) (n int32) {
 	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
 		n += c.RestartCount
 	}
