@@ -85,11 +85,13 @@ func (k *Keeper) States(config types.NamespacedName) func(lock types.NamespacedN
 	}
 }
 
-// Refuses reports whether a configuration was found not to be permitted a lock.
+// Refuses reports whether the mesh may not have a lock for a configuration, or has not asked whether it may, because the
+// configuration does not acquire it.
 func (k *Keeper) Refuses(config, lock types.NamespacedName) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.refused[claim{config, lock}] != ""
+	_, refused := k.refused[claim{config, lock}]
+	return refused
 }
 
 // Round does what can be done now. Demands must be those of all configurations. A lock
