@@ -1,7 +1,6 @@
 package http2
 
 import (
-	"bufio"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -43,7 +42,7 @@ type conn struct {
 
 // input is the state of the goroutine that reads.
 type input struct {
-	r      *bufio.Reader
+	frames frameReader
 	block  block
 	futile *rate.Limiter
 }
@@ -57,7 +56,7 @@ func newConn(ctx context.Context, s *Server, nc net.Conn, state *tls.ConnectionS
 		quiet:   time.Now(),
 	}
 	c.in = input{
-		r:      bufio.NewReaderSize(nc, frameHead+maxFrame),
+		frames: newFrameReader(nc),
 		futile: rate.NewLimiter(futileRate, futileBurst),
 	}
 	c.in.block.init(s.MaxHeader)
@@ -80,7 +79,7 @@ func (c *conn) serve(prefaced bool) error {
 	}
 	for err == nil {
 		var f frame
-		if f, err = readFrame(c.in.r); err != nil {
+		if f, err = c.in.frames.next(); err != nil {
 			break
 		}
 		if err = c.receive(&f); err == nil {
@@ -101,21 +100,21 @@ func (c *conn) serve(prefaced bool) error {
 func (c *conn) preface() error {
 	_ = c.nc.SetReadDeadline(time.Now().Add(prefaceTimeout))
 	const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-	got, err := c.in.r.Peek(len(preface))
+	got, err := c.in.frames.Peek(len(preface))
 	if string(got) != preface[:len(got)] {
 		return protocolError("invalid preface")
 	}
 	if err != nil {
 		return err
 	}
-	_, _ = c.in.r.Discard(len(preface))
+	_, _ = c.in.frames.Discard(len(preface))
 	return nil
 }
 
 // firstSettings reads the SETTINGS that follow the preface.
 func (c *conn) firstSettings() error {
 	_ = c.nc.SetReadDeadline(time.Now().Add(prefaceTimeout))
-	f, err := readFrame(c.in.r)
+	f, err := c.in.frames.next()
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,8 @@ import (
 	"bufio"
 	"encoding/binary"
 	"fmt"
+	"io"
+	"sync"
 )
 
 // Types of frames: RFC 9113, section 6.
@@ -101,8 +103,28 @@ type frame struct {
 
 func (f *frame) has(flag uint8) bool { return f.flags&flag != 0 }
 
-// readFrame reads a frame. The buffer of r must have room for the largest.
-func readFrame(r *bufio.Reader) (frame, error) {
+// frameBuffer is the size of a connection's buffer. Most frames fit, and most connections are at rest.
+const frameBuffer = 4 << 10
+
+// longFrames are buffers for the payloads of longer ones.
+var longFrames = sync.Pool{New: func() any { return new([maxFrame]byte) }}
+
+// frameReader reads frames.
+type frameReader struct {
+	*bufio.Reader
+	long *[maxFrame]byte // of the last frame; nil if that was not long
+}
+
+func newFrameReader(r io.Reader) frameReader {
+	return frameReader{Reader: bufio.NewReaderSize(r, frameBuffer)}
+}
+
+// next reads a frame.
+func (r *frameReader) next() (frame, error) {
+	if r.long != nil {
+		longFrames.Put(r.long)
+		r.long = nil
+	}
 	head, err := r.Peek(frameHead)
 	if err != nil {
 		return frame{}, err
@@ -112,13 +134,16 @@ func readFrame(r *bufio.Reader) (frame, error) {
 	if n > maxFrame {
 		return f, frameSizeError("frame too large")
 	}
-	whole, err := r.Peek(frameHead + n)
-	if err != nil {
+	_, _ = r.Discard(frameHead)
+	if n > r.Size() {
+		r.long = longFrames.Get().(*[maxFrame]byte)
+		f.payload = r.long[:n]
+		_, err = io.ReadFull(r, f.payload)
 		return f, err
 	}
-	_, _ = r.Discard(len(whole)) // which leaves the bytes where they are
-	f.payload = whole[frameHead:]
-	return f, nil
+	f.payload, err = r.Peek(n)
+	_, _ = r.Discard(len(f.payload)) // which leaves the bytes where they are
+	return f, err
 }
 
 // forms are what frames look like: whether they are of a stream, or of the connection, and the size of their payload.

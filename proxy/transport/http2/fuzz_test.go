@@ -1,7 +1,6 @@
 package http2
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"io"
@@ -23,6 +22,9 @@ func FuzzFrames(f *testing.F) {
 	_ = framer.WriteDataPadded(1, true, []byte("hello"), make([]byte, 3))
 	_ = framer.WriteHeaders(xhttp2.HeadersFrameParam{StreamID: 3, BlockFragment: []byte("x"), PadLength: 2, Priority: xhttp2.PriorityParam{StreamDep: 1}})
 	_ = framer.WriteContinuation(3, true, []byte("y"))
+	for _, size := range []int{frameBuffer, frameBuffer + 1, maxFrame} {
+		_ = framer.WriteData(1, false, bytes.Repeat([]byte("z"), size))
+	}
 	_ = framer.WriteSettings(xhttp2.Setting{ID: 1, Val: 2})
 	f.Add(seed.Bytes())
 	f.Add([]byte("\x00\x40\x01\x00\x00\x00\x00\x00\x01"))
@@ -30,10 +32,10 @@ func FuzzFrames(f *testing.F) {
 		model := xhttp2.NewFramer(nil, bytes.NewReader(data))
 		model.SetMaxReadFrameSize(maxFrame)
 		model.AllowIllegalReads = true
-		r := bufio.NewReaderSize(bytes.NewReader(data), frameHead+maxFrame)
+		r := newFrameReader(bytes.NewReader(data))
 		for {
 			want, err := model.ReadFrame()
-			got, gotErr := readFrame(r)
+			got, gotErr := r.next()
 			if gotErr != nil {
 				require.Error(t, err)
 				return
