@@ -57,20 +57,21 @@ func newTargets(dial func(ctx context.Context, network, addr string) (net.Conn, 
 
 func (t *targets) target(timeout time.Duration, config *tls.Config) target {
 	config.MinVersion = tls.VersionTLS12
-	shared := &http.Transport{
+	return target{shared: t.transport(timeout, config, true), fresh: t.transport(timeout, config, false)}
+}
+
+func (t *targets) transport(timeout time.Duration, config *tls.Config, shared bool) *http.Transport {
+	return &http.Transport{
 		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
 			ctx, cancel := context.WithTimeout(ctx, timeout)
 			defer cancel()
 			return t.dial(ctx, network, addr)
 		},
 		TLSClientConfig: config, TLSHandshakeTimeout: timeout, ForceAttemptHTTP2: true,
-		DisableCompression: true, MaxResponseHeaderBytes: maxAnswerHead,
+		DisableKeepAlives: !shared, DisableCompression: true, MaxResponseHeaderBytes: maxAnswerHead,
 		IdleConnTimeout: downstream.Idle, MaxIdleConnsPerHost: 8,
 		HTTP2: &http.HTTP2Config{MaxReceiveBufferPerStream: 128 << 10, MaxReceiveBufferPerConnection: 1 << 20, WriteByteTimeout: downstream.Stall},
 	}
-	fresh := shared.Clone()
-	fresh.DisableKeepAlives = true
-	return target{shared, fresh}
 }
 
 func (t target) close() {

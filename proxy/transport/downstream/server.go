@@ -44,8 +44,9 @@ type Server struct {
 	// ErrorLog gets the errors of connections.
 	ErrorLog *log.Logger
 
-	http   *http.Server
-	http2  *http2.Server
+	// http is made when it is first needed. Most pods have servers that never serve: of webhooks, and of other
+	// hosts' connections.
+	http   func() *http.Server
 	start  sync.Once
 	handed *handed // nil without Sniff
 }
@@ -56,7 +57,15 @@ func NewServer(c Config) *Server {
 	if c.Conns.Distrusted != nil {
 		s.ErrorLog = watchHandshakes(s.ErrorLog, c.Conns.Distrusted)
 	}
-	s.http = &http.Server{
+	s.http = sync.OnceValue(s.newHTTP)
+	if c.Sniff != nil {
+		s.handed = &handed{conns: make(chan net.Conn), done: make(chan struct{})}
+	}
+	return s
+}
+
+func (s *Server) newHTTP() *http.Server {
+	server := &http.Server{
 		Handler:                      s,
 		ReadHeaderTimeout:            HeadTimeout,
 		IdleTimeout:                  Idle,
@@ -70,48 +79,45 @@ func NewServer(c Config) *Server {
 			return context.WithValue(ctx, connKey{}, c)
 		},
 	}
-	s.serveHTTP2()
-	if c.TLS == nil {
-		s.http.Protocols = &http.Protocols{}
-		s.http.Protocols.SetHTTP1(true)
-		s.http.Protocols.SetHTTP2(true)
-		s.http.Protocols.SetUnencryptedHTTP2(true)
-	} else {
-		http11 := c.TLS.Clone()
-		http11.MinVersion, http11.NextProtos = tls.VersionTLS12, []string{"http/1.1"}
-		s.http.TLSConfig = http11.Clone()
-		s.http.TLSConfig.NextProtos = []string{"h2", "http/1.1"}
-		s.http.TLSConfig.GetConfigForClient = configForClient(http11)
+	s.serveHTTP2(server)
+	if s.TLS == nil {
+		server.Protocols = &http.Protocols{}
+		server.Protocols.SetHTTP1(true)
+		server.Protocols.SetHTTP2(true)
+		server.Protocols.SetUnencryptedHTTP2(true)
+		return server
 	}
-	if c.Sniff != nil {
-		s.handed = &handed{conns: make(chan net.Conn), done: make(chan struct{})}
-	}
-	return s
+	http11 := s.TLS.Clone()
+	http11.MinVersion, http11.NextProtos = tls.VersionTLS12, []string{"http/1.1"}
+	server.TLSConfig = http11.Clone()
+	server.TLSConfig.NextProtos = []string{"h2", "http/1.1"}
+	server.TLSConfig.GetConfigForClient = configForClient(http11)
+	return server
 }
 
 // serveHTTP2 has package http2 serve the connections of HTTP/2.
-func (s *Server) serveHTTP2() {
+func (s *Server) serveHTTP2(server *http.Server) {
 	handler := http2.HTTP(s)
 	if s.Streams != nil {
 		handler = s.serveStream
 	}
-	s.http2 = http2.NewServer(http2.Config{
+	over2 := http2.NewServer(http2.Config{
 		Handler: handler, MaxStreams: s.MaxStreams, StreamWindow: s.StreamWindow, ConnWindow: s.ConnWindow,
 		MaxHeader: MaxHeaderBytes, Idle: Idle, Stall: func() time.Duration { return s.Stall }, ErrorLog: s.ErrorLog,
 	})
-	s.http.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){
+	server.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){
 		"h2": func(_ *http.Server, c *tls.Conn, h http.Handler) {
 			state := c.ConnectionState()
-			s.http2.Serve(baseOf(h), c, &state, false)
+			over2.Serve(baseOf(h), c, &state, false)
 		},
 		// net/http's name for HTTP/2 without TLS, whose preface it has read.
 		"unencrypted_http2": func(_ *http.Server, c *tls.Conn, h http.Handler) {
 			if plain, ok := c.NetConn().(interface{ UnencryptedNetConn() net.Conn }); ok {
-				s.http2.Serve(baseOf(h), plain.UnencryptedNetConn(), nil, true)
+				over2.Serve(baseOf(h), plain.UnencryptedNetConn(), nil, true)
 			}
 		},
 	}
-	s.http.RegisterOnShutdown(s.http2.Shutdown)
+	server.RegisterOnShutdown(over2.Shutdown)
 }
 
 // baseOf returns the context that net/http has made for a connection.
@@ -123,14 +129,14 @@ func baseOf(h http.Handler) context.Context {
 // listeners.
 func (s *Server) Serve(l net.Listener) error {
 	if s.handed != nil {
-		s.start.Do(func() { go func() { _ = s.http.Serve(s.handed) }() })
+		s.start.Do(func() { go func() { _ = s.http().Serve(s.handed) }() })
 	}
 	l = s.bounded(l)
 	var err error
 	if s.TLS != nil {
-		err = s.http.ServeTLS(l, "", "")
+		err = s.http().ServeTLS(l, "", "")
 	} else {
-		err = s.http.Serve(l)
+		err = s.http().Serve(l)
 	}
 	if s.Draining() {
 		return nil
@@ -196,20 +202,20 @@ func (s *Server) Drain(ctx context.Context) error {
 
 // Shutdown closes idle connections, after Stop, and waits for requests in progress until ctx is done. Those of HTTP/2
 // end with GOAWAY.
-func (s *Server) Shutdown(ctx context.Context) error { return s.http.Shutdown(ctx) }
+func (s *Server) Shutdown(ctx context.Context) error { return s.http().Shutdown(ctx) }
 
 // Cut ends all connections that serve HTTP: those of HTTP/2 with GOAWAY.
 func (s *Server) Cut() {
 	ctx, cancel := context.WithTimeout(context.Background(), cutGrace)
 	defer cancel()
-	_ = s.http.Shutdown(ctx)
-	_ = s.http.Close()
+	_ = s.http().Shutdown(ctx)
+	_ = s.http().Close()
 }
 
 // Close closes all listeners and connections.
 func (s *Server) Close() {
 	s.Stop()
-	_ = s.http.Close()
+	_ = s.http().Close()
 	for _, c := range s.Conns.List() {
 		_ = c.Close()
 	}
