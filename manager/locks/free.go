@@ -28,7 +28,7 @@ func Free(ctx context.Context, c client.Client, resource string, name types.Name
 	if err != nil || !isLock || r.holder != holder || is.GetResourceVersion() != version {
 		return false, err
 	}
-	patch, err := write(resource, is, r, release, "", time.Now())
+	patch, err := write(resource, versionOf(is), r, release, "", time.Now())
 	if err != nil {
 		return false, err
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -143,6 +145,16 @@ func TestForeignLockIsAcquiredWhenItExpires(t *testing.T) {
 	}
 	require.GreaterOrEqual(t, c.now.Sub(died), 15*time.Second)
 	require.EqualValues(t, 1, *c.lease(leader).Spec.LeaseTransitions)
+}
+
+func TestRecordThatNoClientWritesIsAProblem(t *testing.T) {
+	c := newCluster(t, lease(leader, strings.Repeat("x", maxRecord), 1))
+	s := c.round(demand(Acquire, leader))
+	require.False(t, s.Held)
+	require.Empty(t, s.Holder)
+	require.Contains(t, s.Problem, "delete the object")
+	require.NoError(t, c.Delete(t.Context(), c.lease(leader)))
+	require.True(t, c.round(demand(Acquire, leader)).Held)
 }
 
 func TestRecordThatIsWrittenMeanwhileIsNotOverwritten(t *testing.T) {
@@ -397,6 +409,25 @@ func TestLockOfAnotherNamespaceNeedsRightsOfThePods(t *testing.T) {
 	s, _ = c.States(config)(webhook)
 	require.False(t, s.Held)
 	d.Accounts = append(d.Accounts, "allowed")
+	c.now = c.now.Add(authorizedFor)
+	c.round(d)
+	s, _ = c.States(config)(webhook)
+	require.True(t, s.Held)
+}
+
+func TestPodsOfManyAccountsAreNotReviewed(t *testing.T) {
+	c := newCluster(t)
+	c.May = func(context.Context, types.NamespacedName, string, types.NamespacedName) (bool, error) {
+		return true, nil
+	}
+	d := demand(Acquire, webhook)
+	for i := range maxAccounts + 1 {
+		d.Accounts = append(d.Accounts, strconv.Itoa(i))
+	}
+	c.round(d)
+	s, _ := c.States(config)(webhook)
+	require.Contains(t, s.Problem, "more than 16")
+	d.Accounts = d.Accounts[:maxAccounts]
 	c.now = c.now.Add(authorizedFor)
 	c.round(d)
 	s, _ = c.States(config)(webhook)

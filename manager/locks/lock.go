@@ -62,7 +62,7 @@ type lock struct {
 
 // object is one of the objects of a lock, as it was last read.
 type object struct {
-	client.Object // nil if it does not exist
+	version // zero if it does not exist
 	record
 	isLock bool      // the object has a record
 	since  time.Time // when the record was first seen as it is
@@ -119,9 +119,9 @@ func (o *object) take(resource string, is client.Object, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	next := object{Object: is, record: r, isLock: isLock, since: now, looked: now}
+	next := object{version: versionOf(is), record: r, isLock: isLock, since: now, looked: now}
 	// Only times of the keeper's own clock count, because clocks differ.
-	if o.Object != nil && o.isLock && o.content == r.content && o.GetUID() == is.GetUID() {
+	if o.isLock && o.content == r.content && o.uid == next.uid {
 		next.since = o.since
 	}
 	*o = next
@@ -257,7 +257,7 @@ func (l *lock) may(what action, resource string, now time.Time) bool {
 // reads it.
 func (o *object) do(ctx context.Context, c client.Client, resource string, name types.NamespacedName, what action, heldFor string, now time.Time) error {
 	target := empty(resource, name)
-	if o.Object == nil {
+	if o.version == (version{}) {
 		if err := create(ctx, c, resource, target); err != nil {
 			o.stale = true
 			return client.IgnoreAlreadyExists(err)
@@ -266,7 +266,7 @@ func (o *object) do(ctx context.Context, c client.Client, resource string, name 
 			return err
 		}
 	}
-	patch, err := write(resource, o.Object, o.record, what, heldFor, now)
+	patch, err := write(resource, o.version, o.record, what, heldFor, now)
 	if err != nil {
 		return err
 	}

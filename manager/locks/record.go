@@ -1,12 +1,14 @@
 package locks
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
 	"math"
 	"strings"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -19,6 +21,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/election"
 	"github.com/ctrlmesh/ctrlmesh/internal/failure"
+	"github.com/ctrlmesh/ctrlmesh/internal/parallel"
 )
 
 // Resources that a lock may consist of.
@@ -32,11 +35,22 @@ const (
 	// leaseDuration is the lease duration of locks that the mesh holds. Clients that find the
 	// record unchanged for that long try to acquire the lock, which fails.
 	leaseDuration = time.Minute
+	// maxRecord bounds a record in bytes, because the keeper stores those of all locks. Clients
+	// write less than 1 KiB.
+	maxRecord = 8 << 10
 	// clockSkew bounds by how much the clock of another manager may be ahead.
 	clockSkew = 5 * time.Second
 	// defaultDuration applies to records without a lease duration.
 	defaultDuration = 15 * time.Second
 )
+
+// version is that of an object which was read.
+type version struct {
+	uid      types.UID
+	resource string // the resourceVersion
+}
+
+func versionOf(o client.Object) version { return version{o.GetUID(), o.GetResourceVersion()} }
 
 // record is a leader-election record.
 type record struct {
@@ -73,33 +87,47 @@ type lockSpec struct {
 // recordOf returns the record of an object. It is not ok if the object has none, such as a
 // ConfigMap that is no lock.
 func recordOf(resource string, o client.Object) (r record, ok bool, err error) {
-	var content []byte
-	if resource == Leases {
-		u, isUnstructured := o.(*unstructured.Unstructured)
-		if !isUnstructured {
-			return record{}, false, fmt.Errorf("reading the record of %T", o)
-		}
-		if content, err = json.Marshal(u.Object["spec"]); err != nil {
-			return record{}, false, fmt.Errorf("reading the record: %w", err)
-		}
-	} else {
-		text, has := o.GetAnnotations()[resourcelock.LeaderElectionRecordAnnotationKey]
-		if !has {
-			r, ok := forLife(o)
-			return r, ok, nil
-		}
-		content = []byte(text)
-	}
-	var spec lockSpec
-	if err := json.Unmarshal(content, &spec); err != nil && resource == Leases {
+	content, ok, err := contentOf(resource, o)
+	if err != nil {
 		return record{}, false, fmt.Errorf("reading the record: %w", err)
-	} // a broken annotation is an empty record, as for clients
-	r = record{
+	}
+	if ok {
+		r, err = parse(content)
+	} else {
+		r, ok = forLife(o)
+	}
+	switch size := len(r.holder) + len(r.content); {
+	case err != nil && resource == Leases: // a broken annotation is an empty record, as for clients
+		return record{}, false, fmt.Errorf("reading the record: %w", err)
+	case size > maxRecord:
+		return record{}, false, fmt.Errorf("the record has %d bytes, more than %d, so it is not of a client: correct it, or delete the object", size, maxRecord)
+	}
+	r.marked = o.GetLabels()[v1alpha1.LockHeldLabel] == "true"
+	return r, ok, nil
+}
+
+// contentOf returns the text of an object's record.
+func contentOf(resource string, o client.Object) (content []byte, ok bool, err error) {
+	if resource != Leases {
+		text, has := o.GetAnnotations()[resourcelock.LeaderElectionRecordAnnotationKey]
+		return []byte(text), has, nil
+	}
+	u, isUnstructured := o.(*unstructured.Unstructured)
+	if !isUnstructured {
+		return nil, false, fmt.Errorf("an object of %T", o)
+	}
+	content, err = json.Marshal(u.Object["spec"])
+	return content, true, err
+}
+
+func parse(content []byte) (record, error) {
+	var spec lockSpec
+	err := json.Unmarshal(content, &spec)
+	r := record{
 		holder:      spec.HolderIdentity,
 		duration:    time.Duration(spec.LeaseDurationSeconds) * time.Second,
 		transitions: max(spec.LeaseTransitions, spec.LeaderTransitions),
 		content:     string(content),
-		marked:      o.GetLabels()[v1alpha1.LockHeldLabel] == "true",
 	}
 	if at, err := time.Parse(time.RFC3339Nano, spec.RenewTime); err == nil {
 		r.renewed = at
@@ -107,7 +135,7 @@ func recordOf(resource string, o client.Object) (r record, ok bool, err error) {
 	if r.duration <= 0 {
 		r.duration = defaultDuration
 	}
-	return r, true, nil
+	return r, err
 }
 
 // forLife returns the record of a leader for life: a ConfigMap without a record that a pod owns.
@@ -121,9 +149,22 @@ func forLife(o client.Object) (r record, ok bool) {
 	return record{}, false
 }
 
-// LeaseOf returns for how long the holder of a lock may believe that it holds it after its last
-// renewal; 0 if nobody holds it.
-func LeaseOf(ctx context.Context, c client.Reader, name types.NamespacedName) (longest time.Duration, err error) {
+// LongestLease returns for how long the holders of locks may believe that they hold them after
+// their last renewal; 0 if nobody holds one. It reads the locks together: shards may have thousands.
+func LongestLease(ctx context.Context, c client.Reader, names []types.NamespacedName) (longest time.Duration, err error) {
+	var mu sync.Mutex
+	errs := parallel.Each(names, atOnce, func(name types.NamespacedName) error {
+		lease, err := leaseOf(ctx, c, name)
+		mu.Lock()
+		defer mu.Unlock()
+		longest = max(longest, lease)
+		return err
+	})
+	return longest, cmp.Or(errs...)
+}
+
+// leaseOf is LongestLease of one lock.
+func leaseOf(ctx context.Context, c client.Reader, name types.NamespacedName) (longest time.Duration, err error) {
 	for _, resource := range resources {
 		o := empty(resource, name)
 		switch err := c.Get(ctx, name, o); {
@@ -157,8 +198,8 @@ const (
 
 // write returns the merge patch for an action on an object as it was read. The patch fails if the
 // object has changed since. It keeps unknown fields.
-func write(resource string, o client.Object, before record, do action, heldFor string, now time.Time) ([]byte, error) {
-	meta := map[string]any{"resourceVersion": o.GetResourceVersion(), "uid": o.GetUID()}
+func write(resource string, is version, before record, do action, heldFor string, now time.Time) ([]byte, error) {
+	meta := map[string]any{"resourceVersion": is.resource, "uid": is.uid}
 	annotations := map[string]any{}
 	switch do {
 	case acquire:

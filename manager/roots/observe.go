@@ -100,13 +100,11 @@ func (rt *runner) observe(ctx context.Context, config *v1alpha1.ShardingConfig, 
 	for _, lock := range decide.Unled(rt.memory, f, now) {
 		f.Locks.Holders[lock] = HolderOf(ctx, rt.of.Client, lock.Namespace, lock.Name)
 	}
-	for _, lock := range decide.Lingering(f, now) {
-		lease, err := locks.LeaseOf(ctx, rt.of.Client, lock)
-		if err != nil {
-			return f, err
-		}
-		f.Locks.Lease = max(f.Locks.Lease, lease)
+	lease, err := locks.LongestLease(ctx, rt.of.Client, decide.Lingering(f, now))
+	if err != nil {
+		return f, err
 	}
+	f.Locks.Lease = lease
 	if decide.NeedsScale(rt.memory, f, now) {
 		replicas, err := readReplicas(ctx, rt.of.Client, config, f.Pods.Workload)
 		f.Scale = &decide.Scale{Replicas: replicas, Err: err}
