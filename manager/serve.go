@@ -103,7 +103,7 @@ func (r *replica) ready(*http.Request) error { return r.certificates.Ready() }
 func (r *replica) reviews(webhooks map[string]admission.Handler) (http.Handler, error) {
 	mux := http.NewServeMux()
 	for path, handler := range webhooks {
-		h, err := admission.StandaloneWebhook(&admission.Webhook{Handler: handler}, admission.StandaloneOptions{MetricsPath: path})
+		h, err := admission.StandaloneWebhook(&admission.Webhook{Handler: admit.WithNamespace(handler)}, admission.StandaloneOptions{MetricsPath: path})
 		if err != nil {
 			return nil, fmt.Errorf("making webhook %s: %w", path, err)
 		}

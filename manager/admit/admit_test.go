@@ -22,6 +22,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -30,8 +31,11 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/time/rate"
+	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 )
 
 // patience is how long a condition is awaited.
@@ -325,27 +329,55 @@ func (c *counted) List(context.Context, client.ObjectList, ...client.ListOption)
 	return nil
 }
 
+// list lists through a Reader as a webhook that reviews what a peer sends about a namespace.
+func list(t *testing.T, r *Reader, peer netip.Addr, namespace string) error {
+	var err error
+	WithNamespace(admission.HandlerFunc(func(ctx context.Context, _ admission.Request) admission.Response {
+		err = r.List(ctx, nil)
+		return admission.Response{}
+	})).Handle(context.WithValue(t.Context(), peerKey{}, peer), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{Namespace: namespace}})
+	return err
+}
+
+// All tenants' reviews come from one peer, the apiserver.
+func TestReadsAboutOneNamespaceAreLimited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := &counted{}
+		r := NewReader(inner)
+		for range 10 * readsPerNamespaceBurst {
+			_ = list(t, r, neighbour, "hostile")
+		}
+		assert.Equal(t, readsPerNamespaceBurst, inner.lists)
+		require.NoError(t, list(t, r, neighbour, "other"))
+
+		time.Sleep(time.Second)
+		require.NoError(t, list(t, r, neighbour, "hostile"))
+	})
+}
+
+// A pod can send reviews about namespaces that it invents.
 func TestReadsOfOnePeerAreLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inner := &counted{}
 		r := NewReader(inner)
-		as := func(peer netip.Addr) context.Context { return context.WithValue(t.Context(), peerKey{}, peer) }
-		for range 10 * readsPerPeerBurst {
-			_ = r.List(as(hostile), nil)
+		for i := range 10 * readsPerPeerBurst {
+			_ = list(t, r, hostile, strconv.Itoa(i))
 		}
 		assert.Equal(t, readsPerPeerBurst, inner.lists)
-		require.NoError(t, r.List(as(neighbour), nil))
+		require.NoError(t, list(t, r, neighbour, "other"))
 
 		time.Sleep(time.Second)
-		require.NoError(t, r.List(as(hostile), nil))
+		require.NoError(t, list(t, r, hostile, "other"))
 	})
 }
 
 func TestLimitersOfManyPeersAreForgotten(t *testing.T) {
-	r := NewReader(nil)
-	for i := range 3 * maxPeers {
-		r.limiter(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})).Allow()
-		require.LessOrEqual(t, r.peers.Len(), maxPeers)
+	r := NewReader(&counted{})
+	r.total = rate.NewLimiter(rate.Inf, 0)
+	for i := range 3 * maxLimiters {
+		require.NoError(t, list(t, r, netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), ""))
+		require.LessOrEqual(t, r.peers.Len(), maxLimiters)
+		require.LessOrEqual(t, r.namespaces.Len(), maxLimiters)
 	}
 }
 
