@@ -11,6 +11,7 @@ import (
 	"runtime"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/ctrlmesh/ctrlmesh/internal/failure"
@@ -184,20 +185,35 @@ const maxAddresses = 256
 // them.
 func Addresses(namespace *os.File) (all []netip.Addr, err error) {
 	err = Do(namespace, func() error {
-		found, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
-		if err != nil {
-			return fmt.Errorf("listing the pod's addresses: %w", err)
-		}
 		services := -1
 		if ipvs, err := netlink.LinkByName("kube-ipvs0"); err == nil {
 			services = ipvs.Attrs().Index
 		}
-		for _, f := range found {
-			if at, ok := netip.AddrFromSlice(f.IP); ok && f.LinkIndex != services && len(all) < maxAddresses {
-				all = append(all, at.Unmap())
+		request := nl.NewNetlinkRequest(unix.RTM_GETADDR, unix.NLM_F_DUMP)
+		request.AddData(nl.NewIfAddrmsg(netlink.FAMILY_ALL))
+		err := request.ExecuteIter(unix.NETLINK_ROUTE, unix.RTM_NEWADDR, func(message []byte) bool {
+			if at, link := address(message); at.IsValid() && link != services {
+				all = append(all, at)
 			}
-		}
-		return nil
+			return len(all) < maxAddresses
+		})
+		return failure.Wrap(err, "listing the pod's addresses")
 	})
 	return all, err
+}
+
+// address returns the address of a message about one, and the index of its link.
+func address(message []byte) (at netip.Addr, link int) {
+	head := nl.DeserializeIfAddrmsg(message)
+	attributes, err := nl.ParseRouteAttr(message[head.Len():])
+	if err != nil {
+		return netip.Addr{}, 0
+	}
+	for _, a := range attributes {
+		// IFA_ADDRESS is the peer's if there is an IFA_LOCAL.
+		if kind := a.Attr.Type; kind == unix.IFA_LOCAL || kind == unix.IFA_ADDRESS && !at.IsValid() {
+			at, _ = netip.AddrFromSlice(a.Value)
+		}
+	}
+	return at.Unmap(), int(head.Index)
 }
