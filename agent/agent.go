@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"runtime/debug"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -33,8 +34,12 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/proxy"
 )
 
-// runtimeWait is how long the start waits for the container runtime.
-const runtimeWait = 2 * time.Second
+const (
+	// runtimeWait is how long the start waits for the container runtime.
+	runtimeWait = 2 * time.Second
+	// startedAfter is when the pods of a node are captured, and their clients have connected anew.
+	startedAfter = 15 * time.Second
+)
 
 // Run runs the agent until stop ends and nothing is in flight any more.
 func Run(stop context.Context, o Options) error {
@@ -192,6 +197,7 @@ func (a *agent) serve(ctx, stop context.Context, group *errgroup.Group) error {
 		func() { a.manager.Run(draining, a.node.Policies(ctx)) },
 		func() { a.keeper.Run(draining) },
 		func() { processors.Adapt(ctx) },
+		func() { returnMemory(ctx) },
 	} {
 		group.Go(func() error { part(); return nil })
 	}
@@ -200,6 +206,16 @@ func (a *agent) serve(ctx, stop context.Context, group *errgroup.Group) error {
 		return telemetry.Serve(ctx, listener, telemetry.Handler(a.node.Healthy, a.ready, a.registry), a.metrics.RefusedEndpoint)
 	})
 	return nil
+}
+
+// returnMemory returns what only the start needed to the node: at rest, an agent allocates so little
+// that the next collection may be minutes away.
+func returnMemory(ctx context.Context) {
+	select {
+	case <-time.After(startedAfter):
+		debug.FreeOSMemory()
+	case <-ctx.Done():
+	}
 }
 
 // listenToRuntime returns when the container runtime was reached, or has not been in time.
