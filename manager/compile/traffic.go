@@ -89,6 +89,10 @@ const (
 	maxPorts   = 64
 )
 
+// maxObjects bounds the objects of each kind in a namespace that are compiled: each may select all
+// of its pods.
+const maxObjects = 256
+
 // cost is the part of these bounds that rules use up.
 type cost struct{ size, rules, expressions int }
 
@@ -140,6 +144,7 @@ func newTrafficRules(rules Rules) *trafficRules {
 		breakers[c.UID] = known
 		b := &breakerSource{CircuitBreaker: c, breaker: known, ruling: known.ruling}
 		b.disabled(c, c.Spec.Disabled, v1alpha1.DisableBreakerLabel)
+		b.crowded(len(t.breakers[c.Namespace]), "CircuitBreakers")
 		if b.Problem == nil {
 			b.Rules = known.rules
 		}
@@ -150,6 +155,7 @@ func newTrafficRules(rules Rules) *trafficRules {
 		injections[f.UID] = known
 		s := &injectionSource{FaultInjection: f, injection: known, ruling: known.ruling}
 		s.disabled(f, f.Spec.Disabled, v1alpha1.DisableFaultsLabel)
+		s.crowded(len(t.injections[f.Namespace]), "FaultInjections")
 		if s.Problem == nil {
 			if _, forbidden := slices.BinarySearch(t.noFaults, f.Namespace); forbidden {
 				s.Problem = &Problem{v1alpha1.ReasonForbidden, fmt.Sprintf("namespace %s has the label %s, which forbids fault injection: remove the label, or try another namespace", f.Namespace, v1alpha1.NoFaultsLabel)}
@@ -193,6 +199,15 @@ func (r *ruling) disabled(o metav1.Object, spec bool, label string) {
 	case labelled:
 		r.Problem = &Problem{v1alpha1.ReasonDisabled, fmt.Sprintf("label %s disables it, whatever its value: remove the label to enable it", label)}
 	}
+}
+
+// crowded leaves an object out if too many of its namespace are before it by name.
+func (r *ruling) crowded(before int, kind string) {
+	if before < maxObjects {
+		return
+	}
+	r.Problem = &Problem{v1alpha1.ReasonInvalid, fmt.Sprintf("its namespace has more than %d %s, and this is one of the last by name: delete others, or write the rules of several in one", maxObjects, kind)}
+	r.selects = nil
 }
 
 // lastReport is how long agents keep the rules of a FaultInjection that has expired. They

@@ -203,6 +203,36 @@ func TestBoundsOfOnePod(t *testing.T) {
 	}
 }
 
+func TestTheFirstObjectsOfANamespaceHaveEffect(t *testing.T) {
+	rules := Rules{Now: time.Now()}
+	for i := range maxObjects + 1 {
+		meta := metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprintf("%04d", i), UID: types.UID(fmt.Sprint(i))}
+		b := &v1alpha1.CircuitBreaker{ObjectMeta: meta}
+		b.Spec.Selector = &metav1.LabelSelector{}
+		b.Spec.RateLimitings = []v1alpha1.Limiting{{Name: "r", MaxInFlight: new(int32(1)),
+			NonResourceRules: []v1alpha1.NonResourceRule{{NonResourceURLs: []string{"*"}, Verbs: []string{"*"}}}}}
+		rules.Breakers = append(rules.Breakers, b)
+		f := &v1alpha1.FaultInjection{ObjectMeta: meta}
+		f.Spec.Selector = &metav1.LabelSelector{}
+		rules.Injections = append(rules.Injections, f)
+	}
+	elsewhere := *rules.Breakers[maxObjects]
+	elsewhere.Namespace, elsewhere.UID = "other", "other"
+	rules.Breakers = append(rules.Breakers, &elsewhere)
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "p", Labels: map[string]string{v1alpha1.EnableProxyLabel: "true"}}}
+	r := Compile(nil, []*corev1.Pod{pod}, nil, rules)
+	require.Len(t, r.Policies["p"].Traffic.Breakers, maxObjects)
+	for i, b := range r.Breakers {
+		if b.Namespace != "ns" {
+			require.Nil(t, b.Problem)
+			continue
+		}
+		require.Equal(t, i < maxObjects, b.Problem == nil)
+		require.Equal(t, i < maxObjects, len(b.Targets) == 1)
+	}
+	require.Contains(t, r.Injections[maxObjects].Problem.Message, "more than 256 FaultInjections")
+}
+
 // A change of the spec lets faults go on until it is written down when it ends.
 func TestFaultsGoOnWhileTheyAreEdited(t *testing.T) {
 	now := time.Now()
