@@ -11,6 +11,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/manager/apiserver"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
 	"github.com/ctrlmesh/ctrlmesh/manager/dialect/serve"
 	"github.com/ctrlmesh/ctrlmesh/manager/roots/decide"
@@ -66,6 +67,10 @@ func slimPod(o any) (any, error) {
 		}
 	}
 	slim.Spec.NodeName, slim.Spec.ServiceAccountName = pod.Spec.NodeName, pod.Spec.ServiceAccountName
+	if compile.MountsClusterCA(&pod.Spec) { // which of its volumes and variables do does not matter
+		ca := &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: compile.ClusterBundle}}
+		slim.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{ConfigMap: ca}}}
+	}
 	slim.Status.Phase, slim.Status.PodIP = pod.Status.Phase, pod.Status.PodIP
 	if n := decide.Restarts(pod); n > 0 { // of all containers together
 		slim.Status.ContainerStatuses = []corev1.ContainerStatus{{RestartCount: n}}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
 	"github.com/ctrlmesh/ctrlmesh/internal/crdschema"
+	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/dialect/serve"
 )
 
@@ -54,4 +55,17 @@ func TestSlimPod(t *testing.T) {
 		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.1", Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
 			ContainerStatuses: []corev1.ContainerStatus{{RestartCount: 3}}},
 	}, out)
+}
+
+// The annotation can be changed; what is mounted cannot.
+func TestSlimPodTrustsWhatItMounts(t *testing.T) {
+	bundle := &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: compile.BothBundle}}
+	for _, volumes := range [][]corev1.Volume{nil, {{Name: "ca", VolumeSource: corev1.VolumeSource{ConfigMap: bundle}}}} {
+		out, err := slimPod(&corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{v1alpha1.TrustAnnotation: v1alpha1.TrustMesh}},
+			Spec:       corev1.PodSpec{Volumes: volumes},
+		})
+		require.NoError(t, err)
+		require.Equal(t, volumes == nil, compile.Exclusive(out.(*corev1.Pod)))
+	}
 }

@@ -136,10 +136,12 @@ const (
 // shows. The annotation can change after admission, so the volumes and the environment
 // count too, because they cannot. A CA in a Secret or in the image is not detected.
 func Exclusive(pod *corev1.Pod) bool {
-	return pod.Annotations[v1alpha1.TrustAnnotation] == v1alpha1.TrustMesh && !mountsClusterCA(&pod.Spec)
+	return pod.Annotations[v1alpha1.TrustAnnotation] == v1alpha1.TrustMesh && !MountsClusterCA(&pod.Spec)
 }
 
-func mountsClusterCA(spec *corev1.PodSpec) bool {
+// MountsClusterCA reports whether the volumes or the environment of a pod have the CA of the
+// cluster.
+func MountsClusterCA(spec *corev1.PodSpec) bool {
 	is := func(name string) bool { return name == BothBundle || name == ClusterBundle }
 	for _, v := range spec.Volumes {
 		if v.ConfigMap != nil && is(v.ConfigMap.Name) {
