@@ -39,6 +39,10 @@ const Prefix = "ctrlmesh-lock-"
 // Roles without a configuration are looked for.
 const askEvery = time.Minute
 
+// perConfig bounds the time that a round spends on one configuration, which may have thousands of
+// questions. The next round asks on.
+const perConfig = 5 * time.Second
+
 // Controller writes the Roles.
 type Controller struct {
 	// Client reads and writes past any cache.
@@ -84,10 +88,7 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	forbidden := map[types.UID]string{}
 	var errs []error
 	for _, n := range needs(c.Shards) {
-		missing, err := r.missing(ctx, n, now)
-		if err == nil && len(missing.locks) > 0 {
-			err = r.grant(ctx, n, missing)
-		}
+		err := r.settle(ctx, n, now)
 		if why, ok := errors.AsType[*refusal](err); ok {
 			forbidden[n.config.UID] = why.Error()
 			continue
@@ -103,6 +104,17 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 		r.swept, r.configs = now, configs
 	}
 	return errors.Join(errs...)
+}
+
+// settle grants what a configuration lacks.
+func (r *Controller) settle(ctx context.Context, n *need, now time.Time) error {
+	ctx, cancel := context.WithTimeout(ctx, perConfig)
+	defer cancel()
+	missing, err := r.missing(ctx, n, now)
+	if err != nil || len(missing.locks) == 0 {
+		return err
+	}
+	return r.grant(ctx, n, missing)
 }
 
 // missing returns the locks that accounts may not use although they may use the operator's own.
