@@ -38,7 +38,7 @@ const (
 	// runtimeWait is how long the start waits for the container runtime.
 	runtimeWait = 2 * time.Second
 	// startedAfter is when the pods of a node are captured, and their clients have connected anew.
-	startedAfter = 15 * time.Second
+	startedAfter = 10 * time.Second
 )
 
 // Run runs the agent until stop ends and nothing is in flight any more.

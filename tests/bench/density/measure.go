@@ -13,7 +13,7 @@ import (
 
 const (
 	settle = 10 * time.Second // wait before disturbing an agent that has just started
-	idle   = 30 * time.Second // without requests, before reading its memory
+	idle   = 60 * time.Second // without requests, before reading its memory: about as long as between two collections
 )
 
 func measure(ctx context.Context, f *full) (out figures, err error) {
