@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/url"
-	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -153,7 +152,7 @@ func framerOn(conn io.ReadWriter) (*http2.Framer, error) {
 
 // fields returns the header block of a request.
 func fields(method, path string) ([]byte, error) {
-	token, err := os.ReadFile(tokenFile)
+	token, err := tokenIn(tokenFile)
 	if err != nil {
 		return nil, err
 	}
@@ -161,7 +160,7 @@ func fields(method, path string) ([]byte, error) {
 	e := hpack.NewEncoder(&block)
 	for _, f := range [][2]string{
 		{":method", method}, {":scheme", "https"}, {":authority", "kubernetes"}, {":path", path},
-		{"authorization", "Bearer " + strings.TrimSpace(string(token))},
+		{"authorization", "Bearer " + token},
 	} {
 		if err := e.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}); err != nil {
 			return nil, err

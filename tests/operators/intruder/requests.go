@@ -26,14 +26,25 @@ func dial(sni, protocol string) (*tls.Conn, error) {
 	return conn, err
 }
 
-// send sends a request as it is and returns the answer's code and body.
-func send(sni, request, token string) (int, string, error) {
+// tokenIn returns the token in a file.
+func tokenIn(file string) (string, error) {
+	token, err := os.ReadFile(file)
+	return strings.TrimSpace(string(token)), err
+}
+
+// send sends the head of a request as it is, with the token in a file, and a body. It returns the answer's code and
+// body.
+func send(sni, head, file, body string) (int, string, error) {
+	token, err := tokenIn(file)
+	if err != nil {
+		return 0, "", err
+	}
 	conn, err := dial(sni, "http/1.1")
 	if err != nil {
 		return 0, "", err
 	}
 	defer conn.Close()
-	if _, err := io.WriteString(conn, request+"Authorization: Bearer "+token+"\r\n\r\n"); err != nil {
+	if _, err := io.WriteString(conn, head+"Authorization: Bearer "+token+"\r\n\r\n"+body); err != nil {
 		return 0, "", err
 	}
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
@@ -41,17 +52,13 @@ func send(sni, request, token string) (int, string, error) {
 		return 0, "", err
 	}
 	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
-	return resp.StatusCode, string(body), err
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	return resp.StatusCode, string(answer), err
 }
 
 // misdirect names another address in each place of a request that can name one. The server
 // there knows whether the mesh connected.
 func misdirect(_ context.Context, decoy string) (verdict, error) {
-	token, err := os.ReadFile(tokenFile)
-	if err != nil {
-		return verdict{}, err
-	}
 	host, _, _ := net.SplitHostPort(decoy)
 	answered := 0
 	for _, r := range []struct{ sni, request string }{
@@ -65,7 +72,7 @@ func misdirect(_ context.Context, decoy string) (verdict, error) {
 		// Two lengths: a server that uses the shorter one reads the rest as another request.
 		{"", "POST /version HTTP/1.1\r\nHost: kubernetes\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n"},
 	} {
-		if _, _, err := send(r.sni, r.request, strings.TrimSpace(string(token))); err == nil {
+		if _, _, err := send(r.sni, r.request, tokenFile, ""); err == nil {
 			answered++
 		}
 	}
@@ -78,18 +85,10 @@ func misdirect(_ context.Context, decoy string) (verdict, error) {
 // borrow sends a request with another pod's token.
 func borrow(_ context.Context, file string) (verdict, error) {
 	const request = "GET /version HTTP/1.1\r\nHost: kubernetes\r\n"
-	own, err := os.ReadFile(tokenFile)
-	if err != nil {
-		return verdict{}, err
-	}
-	if code, body, err := send("", request, strings.TrimSpace(string(own))); err != nil || code != http.StatusOK {
+	if code, body, err := send("", request, tokenFile, ""); err != nil || code != http.StatusOK {
 		return verdict{}, fmt.Errorf("its own token: %d %s: %w", code, body, err)
 	}
-	borrowed, err := os.ReadFile(file)
-	if err != nil {
-		return verdict{}, err
-	}
-	code, body, err := send("", request, strings.TrimSpace(string(borrowed)))
+	code, body, err := send("", request, file, "")
 	if err != nil {
 		return verdict{}, err
 	}
@@ -100,30 +99,13 @@ func borrow(_ context.Context, file string) (verdict, error) {
 }
 
 // misname writes a lock whose name is not UTF-8. What became of the agent the caller sees.
-func misname(ctx context.Context) (verdict, error) {
+func misname(context.Context) (verdict, error) {
 	const lock = `{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "a"},
 		"spec": {"holderIdentity": "a", "leaseDurationSeconds": 15, "leaseTransitions": 1, "acquireTime": "2026-01-01T00:00:00.000000Z"}}`
-	token, err := os.ReadFile(tokenFile)
+	head := fmt.Sprintf("PUT /apis/coordination.k8s.io/v1/namespaces/default/leases/%%ff HTTP/1.1\r\nHost: kubernetes\r\nContent-Type: application/json\r\nContent-Length: %d\r\n", len(lock))
+	code, _, err := send("", head, tokenFile, lock)
 	if err != nil {
 		return verdict{}, err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPut, "https://kubernetes/apis/coordination.k8s.io/v1/namespaces/default/leases/%ff", strings.NewReader(lock))
-	if err != nil {
-		return verdict{}, err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
-	conn, err := dial("", "http/1.1")
-	if err != nil {
-		return verdict{}, err
-	}
-	defer conn.Close()
-	if err := req.Write(conn); err != nil {
-		return verdict{}, err
-	}
-	resp, err := http.ReadResponse(bufio.NewReader(conn), req)
-	if err != nil {
-		return verdict{}, err
-	}
-	return held("answered %d", resp.StatusCode)
+	return held("answered %d", code)
 }
