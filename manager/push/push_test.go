@@ -323,7 +323,7 @@ func TestAcksAndReports(t *testing.T) {
 		require.Equal(t, want != nil, w.Exits()["a"])
 	}
 	dead.Resource = ""
-	dead.Identity = strings.Repeat("x", maxText+1)
+	dead.Identity = strings.Repeat("x", meshv1.MaxIdentity+1)
 	a.report(&meshv1.PodReport{Uid: "a", Capture: "ebpf", Version: "1", DeadHolders: []*meshv1.DeadHolder{dead}})
 	<-changed
 	require.Zero(t, w.Observe("n1", "a").Dead)

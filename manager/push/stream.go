@@ -314,7 +314,7 @@ var lockResources = []string{"leases", "configmaps", "endpoints"}
 func deadHolders(dead []*meshv1.DeadHolder) (out []Holder) {
 	for _, d := range dead[:min(len(dead), meshv1.MaxLocks*len(lockResources))] {
 		h := Holder{d.GetNamespace(), d.GetName(), cmp.Or(d.GetResource(), lockResources[0]), d.GetIdentity(), d.GetResourceVersion()}
-		if slices.Contains(lockResources, h.Resource) && max(len(h.Namespace), len(h.Name), len(h.Identity), len(h.Version)) <= maxText {
+		if slices.Contains(lockResources, h.Resource) && max(len(h.Namespace), len(h.Name), len(h.Version)) <= maxText && len(h.Identity) <= meshv1.MaxIdentity {
 			out = append(out, h)
 		}
 	}

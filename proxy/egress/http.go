@@ -378,8 +378,7 @@ func rewrite(pr *httputil.ProxyRequest) {
 	}
 	out.Trailer = nil
 	if in := pr.In; out.Body != nil && len(in.Trailer) > 0 && slices.Contains([]string{http.MethodPost, http.MethodPut, http.MethodPatch}, in.Method) {
-		t := &trailed{out.Body, in, out}
-		out.Body, out.Trailer = t, in.Trailer.Clone()
+		out.Body, out.Trailer = &trailed{out.Body, in, out}, in.Trailer.Clone()
 	}
 	out.Host = pr.In.Host
 	out.URL.RawQuery, out.URL.ForceQuery = pr.In.URL.RawQuery, pr.In.URL.ForceQuery
