@@ -157,6 +157,22 @@ func TestRecordThatNoClientWritesIsAProblem(t *testing.T) {
 	require.True(t, c.round(demand(Acquire, leader)).Held)
 }
 
+// What the mesh writes into a record may be longer than what it found there.
+func TestRecordThatTheMeshMadeLongerIsKept(t *testing.T) {
+	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: leader.Namespace, Name: leader.Name, Annotations: map[string]string{
+		resourcelock.LeaderElectionRecordAnnotationKey: `{"holderIdentity": "", "x": "` + strings.Repeat("<", maxRecord-100) + `"}`,
+	}}}
+	c := newCluster(t, cm)
+	d := demand(Acquire, leader)
+	d.Locks[0].Resources = []string{ConfigMaps}
+	require.True(t, c.round(d).Held)
+	d.Mode = Keep
+	require.True(t, c.round(d).Held)
+	c.lead()
+	d.Mode = Watch
+	require.True(t, c.round(d).Held, "another leader reads it")
+}
+
 func TestRecordThatIsWrittenMeanwhileIsNotOverwritten(t *testing.T) {
 	c := newCluster(t, lease(leader, "", 1))
 	c.funcs.Patch = func(ctx context.Context, w client.WithWatch, o client.Object, p client.Patch, opts ...client.PatchOption) error {
@@ -421,13 +437,13 @@ func TestPodsOfManyAccountsAreNotReviewed(t *testing.T) {
 		return true, nil
 	}
 	d := demand(Acquire, webhook)
-	for i := range maxAccounts + 1 {
+	for i := range MaxAccounts + 1 {
 		d.Accounts = append(d.Accounts, strconv.Itoa(i))
 	}
 	c.round(d)
 	s, _ := c.States(config)(webhook)
 	require.Contains(t, s.Problem, "more than 16")
-	d.Accounts = d.Accounts[:maxAccounts]
+	d.Accounts = d.Accounts[:MaxAccounts]
 	c.now = c.now.Add(authorizedFor)
 	c.round(d)
 	s, _ = c.States(config)(webhook)

@@ -15,9 +15,9 @@ import (
 // authorizedFor is how long an answer about the permission of pods to update a lock is cached.
 const authorizedFor = time.Minute
 
-// maxAccounts bounds the reviews for a demand, so that those for others have their turn. The pods
-// of an operator have one ServiceAccount, or a few.
-const maxAccounts = 16
+// MaxAccounts bounds the ServiceAccounts of one configuration whose permissions are reviewed, so that
+// others have their turn. The pods of an operator have one, or a few.
+const MaxAccounts = 16
 
 // permission is whether the mesh may have a lock for a configuration that does not name it, or is in
 // another namespace. Otherwise a user could take any operator's lock by naming it: keep it from being
@@ -60,8 +60,8 @@ func (l *lock) authorize(ctx context.Context, may mayUpdate, d Demand, of Lock, 
 
 // review returns why no account of a demand may update the lock; nil if one may.
 func (l *lock) review(ctx context.Context, may mayUpdate, d Demand, of Lock) (denied, err error) {
-	if len(d.Accounts) > maxAccounts {
-		return fmt.Errorf("the pods of ShardingConfig %s have %d ServiceAccounts, more than %d, so the mesh does not ask which may update %s: let them share one", d.Config, len(d.Accounts), maxAccounts, l.objectsOf(of)), nil
+	if len(d.Accounts) > MaxAccounts {
+		return fmt.Errorf("the pods of ShardingConfig %s have %d ServiceAccounts, more than %d, so the mesh does not ask which may update %s: let them share one", d.Config, len(d.Accounts), MaxAccounts, l.objectsOf(of)), nil
 	}
 	for _, account := range d.Accounts {
 		if allowed, err := l.allows(ctx, may, types.NamespacedName{Namespace: d.Config.Namespace, Name: account}, of); err != nil || allowed {

@@ -28,6 +28,7 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/failure"
 	"github.com/ctrlmesh/ctrlmesh/manager/compile"
 	"github.com/ctrlmesh/ctrlmesh/manager/controllers"
+	"github.com/ctrlmesh/ctrlmesh/manager/locks"
 	"github.com/ctrlmesh/ctrlmesh/manager/platform"
 )
 
@@ -38,10 +39,6 @@ const Prefix = "ctrlmesh-lock-"
 // askEvery is how long the answer to a question about permissions is believed, and how often
 // Roles without a configuration are looked for.
 const askEvery = time.Minute
-
-// perConfig bounds the time that a round spends on one configuration, which may have thousands of
-// questions. The next round asks on.
-const perConfig = 5 * time.Second
 
 // Controller writes the Roles.
 type Controller struct {
@@ -88,7 +85,10 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	forbidden := map[types.UID]string{}
 	var errs []error
 	for _, n := range needs(c.Shards) {
-		err := r.settle(ctx, n, now)
+		missing, err := r.missing(ctx, n, now)
+		if err == nil && len(missing.locks) > 0 {
+			err = r.grant(ctx, n, missing)
+		}
 		if why, ok := errors.AsType[*refusal](err); ok {
 			forbidden[n.config.UID] = why.Error()
 			continue
@@ -106,20 +106,11 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// settle grants what a configuration lacks.
-func (r *Controller) settle(ctx context.Context, n *need, now time.Time) error {
-	ctx, cancel := context.WithTimeout(ctx, perConfig)
-	defer cancel()
-	missing, err := r.missing(ctx, n, now)
-	if err != nil || len(missing.locks) == 0 {
-		return err
-	}
-	return r.grant(ctx, n, missing)
-}
-
-// missing returns the locks that accounts may not use although they may use the operator's own.
+// missing returns the locks that accounts may not use although they may use the operator's own. It
+// asks about the first locks.MaxAccounts, so that other configurations have their turn.
 func (r *Controller) missing(ctx context.Context, n *need, now time.Time) (missing access, err error) {
-	for _, a := range slices.Sorted(maps.Keys(n.shards)) {
+	accounts := slices.Sorted(maps.Keys(n.shards))
+	for _, a := range accounts[:min(len(accounts), locks.MaxAccounts)] {
 		for _, shard := range slices.Sorted(maps.Keys(n.shards[a])) {
 			own, err := r.may(ctx, n.of(a), n.in(n.shards[a][shard]), now)
 			if err != nil {
