@@ -85,8 +85,8 @@ func (k *Keeper) States(config types.NamespacedName) func(lock types.NamespacedN
 	}
 }
 
-// Refuses reports whether the mesh may not have a lock for a configuration, or has not asked whether it may, because the
-// configuration does not acquire it.
+// Refuses reports whether the mesh may not have a lock for a configuration, or has not asked whether
+// it may, because the configuration does not acquire it.
 func (k *Keeper) Refuses(config, lock types.NamespacedName) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -38,6 +38,9 @@ const (
 	// maxRecord bounds a record in bytes, because the keeper stores those of all locks. Clients
 	// write less than 1 KiB.
 	maxRecord = 8 << 10
+	// maxHeld bounds one that the mesh has written: to write it in other words makes it six times as
+	// long at most.
+	maxHeld = 8 * maxRecord
 	// clockSkew bounds by how much the clock of another manager may be ahead.
 	clockSkew = 5 * time.Second
 	// defaultDuration applies to records without a lease duration.
@@ -96,13 +99,17 @@ func recordOf(resource string, o client.Object) (r record, ok bool, err error) {
 	} else {
 		r, ok = forLife(o)
 	}
+	r.marked = o.GetLabels()[v1alpha1.LockHeldLabel] == "true"
+	bound := maxRecord
+	if r.ours() {
+		bound = maxHeld
+	}
 	switch size := len(r.holder) + len(r.content); {
 	case err != nil && resource == Leases: // a broken annotation is an empty record, as for clients
 		return record{}, false, fmt.Errorf("reading the record: %w", err)
-	case size > maxRecord:
-		return record{}, false, fmt.Errorf("the record has %d bytes, more than %d, so it is not of a client: correct it, or delete the object", size, maxRecord)
+	case size > bound:
+		return record{}, false, fmt.Errorf("the record has %d bytes, more than %d, so it is not of a client: correct it, or delete the object", size, bound)
 	}
-	r.marked = o.GetLabels()[v1alpha1.LockHeldLabel] == "true"
 	return r, ok, nil
 }
 

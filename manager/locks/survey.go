@@ -78,7 +78,7 @@ func (s Sighting) name() types.NamespacedName {
 type Reader interface {
 	// States returns a function that returns what is known of a lock for a configuration.
 	States(config types.NamespacedName) func(lock types.NamespacedName) (State, bool)
-	// Refuses reports whether a configuration was found not to be permitted a lock.
+	// Refuses reports whether the mesh may not have a lock for a configuration, or has not asked.
 	Refuses(config, lock types.NamespacedName) bool
 }
 
