@@ -74,15 +74,17 @@ func (r *Reader) List(ctx context.Context, list client.ObjectList, opts ...clien
 func (r *Reader) wait(ctx context.Context) error {
 	s := subject{peer: PeerOf(ctx)}
 	s.namespace, _ = ctx.Value(namespaceKey{}).(string)
-	if !r.limiter(r.namespaces, s, readsPerNamespace, readsPerNamespaceBurst).Allow() {
+	peer := r.limiter(r.peers, s.peer, readsPerPeer, readsPerPeerBurst)
+	switch {
+	case peer.Tokens() < 1: // before it adds namespaces that it may have invented
+	case !r.limiter(r.namespaces, s, readsPerNamespace, readsPerNamespaceBurst).Allow():
 		metrics.RequestsRefused.WithLabelValues(Webhooks.Name, "rate").Inc()
 		return fmt.Errorf("admission reviews about namespace %q come too fast: try again later", s.namespace)
+	case peer.Allow():
+		return r.total.Wait(ctx)
 	}
-	if !r.limiter(r.peers, s.peer, readsPerPeer, readsPerPeerBurst).Allow() {
-		metrics.RequestsRefused.WithLabelValues(Webhooks.Name, "rate").Inc()
-		return fmt.Errorf("admission reviews from %s come too fast: try again later", s.peer)
-	}
-	return r.total.Wait(ctx)
+	metrics.RequestsRefused.WithLabelValues(Webhooks.Name, "rate").Inc()
+	return fmt.Errorf("admission reviews from %s come too fast: try again later", s.peer)
 }
 
 // limiter returns one of the limiters. One with all its tokens is like a new one, so that those
