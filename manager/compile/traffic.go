@@ -89,8 +89,8 @@ const (
 	maxPorts   = 64
 )
 
-// maxObjects bounds the objects of each kind in a namespace that are compiled: each may select all
-// of its pods.
+// maxObjects bounds the objects of a kind in a namespace that have effect, and the others whose pods
+// are listed: each may select all pods of the namespace.
 const maxObjects = 256
 
 // cost is the part of these bounds that rules use up.
@@ -139,12 +139,13 @@ func newTrafficRules(rules Rules) *trafficRules {
 	}
 	t.Cache = cmp.Or(t.Cache, &Cache{})
 	breakers, injections := map[types.UID]*breaker{}, map[types.UID]*injection{}
+	ofBreakers, ofInjections := places{}, places{}
 	for _, c := range slices.SortedFunc(slices.Values(rules.Breakers), byName) {
 		known := t.Cache.breaker(c)
 		breakers[c.UID] = known
 		b := &breakerSource{CircuitBreaker: c, breaker: known, ruling: known.ruling}
 		b.disabled(c, c.Spec.Disabled, v1alpha1.DisableBreakerLabel)
-		b.crowded(len(t.breakers[c.Namespace]), "CircuitBreakers")
+		ofBreakers.take(c.Namespace, "CircuitBreakers", &b.ruling)
 		if b.Problem == nil {
 			b.Rules = known.rules
 		}
@@ -155,7 +156,6 @@ func newTrafficRules(rules Rules) *trafficRules {
 		injections[f.UID] = known
 		s := &injectionSource{FaultInjection: f, injection: known, ruling: known.ruling}
 		s.disabled(f, f.Spec.Disabled, v1alpha1.DisableFaultsLabel)
-		s.crowded(len(t.injections[f.Namespace]), "FaultInjections")
 		if s.Problem == nil {
 			if _, forbidden := slices.BinarySearch(t.noFaults, f.Namespace); forbidden {
 				s.Problem = &Problem{v1alpha1.ReasonForbidden, fmt.Sprintf("namespace %s has the label %s, which forbids fault injection: remove the label, or try another namespace", f.Namespace, v1alpha1.NoFaultsLabel)}
@@ -163,6 +163,7 @@ func newTrafficRules(rules Rules) *trafficRules {
 				t.expiry(s)
 			}
 		}
+		ofInjections.take(f.Namespace, "FaultInjections", &s.ruling)
 		if s.Problem == nil {
 			s.Rules = known.rules
 		}
@@ -201,12 +202,24 @@ func (r *ruling) disabled(o metav1.Object, spec bool, label string) {
 	}
 }
 
-// crowded leaves an object out if too many of its namespace are before it by name.
-func (r *ruling) crowded(before int, kind string) {
-	if before < maxObjects {
+// place is among the objects of a namespace, with or without effect.
+type place struct {
+	namespace string
+	idle      bool
+}
+
+// places are how many places are taken.
+type places map[place]int
+
+// take takes a place for an object, or leaves the object out if there is none left.
+func (p places) take(namespace, kind string, r *ruling) {
+	at := place{namespace, r.Problem != nil}
+	if p[at]++; p[at] <= maxObjects {
 		return
 	}
-	r.Problem = &Problem{v1alpha1.ReasonInvalid, fmt.Sprintf("its namespace has more than %d %s, and this is one of the last by name: delete others, or write the rules of several in one", maxObjects, kind)}
+	if r.Problem == nil {
+		r.Problem = &Problem{v1alpha1.ReasonInvalid, fmt.Sprintf("its namespace has more than %d %s, and this is one of the last by name: delete others, or write the rules of several in one", maxObjects, kind)}
+	}
 	r.selects = nil
 }
 

@@ -216,20 +216,26 @@ func TestTheFirstObjectsOfANamespaceHaveEffect(t *testing.T) {
 		f.Spec.Selector = &metav1.LabelSelector{}
 		rules.Injections = append(rules.Injections, f)
 	}
+	for _, b := range rules.Breakers[:10] { // which takes no place from others
+		idle := b.DeepCopy()
+		idle.Name, idle.UID, idle.Spec.Disabled = "0-"+b.Name, "idle-"+b.UID, true
+		rules.Breakers = append(rules.Breakers, idle)
+	}
 	elsewhere := *rules.Breakers[maxObjects]
 	elsewhere.Namespace, elsewhere.UID = "other", "other"
 	rules.Breakers = append(rules.Breakers, &elsewhere)
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "p", Labels: map[string]string{v1alpha1.EnableProxyLabel: "true"}}}
 	r := Compile(nil, []*corev1.Pod{pod}, nil, rules)
 	require.Len(t, r.Policies["p"].Traffic.Breakers, maxObjects)
-	for i, b := range r.Breakers {
-		if b.Namespace != "ns" {
-			require.Nil(t, b.Problem)
-			continue
-		}
+	for i, b := range r.Breakers[:10] {
+		require.Equal(t, v1alpha1.ReasonDisabled, b.Problem.Reason, i)
+		require.Len(t, b.Targets, 1)
+	}
+	for i, b := range r.Breakers[10 : 10+maxObjects+1] {
 		require.Equal(t, i < maxObjects, b.Problem == nil)
 		require.Equal(t, i < maxObjects, len(b.Targets) == 1)
 	}
+	require.Nil(t, r.Breakers[10+maxObjects+1].Problem, "it is in another namespace")
 	require.Contains(t, r.Injections[maxObjects].Problem.Message, "more than 256 FaultInjections")
 }
 
