@@ -60,6 +60,7 @@ func (t *targets) target(timeout time.Duration, config *tls.Config) target {
 	return target{shared: t.transport(timeout, config, true), fresh: t.transport(timeout, config, false)}
 }
 
+// transport returns a transport with a TLS configuration of its own, which it changes.
 func (t *targets) transport(timeout time.Duration, config *tls.Config, shared bool) *http.Transport {
 	return &http.Transport{
 		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -67,7 +68,7 @@ func (t *targets) transport(timeout time.Duration, config *tls.Config, shared bo
 			defer cancel()
 			return t.dial(ctx, network, addr)
 		},
-		TLSClientConfig: config, TLSHandshakeTimeout: timeout, ForceAttemptHTTP2: true,
+		TLSClientConfig: config.Clone(), TLSHandshakeTimeout: timeout, ForceAttemptHTTP2: true,
 		DisableKeepAlives: !shared, DisableCompression: true, MaxResponseHeaderBytes: maxAnswerHead,
 		IdleConnTimeout: downstream.Idle, MaxIdleConnsPerHost: 8,
 		HTTP2: &http.HTTP2Config{MaxReceiveBufferPerStream: 128 << 10, MaxReceiveBufferPerConnection: 1 << 20, WriteByteTimeout: downstream.Stall},

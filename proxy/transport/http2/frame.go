@@ -3,6 +3,7 @@ package http2
 import (
 	"bufio"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"sync"
@@ -138,7 +139,9 @@ func (r *frameReader) next() (frame, error) {
 	if n > r.Size() {
 		r.long = longFrames.Get().(*[maxFrame]byte)
 		f.payload = r.long[:n]
-		_, err = io.ReadFull(r, f.payload)
+		if _, err = io.ReadFull(r, f.payload); errors.Is(err, io.ErrUnexpectedEOF) {
+			err = io.EOF // as of a frame that fits
+		}
 		return f, err
 	}
 	f.payload, err = r.Peek(n)
