@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -434,23 +435,27 @@ func (w *world) presentsAnother(t *testing.T) {
 
 // A certificate becomes usable after connections were passed on unread.
 func TestUnreadConnectionsEndWhenTheyAreQuiet(t *testing.T) {
+	const size = 16 << 10 // of reviews: HTTP/2 says that it has read them
+	one := "one" + strings.Repeat(" ", leastAnswer)
 	started, finish := make(chan struct{}), make(chan struct{})
 	w := newWorld(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
 		if r.URL.RawQuery == "wait" {
 			close(started)
 			<-finish
 		}
-		_, _ = io.WriteString(w, "one")
+		_, _ = io.WriteString(w, one)
 	}), echo("two"))
 	w.presentsAnother(t)
-	_, who := w.post(strings.NewReader(reviewOf("b", 10)))
-	require.Equal(t, "one", who, "it was read")
+	_, who := w.post(strings.NewReader(reviewOf("b", size)))
+	require.Equal(t, one, who, "it was read")
 	require.NoError(t, w.EndUnread(), "there is another problem")
 
 	before, answered := w.url, make(chan string, 1)
 	w.url += "?wait"
 	go func() {
-		_, who := w.post(strings.NewReader(reviewOf("b", 10)))
+		defer close(answered) // if the review fails
+		_, who := w.post(strings.NewReader(reviewOf("b", size)))
 		answered <- who
 	}()
 	<-started
@@ -458,7 +463,7 @@ func TestUnreadConnectionsEndWhenTheyAreQuiet(t *testing.T) {
 	time.Sleep(2 * quietAtFirst)
 	require.ErrorIs(t, w.EndUnread(), errUnread)
 	close(finish)
-	require.Equal(t, "one", <-answered, "the review in progress was cut off")
+	require.Equal(t, one, <-answered, "the review in progress was cut off")
 	require.Eventually(t, func() bool { return w.EndUnread() == nil }, soon, 10*time.Millisecond)
 	w.url = before
 	_, who = w.post(strings.NewReader(reviewOf("b", 10)))
@@ -523,4 +528,17 @@ func TestUnfinishedHeadsOfOneClientLeaveRoomForOthers(t *testing.T) {
 		w.client.CloseIdleConnections()
 	}
 	require.Zero(t, w.Conns.Unserved.Taken(), "those of all clients")
+}
+
+func TestRecordsAreFoundHoweverTheyArrive(t *testing.T) {
+	stream := slices.Concat([]byte{23, 3, 3, 0, 2, 1, 1}, []byte{23, 3, 3, 1, 0}, make([]byte, 256), []byte{23, 3, 3, 0, 0}, []byte{23, 3, 3, 0, 1, 1})
+	for size := 1; size <= len(stream); size++ {
+		var r records
+		var lengths []int
+		for part := range slices.Chunk(stream, size) {
+			lengths = append(lengths, r.longest(part))
+		}
+		require.Equal(t, 256, slices.Max(lengths), size)
+		require.Equal(t, records{head: r.head}, r, size)
+	}
 }

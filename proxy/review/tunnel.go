@@ -2,6 +2,7 @@ package review
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"net"
 	"sync/atomic"
@@ -14,14 +15,17 @@ import (
 // A connection that arrives before a certificate is usable leads to the application for as
 // long as its client keeps it, which may be hours. It is ended once a certificate is usable, so
 // that the client connects again. A review in progress fails when it ends. So it is ended when
-// it is quiet: the application has sent since anything arrived, and nothing for some time after
-// that. A connection that is never quiet for long is ended after a shorter time, and at last in
+// it is quiet: the application has sent an answer since anything arrived, and nothing for some time
+// after that. A connection that is never quiet for long is ended after a shorter time, and at last in
 // any case.
 const (
 	quietAtFirst = 100 * time.Millisecond
 	quietLater   = 5 * time.Millisecond
 	laterAfter   = 5 * time.Second
 	endWithin    = 30 * time.Second
+	// leastAnswer is the length of the TLS record with the shortest AdmissionReview. Records that
+	// say that a request was read, by a WINDOW_UPDATE of HTTP/2, are shorter.
+	leastAnswer = 150
 )
 
 var errUnread = errors.New("connections that were made before the certificate was known lead to the webhook: they are ended when they are quiet, and within " + endWithin.String())
@@ -30,7 +34,33 @@ var errUnread = errors.New("connections that were made before the certificate wa
 type tunnel struct {
 	net.Conn              // of the client
 	asked    atomic.Int64 // when the client has sent last, in Unix nanoseconds
-	answered atomic.Int64 // when the application has
+	answered atomic.Int64 // when the application has sent an answer
+	records  records      // of the application
+}
+
+// records finds the TLS records in a stream of bytes.
+type records struct {
+	head [5]byte // of a record that begins
+	have int     // bytes of head
+	rest int     // bytes of a record that are to come
+}
+
+// longest returns the length of the longest record that begins in the next bytes of the stream.
+func (r *records) longest(b []byte) (length int) {
+	for len(b) > 0 {
+		if r.rest > 0 {
+			n := min(r.rest, len(b))
+			r.rest, b = r.rest-n, b[n:]
+			continue
+		}
+		n := copy(r.head[r.have:], b)
+		r.have, b = r.have+n, b[n:]
+		if r.have == len(r.head) {
+			r.have, r.rest = 0, int(binary.BigEndian.Uint16(r.head[3:]))
+			length = max(length, r.rest)
+		}
+	}
+	return length
 }
 
 func (t *tunnel) Read(b []byte) (int, error) {
@@ -44,7 +74,9 @@ func (t *tunnel) Read(b []byte) (int, error) {
 func (t *tunnel) Write(b []byte) (int, error) {
 	before := time.Now().UnixNano() // the next request may be read before Write returns
 	n, err := t.Conn.Write(b)
-	t.answered.Store(before)
+	if t.records.longest(b[:n]) >= leastAnswer {
+		t.answered.Store(before)
+	}
 	return n, err
 }
 
