@@ -22,9 +22,11 @@ import (
 	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 )
 
+var shardingConfigs = v1alpha1.GroupVersion.WithKind("ShardingConfig")
+
 // kinds that users write. Without the mesh they have no effect, and nothing removes their finalizers.
 var kinds = []schema.GroupVersionKind{
-	v1alpha1.GroupVersion.WithKind("ShardingConfig"), v1alpha1.GroupVersion.WithKind("CircuitBreaker"), v1alpha1.GroupVersion.WithKind("FaultInjection"),
+	shardingConfigs, v1alpha1.GroupVersion.WithKind("CircuitBreaker"), v1alpha1.GroupVersion.WithKind("FaultInjection"),
 	kridge.GroupVersion.WithKind("ShardingConfig"), kruise.GroupVersion.WithKind("VirtualApp"), kruise.GroupVersion.WithKind("TrafficPolicy"),
 }
 
@@ -41,7 +43,11 @@ func Check(ctx context.Context, c client.Reader, namespace string) error {
 			return err
 		}
 		plural := pluralOf(kind)
-		problems = append(problems, problem(found, plural, "run kubectl delete "+plural+" -A --all"))
+		remedy := "run kubectl delete " + plural + " -A --all"
+		if kind == shardingConfigs {
+			remedy += ", after removing the label from pods of hand-written shards: they are refused without"
+		}
+		problems = append(problems, problem(found, plural, remedy))
 	}
 	members, err := labelledPods(ctx, c)
 	if err != nil {

@@ -36,7 +36,7 @@ func TestRemovalWaitsForConfigurationsPodsAndAgents(t *testing.T) {
 	}{
 		{"nothing is left", nil, ""},
 		{"a ShardingConfig exists", []client.Object{&v1alpha1.ShardingConfig{ObjectMeta: at}},
-			"1 shardingconfigs exist (team/x): run kubectl delete shardingconfigs -A --all"},
+			"1 shardingconfigs exist (team/x): run kubectl delete shardingconfigs -A --all, after removing the label from pods of hand-written shards: they are refused without"},
 		{"a CircuitBreaker exists", []client.Object{&v1alpha1.CircuitBreaker{ObjectMeta: at}},
 			"1 circuitbreakers exist (team/x): run kubectl delete circuitbreakers -A --all"},
 		{"a FaultInjection exists", []client.Object{&v1alpha1.FaultInjection{ObjectMeta: at}},

@@ -97,6 +97,9 @@ func missingFields(want, is *apiextensionsv1.JSONSchemaProps, at string) (out []
 }
 
 // webhook is what both kinds of webhooks have in common.
+// reinstall restores what an installation has. The command depends on how the mesh was installed.
+const reinstall = "install this version again as before: by helm upgrade --reset-then-reuse-values, or by kubectl apply of its manifests"
+
 type webhook struct {
 	name   string
 	ca     []byte
@@ -117,7 +120,7 @@ func (f *findings) webhooks(s *snapshot.Snapshot) {
 	for _, name := range configurations {
 		is, ok := s.Install.Mutating[name]
 		if !ok {
-			f.add(Error, "webhook-missing", docsUpgrade, "kubectl apply -k deploy/default", "MutatingWebhookConfiguration %s does not exist", name)
+			f.add(Error, "webhook-missing", docsUpgrade, reinstall, "MutatingWebhookConfiguration %s does not exist", name)
 			continue
 		}
 		all := collect.Map(is.Webhooks, func(w admissionv1.MutatingWebhook) webhook {
@@ -129,7 +132,7 @@ func (f *findings) webhooks(s *snapshot.Snapshot) {
 	}
 	is, ok := s.Install.Validating["ctrlmesh"]
 	if !ok {
-		f.add(Error, "webhook-missing", docsUpgrade, "kubectl apply -k deploy/default", "ValidatingWebhookConfiguration ctrlmesh does not exist")
+		f.add(Error, "webhook-missing", docsUpgrade, reinstall, "ValidatingWebhookConfiguration ctrlmesh does not exist")
 		return
 	}
 	all := collect.Map(is.Webhooks, func(w admissionv1.ValidatingWebhook) webhook {
@@ -145,11 +148,11 @@ func (f *findings) configuration(s *snapshot.Snapshot, kind string, expected []s
 	for _, name := range expected {
 		is := collect.Find(all, func(w webhook) bool { return w.name == name })
 		if is == nil {
-			f.add(Error, "webhook-missing", docsUpgrade, "kubectl apply -k deploy/default", "%s ctrlmesh has no webhook %s", kind, name)
+			f.add(Error, "webhook-missing", docsUpgrade, reinstall, "%s ctrlmesh has no webhook %s", kind, name)
 			continue
 		}
 		if p := is.policy; p != nil && *p != admissionv1.Fail {
-			f.add(Error, "webhook-policy", docsUpgrade, "kubectl apply -k deploy/default: with this policy, what the webhook refuses is admitted while the manager is away",
+			f.add(Error, "webhook-policy", docsUpgrade, reinstall+": with this policy, what the webhook refuses is admitted while the manager is away",
 				"webhook %s has failurePolicy %s, and not Fail", name, *p)
 		}
 		if worse, problem := expiry(is.ca, s.Now); untrusted == "" {
@@ -166,19 +169,18 @@ func (f *findings) policies(s *snapshot.Snapshot) {
 	if !s.Has(snapshot.Admission(nil, nil, nil)) || s.Install.Policies == nil {
 		return
 	}
-	const do = "kubectl apply -k deploy/default"
 	for _, name := range policyNames {
 		policy, exists := s.Install.Policies[name]
 		binding, bound := s.Install.Bindings[name]
 		switch {
 		case !exists:
-			f.add(Error, "policy-missing", docsRights, do, "ValidatingAdmissionPolicy %s does not exist", name)
+			f.add(Error, "policy-missing", docsRights, reinstall, "ValidatingAdmissionPolicy %s does not exist", name)
 		case !bound:
-			f.add(Error, "policy-missing", docsRights, do, "ValidatingAdmissionPolicyBinding %s does not exist, so that its policy is not enforced", name)
+			f.add(Error, "policy-missing", docsRights, reinstall, "ValidatingAdmissionPolicyBinding %s does not exist, so that its policy is not enforced", name)
 		case !slices.Contains(binding.Spec.ValidationActions, admissionv1.Deny):
-			f.add(Error, "policy-not-enforced", docsRights, do, "ValidatingAdmissionPolicyBinding %s does not deny", name)
+			f.add(Error, "policy-not-enforced", docsRights, reinstall, "ValidatingAdmissionPolicyBinding %s does not deny", name)
 		case policy.Spec.FailurePolicy != nil && *policy.Spec.FailurePolicy != admissionv1.Fail:
-			f.add(Error, "policy-not-enforced", docsRights, do, "ValidatingAdmissionPolicy %s has failurePolicy %s, and not Fail", name, *policy.Spec.FailurePolicy)
+			f.add(Error, "policy-not-enforced", docsRights, reinstall, "ValidatingAdmissionPolicy %s has failurePolicy %s, and not Fail", name, *policy.Spec.FailurePolicy)
 		}
 	}
 }

@@ -18,7 +18,7 @@ import (
 func (e *environment) faultsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "faults", Short: "Show which faults are injected, and stop them", Args: cobra.NoArgs,
-		Example: "  kubectl ctrlmesh faults -A\n  kubectl ctrlmesh faults stop canary-conflicts\n  kubectl ctrlmesh faults stop --all -A",
+		Example: "  kubectl ctrlmesh faults -A\n  kubectl ctrlmesh faults stop canary-conflicts -n operator-demo\n  kubectl ctrlmesh faults stop --all -A",
 	}
 	everywhere := c.PersistentFlags().BoolP("all-namespaces", "A", false, "in all namespaces")
 	c.RunE = e.connected(func(ctx context.Context, r snapshot.Reader, namespace string, _ []string) error {
