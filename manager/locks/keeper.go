@@ -27,6 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/ctrlmesh/ctrlmesh/api/ctrlmesh/v1alpha1"
+	"github.com/ctrlmesh/ctrlmesh/internal/collect"
 	"github.com/ctrlmesh/ctrlmesh/internal/parallel"
 )
 
@@ -97,8 +98,9 @@ func (k *Keeper) Refuses(config, lock types.NamespacedName) bool {
 // Round does what can be done now. Demands must be those of all configurations. A lock
 // that the mesh holds and that none of them names is released once orphan reports that
 // no pod acts for the configuration that it was acquired for, which may not exist any
-// more. changed reports whether State has something new to say.
-func (k *Keeper) Round(ctx context.Context, demands []Demand, orphan func(config types.NamespacedName) bool) (changed bool, err error) {
+// more. Of configurations that demand one lock and overlap, one has it. changed reports whether
+// State has something new to say.
+func (k *Keeper) Round(ctx context.Context, demands []Demand, orphan func(config types.NamespacedName) bool, overlap Overlap) (changed bool, err error) {
 	now := k.Now()
 	demands, err = k.withOrphans(ctx, demands, orphan, now)
 	k.follow(demands)
@@ -122,12 +124,16 @@ func (k *Keeper) Round(ctx context.Context, demands []Demand, orphan func(config
 			l.authorize(one, k.May, a.Demand, a.lock, now)
 		}
 	})
+	for name, l := range k.locks {
+		l.winners, l.losers = contest(l.contenders(collect.Map(asking[name], func(a asks) Demand { return a.Demand })), overlap)
+	}
 	refused := func(config, lock types.NamespacedName) bool {
 		_, refused := k.locks[lock].refused(config)
 		return refused
 	}
 	wanted := wishes(permitted(demands, refused), func(name types.NamespacedName) State { return k.locks[name].state(now) })
 	k.watchActing(wanted, orphan)
+	k.record(wanted)
 	k.each(func(l *lock) {
 		one, cancel := context.WithTimeout(ctx, perLock)
 		defer cancel()
@@ -198,6 +204,16 @@ func (k *Keeper) watchActing(wanted map[types.NamespacedName]wish, orphan func(t
 		}
 		if config, held := l.heldFor(); held && !orphan(config) {
 			wanted[name] = wish{mode: Watch, config: config}
+		}
+	}
+}
+
+// record has the first of the configurations that share a lock be the one that the mesh holds it for.
+func (k *Keeper) record(wanted map[types.NamespacedName]wish) {
+	for name, w := range wanted {
+		if winners := k.locks[name].winners; w.mode == Keep && len(winners) > 0 {
+			w.config = winners[0]
+			wanted[name] = w
 		}
 	}
 }

@@ -38,6 +38,15 @@ type cluster struct {
 	now     time.Time
 	funcs   interceptor.Funcs
 	orphans bool
+	// owned is an object of each configuration. Others own nothing in common.
+	owned map[types.NamespacedName]string
+}
+
+func (c *cluster) overlap(a, b types.NamespacedName) string {
+	if c.owned[a] == c.owned[b] {
+		return c.owned[a]
+	}
+	return ""
 }
 
 func newCluster(t *testing.T, objects ...client.Object) *cluster {
@@ -71,7 +80,7 @@ func (c *cluster) lead() {
 func (c *cluster) round(demands ...Demand) State {
 	c.Helper()
 	c.now = c.now.Add(Every)
-	_, err := c.Round(c.Context(), demands, func(types.NamespacedName) bool { return c.orphans })
+	_, err := c.Round(c.Context(), demands, func(types.NamespacedName) bool { return c.orphans }, c.overlap)
 	require.NoError(c, err)
 	s, _ := c.States(config)(leader)
 	return s
@@ -477,6 +486,49 @@ func TestDiscoveredLockNeedsRightsOfThePods(t *testing.T) {
 	c.round(d)
 	s, _ = c.States(config)(leader)
 	require.True(t, s.Held)
+}
+
+// Of two configurations that have one lock and own one object, the one that acts has the lock.
+func TestOneOfTwoThatOverlapHasTheLock(t *testing.T) {
+	a, b, other := types.NamespacedName{Namespace: "ns", Name: "a"}, types.NamespacedName{Namespace: "ns", Name: "b"}, types.NamespacedName{Namespace: "ns", Name: "other"}
+	of := func(config types.NamespacedName, mode Mode) Demand {
+		return Demand{Config: config, Mode: mode, Locks: []Lock{{NamespacedName: leader}}}
+	}
+	held := func(c *cluster, config types.NamespacedName) bool {
+		s, _ := c.States(config)(leader)
+		return s.Held
+	}
+	c := newCluster(t)
+	c.owned = map[types.NamespacedName]string{a: "foos", b: "foos", other: "bars"}
+	c.round(of(b, Acquire))
+	for _, lead := range []bool{false, true} {
+		if lead {
+			c.lead()
+		}
+		for _, mode := range []Mode{Acquire, Keep} {
+			c.round(of(a, mode), of(b, Keep), of(other, mode))
+			require.True(t, held(c, b), "its shards act")
+			require.True(t, held(c, other), "it owns other objects")
+			require.False(t, held(c, a))
+			s, _ := c.States(a)(leader)
+			require.Contains(t, s.Problem, "ShardingConfig ns/b has it, and both would own foos")
+		}
+	}
+	c.round(of(a, Acquire), of(b, Watch))
+	require.False(t, held(c, a), "b may act")
+
+	// b releases the lock, and other goes on.
+	for range 3 {
+		c.round(of(a, Acquire), of(b, Release), of(other, Keep))
+	}
+	require.True(t, held(c, a))
+	require.True(t, held(c, other))
+	require.Equal(t, "ctrlmesh:ns/other", *c.lease(leader).Spec.HolderIdentity, "it acted when b released the lock")
+	require.Equal(t, "ns/other", c.lease(leader).Annotations[v1alpha1.LockHolderAnnotation])
+	c.lead()
+	c.round(of(a, Keep), of(b, Acquire), of(other, Keep))
+	require.True(t, held(c, a))
+	require.False(t, held(c, b))
 }
 
 // operator may update its lock in kube-system; tenant names the lock, and may not.

@@ -56,6 +56,9 @@ type lock struct {
 	problem error
 	// permissions are those of configurations in other namespaces.
 	permissions map[types.NamespacedName]*permission
+	// winners are the configurations that share the lock, losers why others do not.
+	winners []types.NamespacedName
+	losers  map[types.NamespacedName]string
 	// contested is when a write of the mesh last conflicted with another one.
 	contested time.Time
 }
@@ -209,6 +212,10 @@ func (l *lock) do(ctx context.Context, c client.Client, w wish, now time.Time) (
 		return nil
 	}
 	todo := steps(w.mode, l.sights(now))
+	heldFor := w.config
+	if before, held := l.heldFor(); held && w.mode != Keep {
+		heldFor = before
+	}
 	var errs []error
 	for _, resource := range resources {
 		what, ok := todo[resource]
@@ -218,7 +225,7 @@ func (l *lock) do(ctx context.Context, c client.Client, w wish, now time.Time) (
 		if what == release && !l.objects[resource].proven(now) {
 			what = renew // another pod that acquires it now could lead beside the former holder
 		}
-		err := l.objects[resource].do(ctx, c, resource, l.NamespacedName, what, w.config.String(), now)
+		err := l.objects[resource].do(ctx, c, resource, l.NamespacedName, what, heldFor.String(), now)
 		if apierrors.IsConflict(err) {
 			l.contested = now
 			break // the next round reads it

@@ -103,6 +103,15 @@ func (l *lock) isHeldFor(config types.NamespacedName) bool {
 
 // refused returns why the mesh may not have a lock for a configuration. It is not ok if it may.
 func (l *lock) refused(config types.NamespacedName) (why string, ok bool) {
+	if why, denied := l.denied(config); denied {
+		return why, true
+	}
+	why, ok = l.losers[config]
+	return why, ok
+}
+
+// denied returns why a configuration has no permission for a lock. It is not ok if it has.
+func (l *lock) denied(config types.NamespacedName) (why string, ok bool) {
 	p := l.permissions[config]
 	switch {
 	case p == nil:

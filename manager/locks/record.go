@@ -215,7 +215,8 @@ func write(resource string, is version, before record, do action, heldFor string
 	case release, unmark:
 		meta["labels"] = map[string]any{v1alpha1.LockHeldLabel: nil}
 		annotations[v1alpha1.LockHolderAnnotation] = nil
-	case renew:
+	case renew: // another configuration may share the lock by now
+		annotations[v1alpha1.LockHolderAnnotation] = heldFor
 	}
 	patch := map[string]any{"metadata": meta}
 	fields := recordFields(resource, before, do, heldFor, now)
@@ -273,7 +274,9 @@ func recordFields(resource string, before record, do action, heldFor string, now
 	case release:
 		// Like clients that exit gracefully: others may acquire the lock at once.
 		return map[string]any{"holderIdentity": "", "leaseDurationSeconds": int64(1), "acquireTime": at, "renewTime": at}
-	case renew, unmark:
+	case renew:
+		return map[string]any{"holderIdentity": v1alpha1.LockIdentityPrefix + heldFor, "renewTime": at}
+	case unmark:
 	}
-	return map[string]any{"renewTime": at}
+	return nil
 }

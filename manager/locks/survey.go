@@ -139,7 +139,7 @@ func discover(config *v1alpha1.ShardingConfig, known []v1alpha1.LockStatus, s Si
 	}
 	if other := Claimed(config, s.name(), others, keeper); other != "" {
 		return known, &Obstacle{v1alpha1.ReasonUnknownLock,
-			fmt.Sprintf("pod %s contends for lock %s, which ShardingConfig %s has as well: if the operators share it, name it in spec.controller.locks of both", s.Pod.Name, s.name(), other)}
+			fmt.Sprintf("pod %s contends for lock %s, which ShardingConfig %s has as well: if the operators share it and divide different objects, name it in spec.controller.locks of both", s.Pod.Name, s.name(), other)}
 	}
 	discovered := len(collect.Filter(known, func(k v1alpha1.LockStatus) bool { return k.Discovered }))
 	if all := discovered + len(named); all >= meshv1.MaxLocks {

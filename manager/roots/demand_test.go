@@ -19,7 +19,7 @@ func TestNewLeaderKeepsLocksBeforeItDecides(t *testing.T) {
 	keep := func() {
 		demands, ok := m.Demands()
 		require.True(t, ok)
-		_, err := m.keeper.Round(t.Context(), demands, func(types.NamespacedName) bool { return len(m.policies) > 0 })
+		_, err := m.keeper.Round(t.Context(), demands, func(types.NamespacedName) bool { return len(m.policies) > 0 }, noOverlap)
 		require.NoError(t, err)
 		m.now = m.now.Add(locks.Every)
 	}

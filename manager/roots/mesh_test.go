@@ -346,7 +346,7 @@ func (m *mesh) round() error {
 // keepLocks does what roots ask of the keeper of locks.
 func (m *mesh) keepLocks() {
 	if demands, ok := m.Demands(); ok {
-		_, err := m.keeper.Round(m.Context(), demands, func(types.NamespacedName) bool { return false })
+		_, err := m.keeper.Round(m.Context(), demands, func(types.NamespacedName) bool { return false }, noOverlap)
 		require.NoError(m, err)
 	}
 }
@@ -450,3 +450,5 @@ func (m *mesh) get() *v1alpha1.ShardingConfig {
 	require.NoError(m, m.Get(m.Context(), types.NamespacedName{Namespace: "ns", Name: "op"}, c))
 	return c
 }
+
+func noOverlap(_, _ types.NamespacedName) string { return "" }

@@ -22,26 +22,39 @@ import (
 )
 
 // divided finds another shard of the same operator, by its lock, that would own an object of
-// this one, and names the labels of such an object. Its cost is linear in the values of the
-// selectors. It ends with the context.
+// this one, and names the labels of such an object. It ends with the context.
 func divided(ctx context.Context, c *v1alpha1.ShardingConfig, others []v1alpha1.ShardingConfig) (string, error) {
-	locks := compile.NamedLocks(c)
+	if compile.Shadows(c) {
+		return "", nil
+	}
+	locks := compile.OperatorLocks(c, c.Status.Locks)
 	mine := newOwnership(label.Limits(c))
 	for _, o := range others {
-		shared := slices.IndexFunc(locks, func(l types.NamespacedName) bool { return slices.Contains(compile.NamedLocks(&o), l) })
-		if shared < 0 || compile.Derived(&o) {
+		theirs := compile.OperatorLocks(&o, o.Status.Locks)
+		shared := slices.IndexFunc(locks, func(l types.NamespacedName) bool { return slices.Contains(theirs, l) })
+		if shared < 0 || compile.Derived(&o) || compile.Shadows(&o) {
 			continue
 		}
-		example, resource, err := mine.shares(ctx, newOwnership(label.Limits(&o)))
+		object, err := mine.object(ctx, newOwnership(label.Limits(&o)))
 		if err != nil {
 			return "", err
 		}
-		if example != nil {
-			return fmt.Sprintf("spec.limits: %s with labels {%s} would be owned by this and by %s, which shares the lock %s: make the selectors exclude each other, or take the object from the other one first",
-				resource, example, origin.Describe(&o), locks[shared].Name), nil
+		if object != "" {
+			return fmt.Sprintf("spec.limits: %s would be owned by this and by %s, which shares the lock %s: make the selectors exclude each other, or take the object from the other one first",
+				object, origin.Describe(&o), locks[shared].Name), nil
 		}
 	}
 	return "", nil
+}
+
+// Overlap returns an object that two configurations would both own, by its resource and labels; empty
+// if there is none. Shadows own nothing. Its cost is linear in the values of the selectors. It ends with
+// the context.
+func Overlap(ctx context.Context, a, b *v1alpha1.ShardingConfig) (object string, err error) {
+	if compile.Shadows(a) || compile.Shadows(b) {
+		return "", nil
+	}
+	return newOwnership(label.Limits(a)).object(ctx, newOwnership(label.Limits(b)))
 }
 
 // ownership is the objects that limits select, by resource.
@@ -101,8 +114,8 @@ func (o *ownership) conditions(key string, limits []int) conditions {
 	return owned
 }
 
-// shares finds a resource of which both own an object, and returns that object's labels.
-func (o *ownership) shares(ctx context.Context, other *ownership) (example labels.Set, name string, err error) {
+// object returns an object that both own, by its resource and labels; empty if there is none.
+func (o *ownership) object(ctx context.Context, other *ownership) (string, error) {
 	tried := map[[2]string]bool{}
 	for _, r := range o.common(other) {
 		mineKey, mineLimits := o.of(r)
@@ -113,17 +126,17 @@ func (o *ownership) shares(ctx context.Context, other *ownership) (example label
 		}
 		tried[pair] = true
 		if err := ctx.Err(); err != nil {
-			return nil, "", err
+			return "", err
 		}
 		mine, theirs := o.conditions(mineKey, mineLimits), other.conditions(theirsKey, theirsLimits)
 		if mine == nil || theirs == nil {
 			continue
 		}
 		if example, ok := bothOwn(mine, theirs); ok {
-			return example, r.Resource, nil
+			return fmt.Sprintf("%s with labels {%s}", r.Resource, example), nil
 		}
 	}
-	return nil, "", nil
+	return "", nil
 }
 
 // common returns the resources that both name, sorted. A name and "*" have the name in common.

@@ -307,6 +307,15 @@ limits: [{relateResources: [{apiGroups: ["", apps], resources: [pods, deployment
 	require.Contains(t, handle(t, admissionv1.Create, star, nil, a).Result.Message, "deployments")
 	root := config(t, "r", strings.Replace(rooting, "root-lock", "lock", 1))
 	require.Contains(t, handle(t, admissionv1.Create, a, nil, root).Result.Message, "would be owned by this and by ShardingConfig r")
+
+	unnamed := root.DeepCopy()
+	unnamed.Spec.Controller = nil
+	require.True(t, handle(t, admissionv1.Create, a, nil, unnamed).Allowed)
+	unnamed.Status.Locks = []v1alpha1.LockStatus{{Namespace: "ns", Name: "lock", Discovered: true}}
+	require.Contains(t, handle(t, admissionv1.Create, a, nil, unnamed).Result.Message, "which shares the lock lock")
+	shadow := a.DeepCopy()
+	shadow.Spec.Shadow = &v1alpha1.Shadow{}
+	require.True(t, handle(t, admissionv1.Create, shadow, nil, root).Allowed, "a shadow owns nothing")
 }
 
 // Reviews come from anybody, whatever the schema permits.

@@ -40,6 +40,7 @@ type Controller struct {
 	State  *controllers.State
 	Log    *slog.Logger
 
+	overlaps overlaps
 	// emptySince is since when hand-written configurations, by uid, have no members.
 	emptySince map[types.UID]time.Time
 }
@@ -63,7 +64,8 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 		return nil // it is not known yet whether members of roots act
 	}
 	demands = slices.Concat(demands, r.handWrittenDemands(l, time.Now()))
-	changed, err := r.Keeper.Round(ctx, demands, func(c types.NamespacedName) bool { return r.nobodyActs(l, c) })
+	nobodyActs := func(c types.NamespacedName) bool { return r.nobodyActs(l, c) }
+	changed, err := r.Keeper.Round(ctx, demands, nobodyActs, r.overlaps.among(ctx, l.Configs))
 	if err != nil {
 		r.Log.Warn("failed to search for unneeded locks", "error", err) // renewals must not wait
 	}
