@@ -157,13 +157,18 @@ func TestNothingIsGrantedBesidePodsOutsideWithoutLocks(t *testing.T) {
 	old.Status.Phase = corev1.PodFailed
 	require.NoError(t, m.Status().Update(t.Context(), old))
 	m.goOn(10*time.Second, nil)
-	require.Len(t, m.owned(), 2)
+	divided := m.owned()
+	require.Len(t, divided, 2)
 	require.NoError(t, m.Delete(t.Context(), old))
 
-	// One that comes later is said.
-	m.outside(0)
-	m.goOn(outsideRarely+time.Second, nil)
+	// The template loses the label, and gets it back.
+	later := m.outside(0)
+	m.goOn(outsideRarely+10*time.Second, nil)
+	m.shardsOwnNothing()
 	require.EqualValues(t, v1alpha1.ReasonOutsidePods, m.ready().Reason)
+	require.NoError(t, m.Delete(t.Context(), later))
+	m.goOn(10*time.Second, nil)
+	require.Equal(t, divided, m.owned())
 }
 
 // Behind Kridge's proxy, pods lead under the locks of their shards, so that the operator's lock

@@ -75,9 +75,9 @@ func (d *deciding) replan() (ok bool) {
 	config, last := v.Spec.Config, wanted(d.next)
 	switch {
 	case v.grantsNothing():
-		if v.changes() && len(last) > 0 {
+		if (v.changes() || v.overrun()) && len(last) > 0 {
 			m.divided = last
-			if slices.Contains(v.Spec.Change.Fields, acting.KeyField) {
+			if v.changes() && slices.Contains(v.Spec.Change.Fields, acting.KeyField) {
 				m.divided = nil // of another key space
 			}
 		}

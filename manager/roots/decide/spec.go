@@ -75,7 +75,14 @@ func (d *deciding) changing() *locks.Obstacle {
 // pod acts on everything, so that a first grant follows it. A change of what shards act by
 // waits until none owns anything.
 func (v *view) grantsNothing() bool {
-	return compile.Withdrawn(v.Spec.Config) || v.Spec.Config.Spec.DryRun || v.changes()
+	return compile.Withdrawn(v.Spec.Config) || v.Spec.Config.Spec.DryRun || v.changes() || v.overrun()
+}
+
+// overrun reports whether pods outside the mesh act beside shards. Of an operator without locks nothing
+// holds them back, such as when its pod template has lost the label. The shards act again when these
+// pods are gone, as after the first grant.
+func (v *view) overrun() bool {
+	return v.Stored.State.Holds() && len(v.locks) == 0 && len(compile.NamedLocks(v.Spec.Config)) == 0 && len(v.Outside.Pods) > 0
 }
 
 // A leader that can no longer renew its lock goes on for less than its lease lasts. Standby
