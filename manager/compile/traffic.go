@@ -202,7 +202,8 @@ func (r *ruling) disabled(o metav1.Object, spec bool, label string) {
 	}
 }
 
-// place is among the objects of a namespace, with or without effect.
+// place is among the objects of a namespace, with or without effect. A FaultInjection whose end is
+// still to be recorded is about to have effect.
 type place struct {
 	namespace string
 	idle      bool
@@ -213,11 +214,11 @@ type places map[place]int
 
 // take takes a place for an object, or leaves the object out if there is none left.
 func (p places) take(namespace, kind string, r *ruling) {
-	at := place{namespace, r.Problem != nil}
+	at := place{namespace, r.Problem != nil && r.Problem.Reason != v1alpha1.ReasonPending}
 	if p[at]++; p[at] <= maxObjects {
 		return
 	}
-	if r.Problem == nil {
+	if !at.idle {
 		r.Problem = &Problem{v1alpha1.ReasonInvalid, fmt.Sprintf("its namespace has more than %d %s, and this is one of the last by name: delete others, or write the rules of several in one", maxObjects, kind)}
 	}
 	r.selects = nil

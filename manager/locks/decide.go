@@ -43,6 +43,8 @@ type Lock struct {
 	types.NamespacedName
 	// Resources are those that pods were seen to use, whether they exist or not.
 	Resources []string
+	// Held is true if the mesh held the lock for the configuration, by its status.
+	Held bool
 	// Discovered is true if a pod has contended for the lock, and the configuration does not name it.
 	Discovered bool
 }
@@ -51,7 +53,7 @@ type Lock struct {
 func LockOf(name types.NamespacedName, known []v1alpha1.LockStatus) Lock {
 	l := Lock{NamespacedName: name}
 	if i := slices.IndexFunc(known, is(name)); i >= 0 {
-		l.Resources, l.Discovered = known[i].Resources, known[i].Discovered
+		l.Resources, l.Discovered, l.Held = known[i].Resources, known[i].Discovered, known[i].HeldByMesh
 	}
 	return l
 }

@@ -124,8 +124,11 @@ func (k *Keeper) Round(ctx context.Context, demands []Demand, orphan func(config
 			l.authorize(one, k.May, a.Demand, a.lock, now)
 		}
 	})
+	feasible := func(d Demand) bool {
+		return d.Mode != Acquire || !slices.ContainsFunc(d.Locks, func(l Lock) bool { return !k.locks[l.NamespacedName].state(now).free() })
+	}
 	for name, l := range k.locks {
-		l.winners, l.losers = contest(l.contenders(collect.Map(asking[name], func(a asks) Demand { return a.Demand })), overlap)
+		l.hold(collect.Map(asking[name], func(a asks) Demand { return a.Demand }), feasible, orphan, overlap)
 	}
 	refused := func(config, lock types.NamespacedName) bool {
 		_, refused := k.locks[lock].refused(config)

@@ -42,11 +42,11 @@ type cluster struct {
 	owned map[types.NamespacedName]string
 }
 
-func (c *cluster) overlap(a, b types.NamespacedName) string {
+func (c *cluster) overlap(a, b types.NamespacedName) (string, bool) {
 	if c.owned[a] == c.owned[b] {
-		return c.owned[a]
+		return c.owned[a], true
 	}
-	return ""
+	return "", true
 }
 
 func newCluster(t *testing.T, objects ...client.Object) *cluster {
@@ -232,6 +232,8 @@ func TestLockIsReleasedOnceNobodyNeedsIt(t *testing.T) {
 	other.Config.Name = "another"
 	require.True(t, c.round(demand(Acquire, leader), other).Held)
 	require.True(t, c.round(demand(Release, leader), other).Held, "another configuration needs it")
+	require.False(t, c.round(demand(Watch, leader)).Held, "pods of the other may still act")
+	c.orphans = true
 	require.True(t, c.round(demand(Watch, leader)).Held, "it is not known that no pod acts")
 	require.False(t, c.round(demand(Release, leader)).Held)
 	l := c.lease(leader)
@@ -514,7 +516,7 @@ func TestOneOfTwoThatOverlapHasTheLock(t *testing.T) {
 			require.Contains(t, s.Problem, "ShardingConfig ns/b has it, and both would own foos")
 		}
 	}
-	c.round(of(a, Acquire), of(b, Watch))
+	c.round(of(a, Acquire), of(b, Watch), of(other, Keep))
 	require.False(t, held(c, a), "b may act")
 
 	// b releases the lock, and other goes on.
@@ -526,9 +528,48 @@ func TestOneOfTwoThatOverlapHasTheLock(t *testing.T) {
 	require.Equal(t, "ctrlmesh:ns/other", *c.lease(leader).Spec.HolderIdentity, "it acted when b released the lock")
 	require.Equal(t, "ns/other", c.lease(leader).Annotations[v1alpha1.LockHolderAnnotation])
 	c.lead()
-	c.round(of(a, Keep), of(b, Acquire), of(other, Keep))
+	byStatus := of(a, Acquire)
+	byStatus.Locks[0].Held = true
+	c.round(byStatus, of(b, Acquire), of(other, Acquire))
 	require.True(t, held(c, a))
 	require.False(t, held(c, b))
+
+	// a is deleted while its pods act.
+	c.round(of(b, Acquire), of(other, Keep))
+	require.False(t, held(c, b))
+	require.True(t, held(c, other))
+	c.orphans = true
+	c.round(of(b, Acquire), of(other, Keep))
+	require.True(t, held(c, b))
+}
+
+func TestContest(t *testing.T) {
+	name := func(n string) types.NamespacedName { return types.NamespacedName{Namespace: "ns", Name: n} }
+	a, b := name("a"), name("b")
+	same := func(types.NamespacedName, types.NamespacedName) (string, bool) { return "foos", true }
+	unknown := func(types.NamespacedName, types.NamespacedName) (string, bool) { return "", false }
+	for _, c := range []struct {
+		says       string
+		contenders []contender
+		overlap    Overlap
+		winners    []types.NamespacedName
+		loser      types.NamespacedName
+	}{
+		{"the first by name", []contender{{config: b, may: true}, {config: a, may: true}}, same, []types.NamespacedName{a}, b},
+		{"whose pods may act", []contender{{config: b, had: true}, {config: a, may: true}}, same, []types.NamespacedName{b}, a},
+		{"for which it is held", []contender{{config: b, holds: true}, {config: a, had: true}}, same, []types.NamespacedName{b}, a},
+		{"one that could not have it now keeps nobody from it", []contender{{config: b, may: true}, {config: a}}, same, []types.NamespacedName{b}, a},
+		{"not compared yet", []contender{{config: b, may: true}, {config: a, may: true}}, unknown, []types.NamespacedName{a}, b},
+		{"those that had it go on while they are compared", []contender{{config: b, had: true}, {config: a, had: true}}, unknown, []types.NamespacedName{a, b}, types.NamespacedName{}},
+	} {
+		winners, losers := contest(c.contenders, nil, c.overlap)
+		require.Equal(t, c.winners, winners, c.says)
+		if c.loser.Name == "" {
+			require.Empty(t, losers, c.says)
+		} else {
+			require.Contains(t, losers, c.loser, c.says)
+		}
+	}
 }
 
 // operator may update its lock in kube-system; tenant names the lock, and may not.

@@ -451,4 +451,4 @@ func (m *mesh) get() *v1alpha1.ShardingConfig {
 	return c
 }
 
-func noOverlap(_, _ types.NamespacedName) string { return "" }
+func noOverlap(_, _ types.NamespacedName) (string, bool) { return "", true }

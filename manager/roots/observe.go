@@ -184,25 +184,29 @@ func (rt *runner) readOutside(ctx context.Context, f *decide.Facts, now time.Tim
 		known.Entry = rt.of.Others.Entry(f.Spec.Config)
 	}
 	if f.Outside = *known; decide.ListOutside(*f, now) {
-		if known.Pods, known.Err = findOutside(ctx, rt.of.Client, f.Spec.Config); known.Err == nil {
+		if known.Pods, known.Act, known.Err = findOutside(ctx, rt.of.Client, f.Spec.Config, now); known.Err == nil {
 			known.Listed = now
 		}
 	}
 	f.Outside = *known
 }
 
-// findOutside lists the pods of the workload that do not have the label of the mesh. The
-// manager does not watch those.
-func findOutside(ctx context.Context, c client.Reader, config *v1alpha1.ShardingConfig) (out []string, err error) {
+// runningFor is how long a pod outside the mesh must exist for shards to make way for it: that of a Job,
+// or of a debugger, may have the labels of the operator.
+const runningFor = 30 * time.Second
+
+// findOutside lists the pods of the workload that do not have the label of the mesh, and reports whether
+// one of them runs, and has for a while. The manager does not watch those.
+func findOutside(ctx context.Context, c client.Reader, config *v1alpha1.ShardingConfig, now time.Time) (out []string, act bool, err error) {
 	unlabelled, err := labels.NewRequirement(v1alpha1.EnableProxyLabel, selection.NotEquals, []string{"true"})
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	selector := labels.NewSelector().Add(*unlabelled)
 	if s := config.Spec.Root.TargetSelector; s != nil {
 		target, err := metav1.LabelSelectorAsSelector(s)
 		if err != nil {
-			return nil, fmt.Errorf("reading the selector: %w", err)
+			return nil, false, fmt.Errorf("reading the selector: %w", err)
 		}
 		more, _ := target.Requirements()
 		selector = selector.Add(more...)
@@ -211,20 +215,21 @@ func findOutside(ctx context.Context, c client.Reader, config *v1alpha1.Sharding
 	for next := ""; ; {
 		var page corev1.PodList
 		if err := c.List(ctx, &page, client.InNamespace(config.Namespace), client.MatchingLabelsSelector{Selector: selector}, client.Limit(outsidePage), client.Continue(next)); err != nil {
-			return nil, fmt.Errorf("listing pods: %w", err)
+			return nil, false, fmt.Errorf("listing pods: %w", err)
 		}
 		for i := range page.Items {
 			pod := &page.Items[i]
 			if !selects(pod) || compile.Ended(pod) {
 				continue
 			}
+			act = act || pod.Status.Phase == corev1.PodRunning && now.Sub(pod.CreationTimestamp.Time) >= runningFor
 			if len(out) == decide.MaxNamed {
-				return append(out, "and more"), nil
+				return append(out, "and more"), act, nil
 			}
 			out = append(out, pod.Name)
 		}
 		if next = page.Continue; next == "" {
-			return out, nil
+			return out, act, nil
 		}
 	}
 }

@@ -173,7 +173,7 @@ func (r *Roots) Round(ctx context.Context, w Input) error {
 	for _, key := range slices.SortedFunc(maps.Keys(configs), func(a, b origin.Name) int { return strings.Compare(a.String(), b.String()) }) {
 		rt := r.roots[key]
 		if rt == nil {
-			rt = &runner{of: r, uid: configs[key].UID}
+			rt = &runner{of: r, uid: configs[key].UID, demand: FirstDemand(configs[key])}
 			r.roots[key] = rt
 		}
 		one, cancel := context.WithTimeout(ctx, perRoot)
@@ -214,8 +214,8 @@ func (r *Roots) Demands() (demands []locks.Demand, ok bool) {
 	return ptr.Deref(known, nil), known != nil
 }
 
-// FirstDemand returns the demand of a root that this leader has read and not decided about: the
-// locks on record stay as they are.
+// FirstDemand returns the demand of a root that this leader has not decided about: the locks on record
+// stay as they are.
 func FirstDemand(config *v1alpha1.ShardingConfig) locks.Demand {
 	d := locks.Demand{Config: client.ObjectKeyFromObject(config), Mode: locks.Watch}
 	for _, l := range config.Status.Locks {

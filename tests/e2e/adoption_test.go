@@ -409,7 +409,51 @@ func TestAdoptedWithUnnamedLock(t *testing.T) {
 	require.Len(t, root.Status.Locks, 1)
 	require.True(t, root.Status.Locks[0].Discovered)
 	require.Equal(t, lock, types.NamespacedName{Namespace: root.Status.Locks[0].Namespace, Name: root.Status.Locks[0].Name})
+	op.excludes(t, lock)
 	op.removed(t)
+}
+
+// excludes requires that no other installation of the operator acts, which has the same lock in another
+// namespace.
+func (op *running) excludes(t *testing.T, lock types.NamespacedName) {
+	t.Helper()
+	second := newRunning(t, op.kind, lock)
+	second.adopt(t)
+	second.label(t, true, 0)
+	second.rolledOut(t)
+	root := second.is(t, metav1.ConditionFalse, string(meshv1alpha1.ReasonUnknownLock))
+	require.Contains(t, meta.FindStatusCondition(root.Status.Conditions, meshv1alpha1.ConditionReady).Message, "which ShardingConfig "+op.home+"/tally has as well")
+
+	before := root.DeepCopy() // the message says how
+	root.Spec.Controller = &meshv1alpha1.ControllerConfig{Locks: []meshv1alpha1.LockReference{{Namespace: lock.Namespace, Name: lock.Name}}}
+	require.NoError(t, cluster.Patch(t.Context(), root, client.MergeFrom(before)))
+	until(t, "the other installation to wait", func(ctx context.Context) error {
+		c, err := second.root(ctx)
+		if err != nil {
+			return err
+		}
+		is := meta.FindStatusCondition(c.Status.Conditions, meshv1alpha1.ConditionReady)
+		if want := "ShardingConfig " + op.home + "/tally has it, and both would own tallies"; !strings.Contains(is.Message, want) {
+			return fmt.Errorf("%s: %s", is.Reason, is.Message)
+		}
+		for _, s := range c.Status.Root.Shards {
+			if s.Leader != "" {
+				return fmt.Errorf("shard %s is led by %s", s.Name, s.Leader)
+			}
+		}
+		return nil
+	})
+	op.sharded(t)
+	require.NoError(t, cluster.Delete(t.Context(), root))
+	until(t, "the end of the other root", func(ctx context.Context) error {
+		if c, err := second.root(ctx); err == nil {
+			return fmt.Errorf("it is there: %+v", c.Status.Conditions)
+		} else {
+			return client.IgnoreNotFound(err)
+		}
+	})
+	require.NoError(t, cluster.Delete(t.Context(), second.object(), client.PropagationPolicy(metav1.DeletePropagationForeground)))
+	op.sharded(t)
 }
 
 func (op *running) change(t *testing.T, edit func(*meshv1alpha1.RootConfig)) {

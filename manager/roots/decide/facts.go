@@ -128,7 +128,9 @@ type Outside struct {
 	// Pods are their names at the time Listed; Err is why they are not known.
 	Pods   []string
 	Listed time.Time
-	Err    error
+	// Act reports whether some of them run, and have for a while.
+	Act bool
+	Err error
 	// Entry is how new pods of a VirtualApp get on the mesh.
 	Entry Entry
 }

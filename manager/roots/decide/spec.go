@@ -82,7 +82,7 @@ func (v *view) grantsNothing() bool {
 // holds them back, such as when its pod template has lost the label. The shards act again when these
 // pods are gone, as after the first grant.
 func (v *view) overrun() bool {
-	return v.Stored.State.Holds() && len(v.locks) == 0 && len(compile.NamedLocks(v.Spec.Config)) == 0 && len(v.Outside.Pods) > 0
+	return v.Stored.State.Holds() && len(v.locks) == 0 && len(compile.NamedLocks(v.Spec.Config)) == 0 && v.Outside.Act
 }
 
 // A leader that can no longer renew its lock goes on for less than its lease lasts. Standby
