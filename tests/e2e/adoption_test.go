@@ -418,21 +418,14 @@ func TestAdoptedWithUnnamedLock(t *testing.T) {
 func (op *running) excludes(t *testing.T, lock types.NamespacedName) {
 	t.Helper()
 	second := newRunning(t, op.kind, lock)
-	second.adopt(t)
+	second.adopt(t, meshv1alpha1.LockReference{Namespace: lock.Namespace, Name: lock.Name})
 	second.label(t, true, 0)
-	second.rolledOut(t)
-	root := second.is(t, metav1.ConditionFalse, string(meshv1alpha1.ReasonUnknownLock))
-	require.Contains(t, meta.FindStatusCondition(root.Status.Conditions, meshv1alpha1.ConditionReady).Message, "which ShardingConfig "+op.home+"/tally has as well")
-
-	before := root.DeepCopy() // the message says how
-	root.Spec.Controller = &meshv1alpha1.ControllerConfig{Locks: []meshv1alpha1.LockReference{{Namespace: lock.Namespace, Name: lock.Name}}}
-	require.NoError(t, cluster.Patch(t.Context(), root, client.MergeFrom(before)))
 	until(t, "the other installation to wait", func(ctx context.Context) error {
 		c, err := second.root(ctx)
-		if err != nil {
-			return err
-		}
 		is := meta.FindStatusCondition(c.Status.Conditions, meshv1alpha1.ConditionReady)
+		if err != nil || is == nil || c.Status.Root == nil {
+			return fmt.Errorf("no state: %w", err)
+		}
 		if want := "ShardingConfig " + op.home + "/tally has it, and both would own tallies"; !strings.Contains(is.Message, want) {
 			return fmt.Errorf("%s: %s", is.Reason, is.Message)
 		}
@@ -444,13 +437,15 @@ func (op *running) excludes(t *testing.T, lock types.NamespacedName) {
 		return nil
 	})
 	op.sharded(t)
+	root, err := second.root(t.Context())
+	require.NoError(t, err)
 	require.NoError(t, cluster.Delete(t.Context(), root))
 	until(t, "the end of the other root", func(ctx context.Context) error {
-		if c, err := second.root(ctx); err == nil {
+		c, err := second.root(ctx)
+		if err == nil {
 			return fmt.Errorf("it is there: %+v", c.Status.Conditions)
-		} else {
-			return client.IgnoreNotFound(err)
 		}
+		return client.IgnoreNotFound(err)
 	})
 	require.NoError(t, cluster.Delete(t.Context(), second.object(), client.PropagationPolicy(metav1.DeletePropagationForeground)))
 	op.sharded(t)
