@@ -16,6 +16,8 @@ type contender struct {
 	may bool
 	// holds is set if the mesh holds the lock for it, had if it had the lock, alone or with others.
 	holds, had bool
+	// releases is set if no pod acts for it, and it gives the lock up.
+	releases bool
 }
 
 // precedes orders contenders: those whose pods may act are first.
@@ -50,10 +52,11 @@ func contest(contenders []contender, acting []types.NamespacedName, overlap Over
 			continue
 		}
 		switch {
+		case c.releases:
 		case c.holds || c.had:
 			winners = append(winners, c.config)
 		case len(acting) > 0:
-			losers[c.config] = fmt.Sprintf("pods of ShardingConfig %s may still act by it", acting[0])
+			losers[c.config] = fmt.Sprintf("pods may still act by it for ShardingConfig %s, until agents have confirmed the policies of its namespace", acting[0])
 		case c.may:
 			winners = append(winners, c.config)
 		}
@@ -74,33 +77,42 @@ func (c contender) loses(winners []types.NamespacedName, overlap Overlap) string
 	return ""
 }
 
-// hold decides which of the configurations that demand the lock have it. feasible reports whether a demand
-// could be met now, nobodyActs whether no pod acts for a configuration.
+// hold decides which of the configurations that demand the lock have it. feasible reports whether a
+// demand could be met now, nobodyActs whether no pod acts for a configuration.
 func (l *lock) hold(demands []Demand, feasible func(Demand) bool, nobodyActs func(types.NamespacedName) bool, overlap Overlap) {
 	holder, held := l.heldFor()
-	former := l.winners
-	if held {
-		former = append(slices.Clone(former), holder)
-	}
+	l.leave(demands, nobodyActs)
 	var contenders []contender
 	for _, d := range demands {
-		former = slices.DeleteFunc(slices.Clone(former), func(f types.NamespacedName) bool { return f == d.Config })
-		if _, denied := l.denied(d.Config); denied || d.Mode == Release {
+		if _, denied := l.denied(d.Config); denied {
 			continue
 		}
-		had := slices.Contains(l.winners, d.Config) || slices.ContainsFunc(d.Locks, func(k Lock) bool { return k.NamespacedName == l.NamespacedName && k.Held })
-		c := contender{d.Config, d.Mode >= Acquire && feasible(d), held && holder == d.Config, had}
+		c := contender{config: d.Config, releases: d.Mode == Release}
+		if !c.releases {
+			c.may, c.holds = d.Mode >= Acquire && feasible(d), held && holder == d.Config
+			c.had = held && slices.Contains(l.winners, d.Config) || slices.ContainsFunc(d.Locks, func(k Lock) bool { return k.NamespacedName == l.NamespacedName && k.Held })
+		}
 		if i := slices.IndexFunc(contenders, func(other contender) bool { return other.config == c.config }); i >= 0 {
 			contenders[i].may = contenders[i].may || c.may
 			continue
 		}
 		contenders = append(contenders, c)
 	}
-	var acting []types.NamespacedName
-	for _, f := range former {
-		if !nobodyActs(f) {
-			acting = append(acting, f)
+	l.winners, l.losers = contest(contenders, l.former, overlap)
+}
+
+// leave notes which configurations had the lock and do not demand it any more, while pods may act for
+// them.
+func (l *lock) leave(demands []Demand, nobodyActs func(types.NamespacedName) bool) {
+	had := slices.Concat(l.former, l.winners)
+	if holder, held := l.heldFor(); held {
+		had = append(had, holder)
+	}
+	l.former = nil
+	for _, config := range had {
+		demanded := slices.ContainsFunc(demands, func(d Demand) bool { return d.Config == config })
+		if !demanded && !slices.Contains(l.former, config) && !nobodyActs(config) {
+			l.former = append(l.former, config)
 		}
 	}
-	l.winners, l.losers = contest(contenders, acting, overlap)
 }

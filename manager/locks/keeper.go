@@ -124,10 +124,15 @@ func (k *Keeper) Round(ctx context.Context, demands []Demand, orphan func(config
 			l.authorize(one, k.May, a.Demand, a.lock, now)
 		}
 	})
-	feasible := func(d Demand) bool {
-		return d.Mode != Acquire || !slices.ContainsFunc(d.Locks, func(l Lock) bool { return !k.locks[l.NamespacedName].state(now).free() })
-	}
 	for name, l := range k.locks {
+		// All of a demand's locks are acquired, or none.
+		feasible := func(d Demand) bool {
+			return d.Mode != Acquire || !slices.ContainsFunc(d.Locks, func(of Lock) bool {
+				other := k.locks[of.NamespacedName]
+				_, refused := other.refused(d.Config)
+				return !other.state(now).free() || refused && other != l
+			})
+		}
 		l.hold(collect.Map(asking[name], func(a asks) Demand { return a.Demand }), feasible, orphan, overlap)
 	}
 	refused := func(config, lock types.NamespacedName) bool {
@@ -198,14 +203,15 @@ func (k *Keeper) withOrphans(ctx context.Context, demands []Demand, orphan func(
 	return demands, failed
 }
 
-// watchActing leaves the locks as they are that only configurations without permission demand, while
-// pods may act for the configurations that they were acquired for.
+// watchActing leaves the locks as they are that only configurations without permission demand, or that
+// are to be released, while pods may act for configurations that had them.
 func (k *Keeper) watchActing(wanted map[types.NamespacedName]wish, orphan func(types.NamespacedName) bool) {
 	for name, l := range k.locks {
-		if _, demanded := wanted[name]; demanded {
+		w, demanded := wanted[name]
+		if demanded && (w.mode != Release || len(l.former) == 0) {
 			continue
 		}
-		if config, held := l.heldFor(); held && !orphan(config) {
+		if config, held := l.heldFor(); held && (demanded || !orphan(config)) {
 			wanted[name] = wish{mode: Watch, config: config}
 		}
 	}

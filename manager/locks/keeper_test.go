@@ -518,6 +518,8 @@ func TestOneOfTwoThatOverlapHasTheLock(t *testing.T) {
 	}
 	c.round(of(a, Acquire), of(b, Watch), of(other, Keep))
 	require.False(t, held(c, a), "b may act")
+	c.round(of(a, Release), of(b, Keep), of(other, Keep))
+	require.False(t, held(c, a), "what b holds is not held for a")
 
 	// b releases the lock, and other goes on.
 	for range 3 {
@@ -535,9 +537,13 @@ func TestOneOfTwoThatOverlapHasTheLock(t *testing.T) {
 	require.False(t, held(c, b))
 
 	// a is deleted while its pods act.
-	c.round(of(b, Acquire), of(other, Keep))
-	require.False(t, held(c, b))
-	require.True(t, held(c, other))
+	for range 3 {
+		c.round(of(b, Acquire), of(other, Keep))
+		require.False(t, held(c, b))
+		require.True(t, held(c, other))
+	}
+	c.round(of(b, Release), of(other, Release))
+	require.NotEmpty(t, *c.lease(leader).Spec.HolderIdentity, "pods may act for a")
 	c.orphans = true
 	c.round(of(b, Acquire), of(other, Keep))
 	require.True(t, held(c, b))

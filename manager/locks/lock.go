@@ -59,6 +59,8 @@ type lock struct {
 	// winners are the configurations that share the lock, losers why others do not.
 	winners []types.NamespacedName
 	losers  map[types.NamespacedName]string
+	// former are configurations that had the lock and do not demand it, while pods may act for them.
+	former []types.NamespacedName
 	// contested is when a write of the mesh last conflicted with another one.
 	contested time.Time
 }

@@ -212,6 +212,7 @@ func findOutside(ctx context.Context, c client.Reader, config *v1alpha1.Sharding
 		selector = selector.Add(more...)
 	}
 	selects := layout.Selects(config.Spec.Root)
+	var more []string
 	for next := ""; ; {
 		var page corev1.PodList
 		if err := c.List(ctx, &page, client.InNamespace(config.Namespace), client.MatchingLabelsSelector{Selector: selector}, client.Limit(outsidePage), client.Continue(next)); err != nil {
@@ -224,12 +225,13 @@ func findOutside(ctx context.Context, c client.Reader, config *v1alpha1.Sharding
 			}
 			act = act || pod.Status.Phase == corev1.PodRunning && now.Sub(pod.CreationTimestamp.Time) >= runningFor
 			if len(out) == decide.MaxNamed {
-				return append(out, "and more"), act, nil
+				more = []string{"and more"}
+				continue
 			}
 			out = append(out, pod.Name)
 		}
-		if next = page.Continue; next == "" {
-			return out, act, nil
+		if next = page.Continue; next == "" || act && more != nil {
+			return append(out, more...), act, nil
 		}
 	}
 }

@@ -65,7 +65,7 @@ func (r *Controller) Reconcile(ctx context.Context) error {
 	}
 	demands = slices.Concat(demands, r.handWrittenDemands(l, time.Now()))
 	nobodyActs := func(c types.NamespacedName) bool { return r.nobodyActs(l, c) }
-	changed, err := r.Keeper.Round(ctx, demands, nobodyActs, r.overlaps.round(ctx, l).overlap)
+	changed, err := r.Keeper.Round(ctx, demands, nobodyActs, r.overlaps.round(ctx, l, nobodyActs).overlap)
 	if err != nil {
 		r.Log.Warn("failed to search for unneeded locks", "error", err) // renewals must not wait
 	}

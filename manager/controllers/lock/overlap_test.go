@@ -25,8 +25,10 @@ func owner(name, team string) *v1alpha1.ShardingConfig {
 func TestOverlapFollowsWhatPodsActBy(t *testing.T) {
 	a, b := types.NamespacedName{Namespace: "ns", Name: "a"}, types.NamespacedName{Namespace: "ns", Name: "b"}
 	var o overlaps
+	confirmed := false
 	compare := func(ctx context.Context, configs ...*v1alpha1.ShardingConfig) (string, bool) {
-		return o.round(ctx, &controllers.Listed{Configs: configs}).overlap(a, b)
+		nobodyActs := func(types.NamespacedName) bool { return confirmed }
+		return o.round(ctx, &controllers.Listed{Configs: configs}, nobodyActs).overlap(a, b)
 	}
 	for range 2 {
 		object, ok := compare(t.Context(), owner("a", "one"), owner("b", "two"))
@@ -37,6 +39,17 @@ func TestOverlapFollowsWhatPodsActBy(t *testing.T) {
 	require.True(t, ok)
 	require.Equal(t, "foos with labels {team=one}", object)
 
+	for range 2 {
+		object, _ = compare(t.Context(), owner("a", "one"), owner("b", "two"))
+		require.NotEmpty(t, object, "pods may still act by what b owned")
+	}
+	confirmed = true
+	object, _ = compare(t.Context(), owner("a", "one"), owner("b", "two"))
+	require.Empty(t, object)
+	confirmed = false
+	object, _ = compare(t.Context(), owner("a", "one"), owner("b", "two"))
+	require.Empty(t, object)
+
 	object, ok = compare(t.Context(), owner("a", "one"))
 	require.True(t, ok)
 	require.Empty(t, object, "b owns nothing")
@@ -46,12 +59,13 @@ func TestOverlapIsNotKnownBeforeTheComparison(t *testing.T) {
 	a, b := types.NamespacedName{Namespace: "ns", Name: "a"}, types.NamespacedName{Namespace: "ns", Name: "b"}
 	var o overlaps
 	l := &controllers.Listed{Configs: []*v1alpha1.ShardingConfig{owner("a", "one"), owner("b", "one")}}
+	never := func(types.NamespacedName) bool { return false }
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, ok := o.round(ended, l).overlap(a, b)
+	_, ok := o.round(ended, l, never).overlap(a, b)
 	require.False(t, ok)
 	for _, ctx := range []context.Context{t.Context(), ended} { // the second time it is remembered
-		object, ok := o.round(ctx, l).overlap(a, b)
+		object, ok := o.round(ctx, l, never).overlap(a, b)
 		require.True(t, ok)
 		require.NotEmpty(t, object)
 	}
